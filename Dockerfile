@@ -35,7 +35,7 @@ ENV HOME=/home/bert USER=bert LOGNAME=bert
 COPY . .
 # The last line: does all of it import?
 RUN python3 -m pip --python "$PYTHON" install --no-cache-dir --no-deps --no-build-isolation --editable . \
-    && mlperf_bert config cpu_tiny >/dev/null \
+    && mlperf_bert config show cpu_tiny >/dev/null \
     && mlperf_bert doctor --help >/dev/null \
     && python -c 'import mlperf_bert.train, mlperf_logging'
 

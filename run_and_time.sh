@@ -9,11 +9,11 @@
 # Train BERT to its target accuracy and time it, NEXP times; every MLPerf log is checked.
 #
 #   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
-#   sbatch $(.venv/bin/mlperf_bert config --slurm FILE) run_and_time.sh [-- ...]    a cluster
+#   sbatch $(.venv/bin/mlperf_bert config slurm FILE) run_and_time.sh [-- ...]      a cluster
 #   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     once a rank
 #   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
-#   CONFIG   TOML file, or name of a shipped one    [cpu_tiny; with CORPUS own_text_cpu]
+#   CONFIG   TOML file, or name of a shipped one    [cpu_tiny; with CORPUS own_text_gpu or _cpu]
 #   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
 #   INIT_CHECKPOINT   weights to begin with, from `mlperf_bert convert`; the closed division wants them
 #                                                   [run.init_checkpoint of CONFIG, else drawn]
@@ -32,7 +32,9 @@
 #   CONT     image for SLURM's pyxis, SIF file for Apptainer: where ranks run   [on the node itself]
 #   SHARP    1: NCCL may add gradients up in the network's switches, 0: not; in a SLURM job   [NCCL_COLLNET_ENABLE]
 #   MEMLOCK=0        leaves the limit of locked memory; else a SLURM job lifts it for its ranks, where it may
-#   CLEAR_CACHES=0   leaves the page cache alone; CACHE_CLEARED=1 says that it was dropped already
+#   CLEAR_CACHES     1: drops the page cache of every node before each run, 0: leaves it alone
+#                                                   [1 before runs of a submission (NEXP above 1, or the closed
+#                                                   division), else 0]; CACHE_CLEARED=1 says that it was dropped already
 #   NETWORK_TEST=0   skips the all-reduce before the first run of several ranks
 set -euo pipefail
 
@@ -44,9 +46,17 @@ if [ ! -d "$root/$launch" ]; then
     echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
     exit 2
 fi
+given= # the caller's variables, as the command that goes on with the runs names them again
+for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR NEXP SEED PYTHON MAX_RESTARTS CONT SHARP MEMLOCK \
+    CLEAR_CACHES NETWORK_TEST; do
+    [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
+done
 configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
+asked=${CONFIG:-} # own text chooses one where none is asked for
 if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-own_text_cpu}; fi
 CONFIG=${CONFIG:-cpu_tiny}
+config_name=$(basename "$CONFIG" .toml)
+[ -z "${CORPUS:-}" ] || [ -n "$asked" ] || config_name=own_text
 if [ ! -e "$CONFIG" ] && [ -f "$configs/$CONFIG.toml" ]; then CONFIG=$configs/$CONFIG.toml; fi
 NEXP=${NEXP:-1}
 MAX_RESTARTS=${MAX_RESTARTS:-0} # none: a run that is timed is one run
@@ -54,7 +64,6 @@ requeued=0
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || requeued=1
 used= # name of a file in a LOGDIR of the job: in this start of the job, a call has used it
 if [ -z "${LOGDIR:-}" ]; then
-    config_name=$(basename "$CONFIG" .toml)
     if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURM_STEP_ID:-}" ]; then
         # After a requeue the job's script begins again, and its n-th call finds what it had.
         used=.used_${SLURM_RESTART_COUNT:-0}
@@ -104,10 +113,11 @@ none | auto) ;;
     checkpoint=$RESUME
     ;;
 esac
+[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES is '$CLEAR_CACHES'; set it to 1 or 0, or leave it out"
 [[ ${STAGEDIR:-/} = /* ]] || fail "STAGEDIR is '$STAGEDIR'; give a path that is the same on every node, from / on"
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
 # An empty array is an unset variable to shells before 4.4, hence the ${name[@]+...} below.
-options=("$@")
+options=("$@") own_options=("$@") # the former grow with CORPUS
 overrides=() # what config and prepare take of the options
 for ((i = 0; i < $#; i++)); do
     case ${options[i]} in
@@ -122,10 +132,12 @@ if [ "$RESUME" = none ] && [ -n "${INIT_CHECKPOINT:-}" ] && [ ! -d "$INIT_CHECKP
 fi
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
 . "$root/$launch/signals.sh" # with_signals
+# shellcheck source=benchmarks/bert/implementations/pytorch/launch/ticking.sh
+. "$root/$launch/ticking.sh" # ticking, say_plan, phase
+# shellcheck source=benchmarks/bert/implementations/pytorch/launch/one_run.sh
+. "$root/$launch/one_run.sh" # one_run, interrupted
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh
 . "$root/$launch/where.sh" # where, PYTHON, leads, here, ranks, nodes, passed_on
-# shellcheck source=benchmarks/bert/implementations/pytorch/launch/one_run.sh
-. "$root/$launch/one_run.sh" # one_run
 init_checkpoint=()
 [ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
@@ -136,15 +148,35 @@ init_checkpoint=()
 setting() { # name, overrides that come before the user's
     local name=$1
     shift
-    "${here[@]}" -m mlperf_bert config "$CONFIG" "$@" ${overrides[@]+"${overrides[@]}"} --get "$name"
+    "${here[@]}" -m mlperf_bert config get "$CONFIG" "$name" "$@" ${overrides[@]+"${overrides[@]}"}
+}
+
+# Options that train does not take are refused before the text is prepared.
+[ $# -eq 0 ] || [ "$leads" = 0 ] || [ "$RESUME" != none ] || [ -n "${CORPUS:-}" ] ||
+    "${here[@]}" -m mlperf_bert train --config "$CONFIG" --data "$root" --only-check "$@" || exit
+
+wants_clear_caches() { # whether the page cache is to be dropped: where asked for, and before runs of a submission
+    if [ -z "${CLEAR_CACHES:-}" ]; then
+        CLEAR_CACHES=0
+        if [ "$NEXP" -gt 1 ] || [ "$(setting mlperf.division)" = closed ]; then CLEAR_CACHES=1; fi
+    fi
+    [ "$CLEAR_CACHES" = 1 ]
 }
 
 # Drop the page cache of every node; fails where that may not be done, and the log will say so.
 drop_caches() {
-    [ "${CLEAR_CACHES:-1}" = 1 ] || return
-    [ "$where" != rank ] || return # the other scripts of a node may be reading already
-    ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
-        sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1
+    wants_clear_caches || return
+    if [ "$where" = rank ]; then # the other scripts of a node may be reading already
+        [ "$leads" = 0 ] || echo "page cache left alone: ranks run already; drop it before, with CACHE_CLEARED=1"
+        return 1
+    fi
+    if ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
+        sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1; then
+        echo "page cache dropped on ${SLURM_JOB_NUM_NODES:-1} node(s); CLEAR_CACHES=0 leaves it alone"
+    else
+        echo "page cache not dropped: this user may not on every node; the log says so (cache_clear false)"
+        return 1
+    fi
 }
 
 check_start() { # whether runs may begin with the weights they are given, or with none
@@ -154,8 +186,8 @@ check_start() { # whether runs may begin with the weights they are given, or wit
     *) return 0 ;; # the checkpoint's
     esac
     [ "$where" = rank ] || # one line from the ranks is enough
-        "${here[@]}" -m mlperf_bert config "$CONFIG" ${overrides[@]+"${overrides[@]}"} \
-            ${init_checkpoint[@]+"${init_checkpoint[@]}"} --check-start "$DATADIR" || exit
+        "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" ${overrides[@]+"${overrides[@]}"} \
+            ${init_checkpoint[@]+"${init_checkpoint[@]}"} || exit
 }
 
 test_network() { # an all-reduce of all ranks, before the clock
@@ -179,7 +211,10 @@ else
         fail "DATADIR is not set, and $CONFIG wants prepared data; make it with init_datasets.sh, and name it"
     DATADIR=$root/.cache/$(setting embedded_corpus_name)
     if [ "$leads" = 1 ]; then
-        "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
+        [ -d "$DATADIR" ] || may_write "$DATADIR" ||
+            fail "$DATADIR cannot be made: no right to write there, or a read-only disk; make the tree writable, or copy it"
+        phase "text: Python's own documentation, in shards"
+        ticking "echo preparing the text" "${here[@]}" -m mlperf_bert prepare --embedded --config "$CONFIG" --out "$DATADIR" \
             ${overrides[@]+"${overrides[@]}"}
     fi
 fi
@@ -208,7 +243,7 @@ for ((i = 0; i < NEXP; i++)); do
     if [ "$signalled" = 1 ] && [ $((i + 1)) -lt "$NEXP" ]; then exit "$STOPPED"; fi
     case $status in
     0) ;;
-    "$TARGET_MISSED") [ -n "${CORPUS:-}" ] || missed=$((missed + 1)) ;; # own text has no target
+    "$TARGET_MISSED") missed=$((missed + 1)) ;;
     *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
     esac
     [ -z "${CORPUS:-}" ] || hand_over "$i"

@@ -2,6 +2,10 @@
 # Every check and test that needs no GPU: style, types, shell, then pytest. Installs what it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+if [ ! -w . ]; then
+    echo "run_tests.sh: error: $PWD cannot be written to; make it writable, or test a copy of the tree" >&2
+    exit 2
+fi
 
 tools/venv.sh dev
 export PATH=$PWD/.venv/bin:$PATH

@@ -1,4 +1,4 @@
-"""What attention policies must do on every device; `reference` in float64 on the CPU says what."""
+"""Checks of attention policies on every device, against `reference` in float64 on the CPU."""
 
 import itertools
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What fused blocks must do on every device: results and gradients of the reference blocks.
+"""Checks of fused blocks on every device: results and gradients of the reference blocks.
 
 Shape letters: R rows, D hidden, V classes.
 """

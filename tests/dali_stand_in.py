@@ -20,7 +20,7 @@ HOW = {
 
 
 class Pipeline:
-    """Of one external source, which is its output."""
+    """A pipeline of one external source, which is its output."""
 
     runs = 0  # of all pipelines
 

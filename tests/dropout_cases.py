@@ -1,4 +1,4 @@
-"""What dropout must do on every device; plain integers and the CPU's kernels say what."""
+"""Checks of dropout on every device, against plain integers and the CPU's kernels."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def plain_words(counter: tuple[int, ...], seed: int, rounds: int) -> list[int]:
 
 
 def plain_is_kept(site: DropoutSite, row: int, channel: int, head: int = 0) -> bool:
-    """By the definition in docs/numerics.md, of one element; in attention a channel is a key."""
+    """One element, as docs/how/numerics.md defines it; in attention a channel is a key."""
     keys = site.keys
     counter = (
         channel // 8 + (head << 16),

@@ -39,7 +39,7 @@ def examples_of(shard: Path) -> list[Example]:
 
 
 def padded(example: Example, width: int, room: int) -> Example:
-    """As the reference pads an example, without its weights."""
+    """An example padded like the reference's, without weights."""
     masked = {"masked_lm_positions": room, "masked_lm_ids": room, "next_sentence_labels": 1}
     mask = {"input_mask": [1] * len(example["input_ids"])}
     return {
@@ -95,13 +95,13 @@ def framed(record: bytes) -> bytes:
 
 
 def write_tfrecord(path: Path, examples: Sequence[Example], width: int, room: int) -> None:
-    """As the reference does."""
+    """Write a TFRecord file like the reference."""
     records = (reference_message(example, width, room) for example in examples)
     path.write_bytes(b"".join(map(framed, records)))
 
 
 def write_tfrecord_gz(path: Path, examples: Sequence[Example], width: int, room: int) -> None:
-    """The same, compressed."""
+    """Write a gzip-compressed TFRecord file."""
     write_tfrecord(path, examples, width, room)
     path.write_bytes(gzip.compress(path.read_bytes()))
 
@@ -120,7 +120,7 @@ def write_fixed(
 
 
 def write_fixed_gzip(path: Path, examples: Sequence[Example], width: int, room: int) -> None:
-    """The same in compressed chunks."""
+    """Write rows of fixed length in compressed chunks."""
     write_fixed(path, examples, width, room, compression="gzip")
 
 

@@ -72,7 +72,7 @@ def run_ranks(
 def what_ranks_saw(
     script: str, arguments: tuple[object, ...], ranks: int, output: Path, **options: Any
 ) -> list[Any]:
-    """What `as_rank` of a script wrote on each rank; OUTPUT is the last of its arguments."""
+    """The output of a script's `as_rank` on each rank; OUTPUT is the last of its arguments."""
     import torch
 
     statuses, printed = run_ranks(script, (*arguments, output), ranks, **options)

@@ -17,7 +17,7 @@ _CAPABILITY_VERSION = 0x20080522
 
 
 class Started(NamedTuple):
-    """How one ended."""
+    """The outcome of a start."""
 
     status: int
     printed: str

@@ -1,4 +1,4 @@
-"""What casts to FP8 and products of them must do on every device.
+"""Checks of casts to FP8 and of FP8 products on every device.
 
 Shape letters: R rows, C columns, K input features, N output features.
 """
@@ -127,7 +127,7 @@ Bounds = tuple[Tensor, Tensor]  # exact values in float64, how far off they may 
 
 
 def bounds(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Bounds:
-    """Of a matrix rounded to FP8: half a unit in the last place, of small ones of the smallest."""
+    """Error bounds of rounding to FP8: half a unit in the last place, and half the smallest."""
     info = torch.finfo(dtype)
     exact = values.double()
     smallest = info.smallest_normal * info.eps * unit.double()
@@ -140,7 +140,7 @@ def transposed(matrix: Bounds) -> Bounds:
 
 
 def product_bounds(a: Bounds, b: Bounds) -> Bounds:
-    """Of a b."""
+    """Error bounds of the product a b."""
     largest = (a[0].abs() + a[1]) @ (b[0].abs() + b[1])
     return a[0] @ b[0], largest - a[0].abs() @ b[0].abs()
 
@@ -154,7 +154,7 @@ def assert_within(found: Tensor, allowed: Bounds, bias: Tensor | float = 0.0) ->
 
 
 def make_keys(rows: int, device: str) -> DropoutKeys:
-    """Of rows that are samples of one token each."""
+    """Keys for rows that are samples of one token each."""
     numbers = torch.arange(rows, device=device)
     return DropoutKeys(7, step_of(3, device), numbers, torch.zeros_like(numbers))
 

@@ -69,7 +69,7 @@ class Run:
 
 
 def small_model(seed: int, device: torch.device = CPU, **changes: Any) -> BertForPretraining:
-    """For the synthetic data; guesses differ from sample to sample."""
+    """A small model for the synthetic data; its guesses differ between samples."""
     config = ModelSection(
         vocab_size=69,
         hidden_size=32,
@@ -83,7 +83,7 @@ def small_model(seed: int, device: torch.device = CPU, **changes: Any) -> BertFo
 
 
 def evaluator_of(data: Path, num_tokens: int = 600, **changes: Any) -> Evaluator:
-    """Of the held-out set, on one rank unless `changes` say so."""
+    """An evaluator of the held-out set, on one rank unless `changes` differ."""
     index = LengthIndex.open(data / "eval")
     reader = SampleReader(data / "eval", index.manifest)
     alone: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}

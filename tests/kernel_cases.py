@@ -1,4 +1,4 @@
-"""What the update kernels of every device must do; the readable updates in float64 say what."""
+"""Checks of the update kernels of every device, against readable updates in float64."""
 
 import math
 from dataclasses import dataclass, fields
@@ -68,7 +68,7 @@ def make_case(dtypes: str, device: str, numel: dict[int, int] = NUMEL) -> Case:
 
 
 def set_gradients(case: Case, step: int) -> None:
-    """Those of a step, random and of every size; padding stays zero."""
+    """Set a step's gradients, random and of every size; padding stays zero."""
     generator = torch.Generator().manual_seed(100 + step)
     for tensor, own in case.elements.items():
         if tensor != ZERO_UPDATE:
@@ -99,7 +99,7 @@ def update(kernels: Any, rule: str, shard: FlatShard, scalars: StepScalars) -> N
 
 
 def ratios_of(shard: FlatShard, squares: Tensor) -> Tensor:
-    """What each tensor's update is multiplied by."""
+    """The factor of each tensor's update."""
     norms = squares.sqrt()
     return torch.where(shard.adapted, trust_ratio(norms[:, 0], norms[:, 1]), 1.0)
 

@@ -29,7 +29,7 @@ def tree(pid: int) -> list[int]:
 
 
 def listeners(pids: list[int]) -> list[str]:
-    """What strangers could speak to: `address:port` of TCP and UDP sockets, `unix` of unix ones."""
+    """Sockets open to strangers: `address:port` of TCP and UDP sockets, `unix` of unix ones."""
     found: set[str] = set()
     for pid in pids:
         held = _sockets(pid)

@@ -32,6 +32,16 @@ def made_up_texts() -> list[str]:
     return [made_up_document(rng) for _ in range(150)]
 
 
+def write_letters(directory: Path, num_files: int = 3, num_documents: int = 150) -> Path:
+    """A directory of files with words of letters alone, each of which foretells the next."""
+    directory.mkdir()
+    for number in range(num_files):
+        path = directory / f"{number}.txt"
+        support.write_synthetic_text(path, num_documents, seed=number)
+        path.write_text(path.read_text().translate(str.maketrans("0123456789", "abcdefghij")))
+    return directory
+
+
 def own_text(path: Path, texts: list[str]) -> OwnText:
     """Small settings for documents that are written to `path`."""
     path.write_text("\n\n".join(texts) + "\n")

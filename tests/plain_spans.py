@@ -32,7 +32,7 @@ def plain_answers(
     end_scores: Sequence[float],
     max_answer_length: int,
 ) -> list[tuple[str, float, float]]:
-    """Of each question the best text, its score, and the score of there being no answer."""
+    """For each question the best text, its score, and the score of no answer."""
     found = []
     offsets = windows.offsets.tolist()
     for number, question in enumerate(questions):

@@ -1,4 +1,4 @@
-"""What a report's page may hold, whatever the files of the run say; and runs to make one of."""
+"""The allowed contents of a report's page, whatever the run's files say; runs to report."""
 
 import base64
 import hashlib
@@ -74,13 +74,13 @@ class Page(HTMLParser):
 
     @property
     def values(self) -> list[dict[str, Any]]:
-        """What the script shows under the pointer: its charts."""
+        """The values that the script shows under the pointer: its charts."""
         found: list[dict[str, Any]] = json.loads(self.within["script"][0])
         return found
 
 
 def page_of(*paths: Path) -> str:
-    """As `mlperf_bert report` makes it."""
+    """As `mlperf_bert report page` makes it."""
     runs: Sequence[RunFacts] = [read_facts(files) for files in find_runs(paths)]
     return report_page(runs, *charts_of(runs))
 

@@ -20,7 +20,7 @@ VOCAB_SIZES = {"<u2": 1000, "<u4": 100_000}  # by the dtype of the tokens
 
 
 def settings_of(**changes: Any) -> ShardSettings:
-    """What shards of these sets were made with."""
+    """The settings of these sets' shards."""
     same = {"dupe_factor": 1, "split_sentences": False, "pick_eval": None, "seed": 1}
     limits = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS}
     return ShardSettings(**{"vocabulary_sha256": "0" * 64, **limits, **same, **changes})

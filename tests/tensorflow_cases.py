@@ -1,4 +1,4 @@
-"""What the TensorFlow fixtures hold: names and values, shared by their maker and by the tests.
+"""Names and values in the TensorFlow fixtures, shared by their maker and the tests.
 
 Numpy only, and nothing of the package: the maker runs in an environment that has just TensorFlow.
 Names are those of the first BERT release (https://github.com/google-research/bert).

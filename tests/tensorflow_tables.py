@@ -49,7 +49,7 @@ def block_of(entries: Entries) -> bytes:
 
 
 def sealed(contents: bytes, kind: int) -> bytes:
-    """What stands in the file for a block, with its kind (0: uncompressed) and checksum."""
+    """A block's bytes in the file, with its kind (0: uncompressed) and checksum."""
     stored = contents + bytes([kind])
     return stored + masked_crc32c(stored).to_bytes(4, "little")
 
@@ -65,7 +65,7 @@ def table_of(blocks: Iterable[tuple[bytes, bytes, int]]) -> bytes:
 
 
 def handle(start: int, block: bytes) -> bytes:
-    """Where a block is, without its trailer."""
+    """The place of a block, without its trailer."""
     return encoded(start) + encoded(len(block) - 5)
 
 
@@ -83,7 +83,7 @@ def table(entries: Entries, *, per_block: int = 1000) -> bytes:
 
 
 def entries_of(path: Path) -> list[tuple[bytes, bytes]]:
-    """What a real table holds."""
+    """The entries of a real table."""
     return [(key, bytes(value)) for key, value in open_table(path).items(2**22)]
 
 
@@ -98,7 +98,7 @@ def text_tensor(path: Path, text: bytes) -> BundleTensor:
 
 
 def fields_of(contents: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Of a message that is well-formed: number and kind of each field, and its value as bytes."""
+    """Fields of a well-formed message: number and kind of each, and its value as bytes."""
     view, place = memoryview(contents), 0
     while place < len(view):
         tag, place = varint(view, place)

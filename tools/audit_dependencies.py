@@ -1,9 +1,9 @@
-"""Known vulnerabilities of what is installed, and of the lowest versions pyproject.toml allows.
+"""Known vulnerabilities of installed packages, and of the lowest versions pyproject.toml allows.
 
     python tools/audit_dependencies.py [--offline]
 
-Compares with `advisories.csv` beside it, and warns where that is old; asks pip-audit too where that
-reaches its database, but not with --offline. One line a finding, and status 1 where there are any.
+Compares with `advisories.csv` beside it, and warns if that is old; also asks pip-audit if it
+reaches its database, but not with --offline. One line per finding, and status 1 if there are any.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Subject:
 
 
 def looked_up(path: Path) -> date:
-    """The day of the offline list, which its first line says."""
+    """The day of the offline list, from its first line."""
     first = path.read_text("utf-8").partition("\n")[0]
     return date.fromisoformat(first.removeprefix(LOOKED_UP))
 
@@ -79,7 +79,7 @@ def installed() -> Iterator[Subject]:
 
 
 def allowed(pyproject: Path) -> Iterator[Subject]:
-    """The lowest version of each requirement; 0 where it has no lower bound."""
+    """The lowest version of each requirement; 0 if it has no lower bound."""
     tables: dict[str, Any] = tomllib.loads(pyproject.read_text("utf-8"))
     project = tables.get("project", {})
     groups = [tables.get("build-system", {}).get("requires", []), project.get("dependencies", [])]
@@ -111,12 +111,12 @@ def findings(subjects: Iterable[Subject], advisories: Iterable[Advisory]) -> lis
 
 
 def findings_of_pip_audit(output: str) -> list[str]:
-    """The same from pip-audit's JSON. Raises ValueError where it is none, or knows no package."""
+    """Findings from pip-audit's JSON. Raises ValueError if it is invalid or has no package."""
     report = json.loads(output)
     if not isinstance(report, dict) or "dependencies" not in report:
         raise ValueError("is no report")
     known = [package for package in report["dependencies"] if "skip_reason" not in package]
-    if not known:  # its database was not reached, which its exit status does not tell
+    if not known:  # its database was not reached, which its exit status does not show
         raise ValueError("knows no package")
     return [
         f"{package['name']} {package['version']} (installed): {found['id']}; install "
@@ -127,7 +127,7 @@ def findings_of_pip_audit(output: str) -> list[str]:
 
 
 def ask_pip_audit() -> list[str] | None:
-    """What pip-audit finds; None where it reaches no database."""
+    """Findings of pip-audit; None if it reaches no database."""
     command = [sys.executable, "-m", "pip_audit", "--format", "json", "--progress-spinner", "off"]
     try:
         done = subprocess.run(
@@ -139,7 +139,7 @@ def ask_pip_audit() -> list[str] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is found; 1 where there is anything."""
+    """Print the findings; 1 if there are any."""
     parser = argparse.ArgumentParser(description="Look for known vulnerabilities of packages.")
     parser.add_argument("--offline", action="store_true", help="do not ask pip-audit")
     is_offline = parser.parse_args(arguments).offline

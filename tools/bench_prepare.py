@@ -1,4 +1,4 @@
-"""Examples a second of `prepare`, text to finished shard, beside the plain-Python example making.
+"""Examples per second of `prepare`, text to finished shard, beside plain-Python example making.
 
     .venv/bin/python tools/bench_prepare.py [--sentences N] [--repeats N] [--json FILE]
 
@@ -27,18 +27,18 @@ from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 
-# The plain version belongs to the tests, which are no package: it is there to check, not to use.
+# The plain version belongs to the tests, which are no package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from plain_examples import plain_examples
 
 VOCAB_SIZE = 8192
-SENTENCES_A_DOCUMENT = 12  # of the middle document; the mean is about twice that
+SENTENCES_A_DOCUMENT = 12  # of the median document; the mean is about twice that
 MAKERS = {"plain": plain_examples, "compiled": make_examples}
 
 
 def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
-    """Write the text, its sentences repeated where there are too few, and a vocabulary for it."""
+    """Write the text, with repeated sentences if there are too few, and a vocabulary for it."""
     sentences = [sentence for document in collect_documents() for sentence in document]
     vocab_path.write_text("\n".join(train_vocabulary(sentences, VOCAB_SIZE)) + "\n")
     rng = random.Random(1)
@@ -54,7 +54,7 @@ def write_corpus(text_path: Path, vocab_path: Path, num_sentences: int) -> None:
 
 
 def official_settings(vocabulary_sha256: str) -> ShardSettings:
-    """Those of MLPerf's set, for a vocabulary."""
+    """Settings of MLPerf's set, for a vocabulary."""
     return ShardSettings(
         vocabulary_sha256=vocabulary_sha256,
         max_seq_length=512,
@@ -67,7 +67,7 @@ def official_settings(vocabulary_sha256: str) -> ShardSettings:
 def make_shard(
     way: str, text_path: Path, vocab_path: Path, shard_path: Path
 ) -> tuple[dict[str, float], int]:
-    """One text to its finished shard; seconds of each part and of all, and the examples."""
+    """Turn a text into its shard; seconds of each part and in all, and the examples."""
     start_s = time.perf_counter()
     vocabulary = load_vocabulary(vocab_path)
     settings = official_settings(vocabulary.sha256)
@@ -86,7 +86,7 @@ def make_shard(
     written_s = time.perf_counter()
     seconds = {
         "tokenize_s": tokenized_s - start_s,
-        "make_s": made_s - tokenized_s,  # ordering included
+        "make_s": made_s - tokenized_s,  # including ordering
         "write_s": written_s - made_s,
         "total_s": written_s - start_s,
     }
@@ -100,7 +100,7 @@ def peaks_of(way: str, *paths: Path) -> dict[str, int]:
 
 
 def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -> None:
-    """What `peaks_of` reads."""
+    """Print the values that `peaks_of` reads."""
     compile_maker("pair", load_vocabulary(vocab_path))
     start = high_water_bytes()
     make_shard(way, text_path, vocab_path, shard_path)
@@ -108,7 +108,7 @@ def print_peaks(way: str, text_path: Path, vocab_path: Path, shard_path: Path) -
 
 
 def high_water_bytes() -> int:
-    """Linux's own count: that of `getrusage` starts with the peak of the parent process."""
+    """Peak by Linux's own count, as that of `getrusage` starts with the parent's peak."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 

@@ -1,10 +1,10 @@
-"""How long trainers wait for reader processes, as read and with reading slowed to half a step.
+"""Waits of trainers for reader processes, at full speed and with reading slowed to half a step.
 
     .venv/bin/python tools/bench_readers.py [--steps N] [--json FILE]
 
-Starts itself under mpiexec as two trainers and two readers, who train a small model on made-up
-text. Waiting is the mean over steps and trainers without the first batch, which is read with the
-clock running in any case; `reader cpu` is the share of a core that a reader uses meanwhile.
+Starts itself under mpiexec as two trainers and two readers, which train a small model on made-up
+text. Waiting is the mean over steps and trainers without the first batch, which is always read with
+the clock running; `reader cpu` is the share of a core that a reader uses meanwhile.
 """
 
 import argparse
@@ -49,7 +49,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What one run of the loop measured; means over the trainers or the readers."""
+    """Results of one run of the loop; means over the trainers or the readers."""
 
     policy: str
     delay_ms: float  # added to the reading of every step
@@ -68,7 +68,7 @@ class Waiting:
 
 
 class SlowReader(SampleReader):
-    """Takes `delay_s` longer for every read: that of a step, without accumulation."""
+    """A reader that takes `delay_s` longer for every read, one per step without accumulation."""
 
     delay_s = 0.0
 
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def be_a_process(folder: Path, steps: int, json_path: Path | None) -> None:
-    """Train or read for every policy, first as fast as it goes, then slowed."""
+    """Train or read for every policy, first at full speed, then slowed."""
     torch.set_num_threads(1)
     data_of_config.SampleReader = SlowReader  # type: ignore[attr-defined]
     rows: list[Waiting] = []
@@ -171,7 +171,7 @@ def wait(
 
 
 def summary(policy: str, delay_ms: float, measured: Sequence[Sequence[float]]) -> Waiting:
-    """Means over the processes: three numbers of a trainer, one of a reader."""
+    """Means over the processes: three numbers per trainer, one per reader."""
     trainers = np.mean([row for row in measured if len(row) > 1], axis=0).tolist()
     readers = float(np.mean([row for row in measured if len(row) == 1]))
     return Waiting(policy, delay_ms, *trainers, readers)

@@ -1,12 +1,11 @@
-"""The tables of figures in the documents, made again from the logs' data.
+"""Maker of the tables of figures in the documents, from the logs' data.
 
     python tools/docs_tables.py [--check] [--root DIR]
 
 A table that a command prints stands between the lines `<!-- made by: COMMAND -->` and
 `<!-- end -->`. COMMAND runs at the top of the tree, without a shell; `python` and `mlperf_bert` are
-those of this interpreter and that tree. Every command runs once, then every file is replaced in
-which a table differs. With --check nothing is written: each difference is a line, and the exit
-status is 1.
+those of this interpreter and that tree. Every command runs once, then files with changed tables are
+replaced. With --check nothing is written: each difference is a line, and the exit status is 1.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from mlperf_bert.common.errors import DataError, UserError
 
 PLACES = (
     "*.md",
-    "docs/*.md",
+    "docs/**/*.md",
     "logs/**/README.md",
     "benchmarks/bert/implementations/*/README.md",
 )
@@ -81,7 +80,7 @@ def remade(path: Path, root: Path) -> tuple[str, list[str]]:
 
 @cache
 def run(command: str, root: Path) -> tuple[str, str]:
-    """What the command prints at the top of the tree, and what is wrong, in a line."""
+    """The output of the command at the top of the tree, and its error in a line."""
     own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-m", "mlperf_bert"]}
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     settings["PYTHONPATH"] = ":".join(str(root / place) for place in PACKAGES)

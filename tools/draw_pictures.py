@@ -1,11 +1,11 @@
-"""Draw pictures of docs/pictures/.
+"""Drawing of the pictures in docs/pictures/.
 
     .venv/bin/python tools/draw_pictures.py policies | recipes
 
 policy_<name>.png: 16 sequences of the published lengths for two nodes of two ranks, assigned by the
 functions that training uses; where two policies give the same batches, one picture shows both.
-hyperparameters.png: published sets, the curves that `plan/recipes.py` lays through them, and the
-samples to the target.
+hyperparameters.png: published sets, the curves of `plan/recipes.py` through them, and the samples
+to the target.
 """
 
 import sys
@@ -117,7 +117,7 @@ def recipes() -> None:
 
 
 def draw(axes: Any, label: str, **values: Callable[[LambRecipe], float]) -> None:
-    """Curves over the batch, published sets as dots: hollow where no curve goes through."""
+    """Draw curves over the batch, and published sets as dots, hollow if no curve meets them."""
     curve = [lamb_recipe(int(batch)) for batch in BATCHES]
     for number, (name, value) in enumerate(values.items()):
         color = f"C{number}"
@@ -128,12 +128,12 @@ def draw(axes: Any, label: str, **values: Callable[[LambRecipe], float]) -> None
 
 
 def dot(axes: Any, recipe: LambRecipe, value: float, face: str, edge: str) -> None:
-    """One published set."""
+    """Draw one published set."""
     axes.scatter(recipe.global_batch_size, value, s=22, facecolors=face, edgecolors=edge, zorder=3)
 
 
 def draw_convergence(axes: Any) -> None:
-    """Samples to the target: what the checker expects and demands, and the points it prunes."""
+    """Draw samples to the target: the checker's mean, its limit, and the points it prunes."""
     expected = [each for each in map(expected_samples, BATCHES.tolist()) if each]
     mean = [each.mean / MILLION for each in expected]
     least = [each.minimum / MILLION for each in expected]

@@ -8,7 +8,7 @@
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
-# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/performance.md says which parts need more.
+# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/how/speed.md says which parts need more.
 # CACHE: compiled kernels, from one stage to the next [a directory of the user's cache]; it goes with a machine
 # that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
 # without it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some.
@@ -105,7 +105,7 @@ run_stage() { # the most precious parts first
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
-                --trace "$RESULTS/profile_$each.json.gz"
+                --out "$RESULTS/profile_$each.json.gz"
         done
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train train_batch_4_captured 18 parallel.local_batch_size=4
@@ -132,9 +132,9 @@ run_stage() { # the most precious parts first
         ;;
     3) # 540 s
         bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
-            ${PLOT:+--plot "$RESULTS/scale.png"}
+            ${PLOT:+--out "$RESULTS/scale.png"}
         bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
-            ${PLOT:+--plot "$RESULTS/sweep.png"}
+            ${PLOT:+--out "$RESULTS/sweep.png"}
         bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
         bench cost 40 cost "${COST[@]}" --device "$DEVICE"
         bench loader 45 loader "${LOADER[@]}"

@@ -1,11 +1,11 @@
-"""What the compiler makes of every Triton kernel of a step at BERT-large's shapes; needs no GPU.
+"""Machine code of every Triton kernel of a step at BERT-large's shapes, in figures; needs no GPU.
 
     python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
-JSON, an object a kernel: registers a thread, bytes of stack, spilled loads and stores, shared
+JSON, an object per kernel: registers per thread, bytes of stack, spilled loads and stores, shared
 memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of
-16, and instructions an element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
-`logs/2026-11-22-kernels/step_budget.py` makes times of them.
+16, and instructions per element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
+`logs/2026-11-22-kernels/step_budget.py` turns them into times.
 """
 
 import argparse
@@ -45,10 +45,10 @@ TYPES = {
 # guide, compute capabilities).
 REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
-# BERT-large. How many rows there are compiles to the same, so few are enough: a multiple of 16.
+# BERT-large. The number of rows does not change the code, so few are enough: a multiple of 16.
 SEQUENCES, TOKENS, LONGEST, DUMMIES = 8, 2048, 512, 4
 HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 64
-ELEMENTS = {  # of a program, or of one turn of its loop
+ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_attention_forward": (128 * 64, True),
     "_attention_of_queries": (64 * 64, True),
     "_attention_of_keys": (64 * 64, True),
@@ -75,7 +75,7 @@ Launch = Callable[[], object]
 
 
 def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **options: Any) -> Any:
-    """What `JITFunction.run` may be set to: the compiled kernel, with alignment as at a launch."""
+    """A substitute for `JITFunction.run`: compiles the kernel, with alignment as at a launch."""
     constants: dict[tuple[int, ...], Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
 
@@ -107,7 +107,7 @@ def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """One kernel as compiled. `programs` is how many of them a multiprocessor holds at once."""
+    """One compiled kernel. `programs` is the number that a multiprocessor holds at once."""
 
     case: str
     kernel: str
@@ -126,10 +126,10 @@ class Compiled:
 
     @property
     def per_element(self) -> float:
-        """Instructions of a thread for each element that it works on.
+        """Instructions of a thread per element that it works on.
 
-        Where `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's. Its
-        loop is then for values that are not finite, and hardly ever run.
+        If `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's, whose loop
+        is then for values that are not finite, and hardly ever runs.
         """
         elements, of_loop = ELEMENTS[self.kernel]
         count = self.loop if of_loop else self.instructions - self.loop
@@ -138,7 +138,7 @@ class Compiled:
 
 @contextmanager
 def compiling(case: str, capability: int, keep: Path) -> Iterator[list[Compiled]]:
-    """Within it a launch compiles and is noted, and nothing runs."""
+    """A context in which a launch is compiled and recorded, and nothing runs."""
     found: list[Compiled] = []
     usual = JITFunction.run
 
@@ -154,7 +154,7 @@ def compiling(case: str, capability: int, keep: Path) -> Iterator[list[Compiled]
 
 
 def inspect(done: Any, case: str, capability: int, keep: Path) -> Compiled:
-    """Read it off the machine code, which is left in `keep` with what it was made from."""
+    """Read the figures from the machine code, which stays in `keep` with its sources."""
     path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
         path.with_suffix(f".{kind}").write_text(done.asm[kind], encoding="utf-8")
@@ -198,7 +198,7 @@ def _run(program: str, *arguments: object) -> str:
 
 
 def _instructions(sass: str) -> Iterator[tuple[str, str]]:
-    """Name and operands of each, without the empty ones that fill the end."""
+    """Name and operands of each instruction, without the padding at the end."""
     for line in sass.splitlines():
         found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*)", line)
         if found and found[1] != "NOP":
@@ -223,7 +223,7 @@ def _longest_loop(sass: str) -> int:
 
 
 def cases() -> dict[str, Launch]:
-    """What launches the kernels of a step, by the part of the step."""
+    """Functions that launch the kernels of a step, by part of the step."""
     from mlperf_bert.model import (
         triton_attention,
         triton_cross_entropy,
@@ -304,7 +304,7 @@ def cases() -> dict[str, Launch]:
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,
-        # Of other models, compiled alone: no part of this step.
+        # For other models, compiled alone: no part of this step.
         **{
             f"attention, heads of {size}": partial(attention, HIDDEN // size)
             for size in (16, 32, 128)
@@ -313,7 +313,7 @@ def cases() -> dict[str, Launch]:
 
 
 def optimizer() -> None:
-    """An update of a shard that is as long as a test is patient: blocks are independent."""
+    """Update a shard that is short enough for a test: blocks are independent."""
     from mlperf_bert.distributed.bucket_plan import BLOCK
     from mlperf_bert.optim import triton_kernels
     from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
@@ -337,7 +337,7 @@ def optimizer() -> None:
 
 
 def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
-    """Each kernel of the cases in whose names `only` is found; FP8 where the GPU has it."""
+    """Compile each kernel of the cases whose names contain `only`; FP8 if the GPU has it."""
     found: dict[tuple[str, str], Compiled] = {}
     for case, launch in cases().items():
         if re.search(only, case) and (capability >= 89 or "FP8" not in case):
@@ -348,16 +348,16 @@ def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
 
 
 def as_rows(found: list[Compiled]) -> list[dict[str, Any]]:
-    """As `--json` prints them."""
+    """Rows as printed by `--json`."""
     return [{**asdict(each), "per_element": each.per_element} for each in found]
 
 
 def main() -> None:
-    """Compile, and print what was found."""
+    """Compile, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES))
-    parser.add_argument("--only", default="", metavar="REGEX", help="of the parts' names")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the machine code there")
+    parser.add_argument("--only", default="", metavar="REGEX", help="select parts by name")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the machine code in DIR")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)

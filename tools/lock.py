@@ -1,13 +1,14 @@
-"""The lock: which lines of requirements/ an installation takes, and how they are written anew.
+"""The lock: selects the lines of requirements/ for an installation, and renews them.
 
-    python3 tools/lock.py select OUT [--extra NAME] [--lacking]
+    python3 tools/lock.py select OUT [--extra NAME] [--lacking] [--torch BUILD]
     .venv/bin/python tools/lock.py renew [options of `uv pip compile`, such as --upgrade]
 
 `hashed.txt` has each package's version and the digests of its files, for every Python and system;
-`pinned.txt` has torch, Triton and CUDA's libraries by version alone, as indexes have builds of
-their own of them. `select` writes files of both names into OUT: what pyproject.toml needs with an
-extra, but of `pinned.txt` only what it names itself, as a CPU's torch needs nothing of the rest.
-It runs before anything is installed.
+`pinned.txt` has torch, Triton and CUDA's libraries by version only, as indexes have builds of their
+own. `select` writes files of both names into OUT with the needs of pyproject.toml and an extra.
+From `pinned.txt` it takes only packages that these name, as a CPU's torch needs none of the rest;
+`--torch cpu` asks for that build of torch by name. It runs before anything is installed, and prints
+the number of packages in an installation, and how many more a CUDA build of torch brings.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def canonical(requirement: str) -> str:
 
 
 def read(text: str) -> dict[str, list[str]]:
-    """The lines of each package, by its name: requirement, digests, and who asks for it."""
+    """The lines of each package by name: requirement, digests, and the packages that need it."""
     blocks: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line[:1].isalnum():
@@ -47,7 +48,7 @@ def read(text: str) -> dict[str, list[str]]:
 
 
 def roots(project: dict[str, Any], requirements: Iterable[str]) -> list[str]:
-    """Names of requirements; one of the project's own extras stands for what the extra asks for."""
+    """Names of requirements; the project's own extras are replaced by their requirements."""
     found = []
     for requirement in requirements:
         if canonical(requirement) != canonical(project["name"]):
@@ -63,9 +64,9 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
 
     Args:
         lock: directory of the lock.
-        pyproject: whose requirements.
+        pyproject: the file with the requirements.
         extra: one of its optional groups.
-        present: packages that stay as they are, with all that they need; not what builds a wheel.
+        present: packages that stay as they are, with all their needs; build packages never do.
 
     Raises:
         ValueError: the lock lacks a package, or pyproject.toml the extra.
@@ -80,21 +81,32 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
     askers = {name: _askers(lines) for name, lines in blocks.items()}
     named = roots(project, [*project["dependencies"], *extras[extra]])
     building = {canonical(each) for each in tables["build-system"]["requires"]}
-    wanted = list(building | set(named) - present)
+    wanted = _with_all_needed(building | set(named) - present, askers, present)
     for name in wanted:
         if name not in blocks:
             raise ValueError(
                 f"{pyproject.name} asks for {name}, which the lock lacks; run: make lock"
             )
-        wanted += [
-            other
-            for other, names in askers.items()
-            if name in names and other not in present and other not in wanted
-        ]
     return {
         HASHED: _text(files[HASHED], set(wanted)),
         PINNED: _text(files[PINNED], set(named) - present),
     }
+
+
+def count(texts: dict[str, str], lock: Path) -> tuple[int, int]:
+    """Packages of a selection on this machine, and those that a CUDA build of torch brings."""
+    from pip._vendor.packaging.requirements import Requirement
+
+    def fit(lines: Iterable[str]) -> int:
+        found = (Requirement(line.removesuffix(" \\")) for line in lines if line[:1].isalnum())
+        return sum(each.marker is None or each.marker.evaluate() for each in found)
+
+    pinned = read((lock / PINNED).read_text("utf-8"))
+    askers = {name: _askers(lines) for name, lines in pinned.items()}
+    brought = set(_with_all_needed({"torch"}, askers, set())) & pinned.keys()
+    brought -= read(texts[PINNED]).keys()
+    selected = [line for text in texts.values() for line in text.splitlines()]
+    return fit(selected), fit(pinned[name][0] for name in brought)
 
 
 def split(text: str) -> dict[str, str]:
@@ -109,7 +121,7 @@ def split(text: str) -> dict[str, str]:
 
 
 def renew(options: list[str]) -> None:
-    """Resolve again, for every extra, system and Python at once; versions stay where they can."""
+    """Resolve again for every extra, system and Python at once; versions stay if they can."""
     uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
     if uv is None:
         raise ValueError("needs uv; run: make setup")
@@ -126,13 +138,14 @@ def renew(options: list[str]) -> None:
 
 
 def main() -> None:
-    """Do what the command line says; one line and status 2 where that cannot be done."""
+    """Run the command line; prints one line and returns status 2 on failure."""
     parser = argparse.ArgumentParser(description="Select lines of the lock, or write it anew.")
     commands = parser.add_subparsers(dest="command", required=True)
     selecting = commands.add_parser("select")
     selecting.add_argument("out", type=Path)
     selecting.add_argument("--extra")
     selecting.add_argument("--lacking", action="store_true", help="only what this Python lacks")
+    selecting.add_argument("--torch", help="the build of torch, as an index names it")
     commands.add_parser("renew")
     arguments, rest = parser.parse_known_args()
     try:
@@ -143,16 +156,33 @@ def main() -> None:
         if present:
             print("kept:", ", ".join(sorted(present)))
         texts = select(ROOT / "requirements", ROOT / "pyproject.toml", arguments.extra, present)
+        if arguments.torch:
+            pinned = re.sub(r"(?m)^(torch==[\d.]+)", rf"\1+{arguments.torch}", texts[PINNED])
+            texts[PINNED] = pinned
         _write(arguments.out, texts)
+        if not arguments.lacking:
+            print(*count(texts, ROOT / "requirements"))
     except ValueError as error:
         print(f"tools/lock.py: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except subprocess.CalledProcessError as error:  # uv has said why
+    except subprocess.CalledProcessError as error:  # uv has printed the reason
         sys.exit(error.returncode)
 
 
+def _with_all_needed(names: set[str], askers: dict[str, set[str]], present: set[str]) -> list[str]:
+    """Names, and their requirements that are not present, recursively."""
+    wanted = list(names)
+    for name in wanted:
+        wanted += [
+            other
+            for other, asking in askers.items()
+            if name in asking and other not in present and other not in wanted
+        ]
+    return wanted
+
+
 def _askers(lines: list[str]) -> set[str]:
-    """Who asks for a package, by the comment of its lines."""
+    """The packages that need a package, by the comment of its lines."""
     said = (re.fullmatch(r"\s+#\s+(?:via\s*)?(\S*).*", line) for line in lines)
     return {canonical(each[1]) for each in said if each is not None and each[1]}
 

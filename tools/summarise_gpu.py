@@ -1,4 +1,4 @@
-"""The summary of a run of `tools/gpu_check.sh`, from the files that its parts left so far.
+"""Summary of a run of `tools/gpu_check.sh`, from the files that its parts left so far.
 
 python tools/summarise_gpu.py RESULTS > summary.md    exit status 1: a part failed or took too long
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_CHARACTERS = 10_000  # of the summary: whoever runs the check may see no more of its output
+MOST_CHARACTERS = 10_000  # length of the summary: the check's output may be cut there
 MOST_OF_A_LINE, MOST_OF_A_RESULT = 200, 900
 REFUSED = 2  # exit status of a setting that the machine or the program refuses
-TIMED_OUT, KILLED = 124, 137  # of `timeout`; it too kills what does not end
-HEADLINE, ALONE = "train_bf16", "ablation_none"  # what steps and ablations are compared with
+TIMED_OUT, KILLED = 124, 137  # exit status of `timeout`, which also kills
+HEADLINE, ALONE = "train_bf16", "ablation_none"  # the base of steps and ablations
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|ALLOC_FAILED|Cannot allocate memory")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 COLUMNS = {  # of training steps: the key of `bench train`, and its format
@@ -31,7 +31,7 @@ PEERS = (
     *("padded", "padded_compiled", "padded_flash", "unpadded_peer"),
 )
 LEFT_OUT = ("config", "schema_version")  # of what other parts printed
-RATES = {  # samples/s that come first and that are the goal, in bf16 and in FP8
+RATES = {  # samples/s: first step and goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),
     "H200": ((950, 1030), (1092, 1250)),
 }
@@ -39,7 +39,7 @@ RATES = {  # samples/s that come first and that are the goal, in bf16 and in FP8
 
 @dataclass(frozen=True)
 class Part:
-    """One line of `plan.tsv`, how it ended, and the JSON object that it printed, if it did."""
+    """One line of `plan.tsv`, its outcome, and its JSON object if it printed one."""
 
     name: str
     limit: int
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def state(self) -> str:
-        """How it ended, with the line of its log that says why."""
+        """Outcome, with the line of its log that gives the reason."""
         if self.status in (0, None):
             return "done" if self.status == 0 else "not ended"
         if any(OUT_OF_MEMORY.search(line) for line in self.log[-40:]):
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that is to be reached; `value` is None where nothing measured it."""
+    """A number to reach; `value` is None if nothing measured it."""
 
     text: str
     value: float | None
@@ -89,7 +89,7 @@ class Goal:
 
 
 def main() -> int:
-    """Print the summary of the directory that is named."""
+    """Print the summary of the named directory."""
     out = Path(sys.argv[1])
     parts = read_parts(out)
     sections: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -109,7 +109,7 @@ def main() -> int:
     for title, write in sections:
         try:
             words = write()
-        except Exception as error:  # one odd result must not cost the others their summary
+        except Exception as error:  # one odd result must not lose the others' summary
             words = f"not summarised: {error!r}"
         if len(words) > left:
             words = f"{words[:left]}\n(cut off: the archive has all)"
@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def read_parts(out: Path) -> dict[str, Part]:
-    """All parts of the plan, by name, in its order."""
+    """All parts of the plan by name, in its order."""
     ends = dict(line.split("\t", 1) for line in _text(out / "parts.tsv").splitlines())
     parts = {}
     for line in _text(out / "plan.tsv").splitlines():
@@ -190,7 +190,7 @@ def _table_of_parts(parts: dict[str, Part]) -> str:
 
 
 def _tests(out: Path) -> str:
-    """How each file of tests ended, and its failures in a line each."""
+    """Outcome of each file of tests, and its failures in a line each."""
     rows, failures = [], []
     for path in sorted(out.glob("test_*.txt")):
         lines = _text(path).splitlines()
@@ -206,7 +206,7 @@ def _tests(out: Path) -> str:
 
 
 def _training(parts: dict[str, Part]) -> str:
-    """Rate, operations and memory of every `bench train`, beside that which it varies."""
+    """Rate, operations and memory of every `bench train`, beside the one it varies."""
     rows = []
     for part in parts.values():
         if part.name.startswith(("train_", "ablation_")) and part.result:
@@ -278,7 +278,7 @@ def _profile(parts: dict[str, Part], name: str) -> str:
 
 
 def _others(parts: dict[str, Part]) -> str:
-    """The beginning of what the parts without a section of their own printed."""
+    """The beginning of the output of parts without a section of their own."""
     known = ("train_", "ablation_", "profile_", "against_", "scale", "sweep")
     lines = []
     for part in parts.values():

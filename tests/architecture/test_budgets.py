@@ -10,7 +10,7 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-MAX_TOTAL_LINES = {"submission": 31_300, "tools": 25_450, "tests": 49_600}  # of .py, studies apart
+MAX_TOTAL_LINES = {"submission": 32_700, "tools": 25_450, "tests": 51_300}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(

@@ -36,9 +36,11 @@ def test_every_test_that_a_document_names_exists() -> None:
 
 
 def test_documents_name_tests() -> None:
-    found = set(named_tests(REPOSITORY / "docs" / "reliability.md"))
+    found = set(named_tests(REPOSITORY / "docs" / "reference" / "reliability.md"))
     assert {"reliability/test_kills.py", "reliability/fuzz"} <= found and len(found) > 20
-    assert "test_untrusted.py" in set(named_tests(REPOSITORY / "docs" / "security.md"))
+    assert "test_untrusted.py" in set(
+        named_tests(REPOSITORY / "docs" / "reference" / "security.md")
+    )
 
 
 def test_commits_that_pages_and_logs_name_exist() -> None:

@@ -1,4 +1,4 @@
-"""What no file of the package may do: run code out of data, or start a shell; docs/security.md."""
+"""No file of the package runs code out of data or starts a shell (docs/reference/security.md)."""
 
 import ast
 import re
@@ -11,13 +11,13 @@ PIP_INSTALL = r"\bpip3? .*install\b"
 
 
 def names_a_package(line: str) -> bool:
-    """Whether a word after `pip install` is no option, and none of the checkout or a variable."""
+    """True if a word after `pip install` is no option, path of the checkout or variable."""
     words = re.split(PIP_INSTALL, line, maxsplit=1)[-1].partition("`")[0].split()
     return any(re.match(r"['\"]?\w", word) for word in words)
 
 
 def unsafe(code: str) -> list[str]:
-    """What ruff has no rule for: builtins that make code, pickled arrays, a shell by a variable."""
+    """Unsafe calls without a ruff rule: code builtins, pickled arrays, a variable `shell`."""
     if not any(word in code for word in ("compile(", "__import__", "allow_pickle", "shell=")):
         return []
     found = []

@@ -40,7 +40,7 @@ for words in sys.argv[1:]:
 
 
 def refused(code: list[str]) -> list[str]:
-    """Those lines that ruff refuses in the package for what they do with data."""
+    """The lines that ruff refuses in the package because of their use of data."""
     command = [RUFF, "check", "--output-format=json", f"--stdin-filename={PACKAGE}/x.py", "-"]
     text = "\n".join([IMPORTS, *code])
     done = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
@@ -68,8 +68,8 @@ def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
         "--help",
         *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
         *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
-        f"config {CONFIGS}/cpu_tiny.toml",
-        "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16 --no-plot",
+        f"config show {CONFIGS}/cpu_tiny.toml",
+        "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16",
         f"plan memory --config {CONFIGS}/dgxa100_1x8x56x1.toml",
     ]
     done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)

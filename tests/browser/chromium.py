@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Scheme = Literal["light", "dark"]
-PHONE, DESK = 390, 1240  # CSS pixels across
+PHONE, DESK = 390, 1280  # CSS pixels across
 _HEIGHT = 844
 _MOST_HEIGHT = 16_000
 
@@ -30,11 +30,11 @@ class Tab:
         self.driver = driver
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a script returns that runs in the page."""
+        """Run a script in the page; return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def console(self) -> list[str]:
-        """What the page's console has said since the last call, refused requests included."""
+        """The page's console messages since the last call, refused requests included."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:

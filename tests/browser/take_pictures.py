@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/report.md: `take_pictures.py PAGE_OF_ONE PAGE_OF_TWO DIRECTORY`."""
+"""Take docs/tools/report.md's pictures: `take_pictures.py PAGE_OF_ONE PAGE_OF_TWO DIRECTORY`."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from chromium import DESK, PHONE, Scheme, opened
 
 PICTURES: tuple[tuple[int, str, Scheme, int, int], ...] = (  # which page, file, scheme, pixels
-    (1, "report_light.png", "light", DESK, 1240),
-    (0, "report_dark.png", "dark", DESK, 1240),
-    (0, "report_phone.png", "light", PHONE, 1240),
+    (1, "report_light.png", "light", DESK, 1280),
+    (0, "report_dark.png", "dark", DESK, 1280),
+    (0, "report_phone.png", "light", PHONE, 1280),
 )
 
 if __name__ == "__main__":

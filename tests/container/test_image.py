@@ -45,7 +45,7 @@ class Builder:
         return self.run("buildah", *words).strip()
 
     def run(self, *words: object, **variables: str) -> str:
-        """What the command prints; what it says besides goes to the test's own output."""
+        """The command's stdout; its stderr goes to the test's own output."""
         command = [str(word) for word in words]
         environ = self.environ | variables
         done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
@@ -158,7 +158,7 @@ def test_the_command_reaches_the_target_as_nobody_special(builder: Builder, cont
     assert process.returncode == 0
     assert re.search(r"^target reached after", printed, re.MULTILINE)
     assert re.search(r"^RESULT,bert,\d+,\d+,bert,", printed, re.MULTILINE)
-    assert re.search(r"^compliance checker, .*: .*result_0.txt accepted$", printed, re.MULTILINE)
+    assert re.search(r"^log format accepted by .*: .*result_0.txt$", printed, re.MULTILINE)
     root = Path(builder("mount", container))
     log = next(root.glob("workspace/runs/*/result_0.txt"))
     assert (log.stat().st_uid, log.stat().st_gid) == (USER, USER)

@@ -125,7 +125,7 @@ def write_objects(path: Path) -> None:
 
 
 def scores(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What BERT (arXiv 1810.04805) answers to two padded sequences, from float64 weights."""
+    """The outputs of BERT (arXiv 1810.04805) for two padded sequences, from float64 weights."""
     wide = {name: tf.constant(value, tf.float64) for name, value in weights.items()}
     inputs = cases.inputs()
     ids, segments, mask = (inputs[key] for key in ("input_ids", "segment_ids", "input_mask"))

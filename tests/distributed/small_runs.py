@@ -65,7 +65,7 @@ def start(
     dtype: torch.dtype = torch.float32,
     seed: int = 1,
 ) -> Run:
-    """Of a config file with SMALL and `overrides`."""
+    """Start a run of a config file with SMALL and `overrides`."""
     local = info.local_world_size
     ranks = (
         *(f"parallel.nodes={info.world_size // local}", f"parallel.ranks_per_node={local}"),

@@ -87,7 +87,7 @@ WARM_UP_STEPS = 3  # run.warm_up_steps' default: the hook is called in them too
 
 
 def make_model() -> nn.Module:
-    """The same on every rank; bucket sizes differ."""
+    """A model that is equal on every rank; bucket sizes differ."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)
@@ -114,7 +114,7 @@ def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tenso
 
 
 def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
-    """As `parts/build.py` plans it."""
+    """The bucket layout that `parts/build.py` plans."""
     named = dict(model.named_parameters())
     numel = {name: each.numel() for name, each in named.items()}
     item_bytes = next(iter(named.values())).element_size()
@@ -124,7 +124,7 @@ def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
 
 
 def groups(info: RankInfo) -> dict[str, ShardGroup]:
-    """Those that are not the same on so many ranks."""
+    """The groups that differ on this number of ranks."""
     counts = {"flat": 1, "shard_world": info.world_size}
     if info.world_size > 2:
         counts["shard_node"] = 2
@@ -193,7 +193,7 @@ class Reduction:
 
 
 def wrapped(model: nn.Module, *, view: bool) -> DistributedDataParallel:
-    """Of several buckets once rebuilt."""
+    """The model wrapped in DDP, with several buckets once rebuilt."""
     return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB, gradient_as_bucket_view=view)
 
 
@@ -230,7 +230,7 @@ def several_updates(
 
 
 def with_hook(policy: Any) -> Callable[[DistributedDataParallel], ClipState]:
-    """Registers the hook by itself, as docs/clip_hook.md does."""
+    """Registers the hook by itself, as docs/how/clipping.md does."""
 
     def prepare(ddp: DistributedDataParallel) -> ClipState:
         clip = ClipSection(policy=policy, max_norm=1e6)
@@ -353,7 +353,7 @@ def job(
     synthetic_data: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Seen]:
-    """Where the ranks left their run, and what they saw; they are started once for all tests."""
+    """The ranks' run directory and observations; the ranks are started once for all tests."""
     output = tmp_path_factory.mktemp("clip")
     seen = what_ranks_saw(__file__, (tiny_config, synthetic_data), request.param, output)
     return output, seen
@@ -373,7 +373,7 @@ def limited(gradient: Array, limit: float) -> Array:
 
 
 class Formula:
-    """What the policies say, in float64, with every rank's local gradients at hand."""
+    """The policies' formulas in float64, from every rank's local gradients."""
 
     def __init__(self, seen: Seen, size: str, dtype: str = "fp32") -> None:
         self.buckets = seen[0][f"buckets {dtype}"]

@@ -124,7 +124,7 @@ def loaded_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
 
 
 def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> str:
-    """What this rank says when rank 3 cannot read."""
+    """The error of this rank when rank 3 cannot read."""
     planner, reader = open_planned(config, data)
     broken = BrokenReader(reader.set_dir, reader.manifest)
     group = make_exchange_group("exchange_global", info, config.parallel.ranks_per_node)
@@ -141,7 +141,7 @@ def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> s
 
 
 def error_of_other_nodes(info: RankInfo) -> str:
-    """What this rank says when it is on a node that the config does not know."""
+    """The error of this rank on a node that the config does not have."""
     try:
         elsewhere = replace(info, node_rank=1 - info.node_rank)
         check_nodes("data.balance", "exchange_local", elsewhere, 2)
@@ -157,13 +157,13 @@ Seen = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs are."""
+    """The directory of the runs."""
     return tmp_path_factory.mktemp("exchange")
 
 
 @pytest.fixture(scope="module")
 def seen(job: Path, tiny_config: Path, synthetic_data: Path) -> Seen:
-    """What the four ranks saw; they are started once for all tests."""
+    """Observations of the four ranks, which are started once for all tests."""
     places = (tiny_config, synthetic_data)
     return what_ranks_saw(__file__, places, RANKS, job, ranks_per_node=RANKS // 2)
 
@@ -214,7 +214,7 @@ def test_a_rank_that_cannot_read_is_named_by_the_others(seen: Seen) -> None:
 def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen: Seen) -> None:
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
-    assert said.pop().startswith("data.balance: 'exchange_local' wants nodes of 2 consecutive")
+    assert said.pop().startswith("data.balance: 'exchange_local' needs nodes of 2 consecutive")
 
 
 def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:

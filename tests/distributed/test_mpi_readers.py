@@ -116,7 +116,7 @@ def seen(
     synthetic_data: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[dict[str, list[str]]]:
-    """What both trainers saw in one job."""
+    """Observations of both trainers in one job."""
     output = tmp_path_factory.mktemp("readers")
     job = (__file__, tiny_config, synthetic_data, output)
     done = run_process(*mpiexec, *job, PYTHONPATH=os.pathsep.join(sys.path))
@@ -147,7 +147,7 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
 ) -> None:
     *batches, said = seen[0]["left alone"]
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
-    assert said == "reader of rank 0: ended because another rank's did; see what that rank says"
+    assert said == "reader of rank 0: ended because another rank's did; see that rank's message"
     assert len(seen[1]["left alone"]) == 2
 
 

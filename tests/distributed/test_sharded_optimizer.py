@@ -46,7 +46,7 @@ SPOILT_STEPS = max(SPOILT_BY) + 1
 
 
 def modes(info: RankInfo) -> tuple[str, ...]:
-    """Those that are not the same on so many ranks and nodes."""
+    """The modes that differ on this number of ranks and nodes."""
     by_node = ("shard_node",) if info.local_world_size < info.world_size else ()
     return ("flat", "shard_world", *by_node)
 
@@ -57,7 +57,7 @@ def trained_cases(mode: str) -> list[tuple[str, str]]:
 
 
 def trained(run: Run, last: int) -> dict[str, Any]:
-    """What steps 1 to `last` leave."""
+    """The result of steps 1 to `last`."""
     found: dict[str, Any] = run.steps(1, last)
     return {
         **found,
@@ -68,7 +68,7 @@ def trained(run: Run, last: int) -> dict[str, Any]:
 
 
 def state_elements(optimizer: FlatOptimizer) -> int:
-    """Of the state that this rank holds beside the model's own weights."""
+    """The number of elements of this rank's state beside the model's own weights."""
     owned = (optimizer.shard.masters, *optimizer.flat_state().values())
     return sum(tensor.numel() for tensor in owned)
 
@@ -237,7 +237,7 @@ def saved_or_loaded(config: Path, output: Path, info: RankInfo, mode: str) -> di
 
 
 def accumulations(policy: str) -> list[tuple[str, str]]:
-    """What of an update a policy may clip, and of how many forwards."""
+    """The accumulation settings of a clip policy, each with a number of forwards."""
     each = [(EACH_FORWARD, "parallel.grad_accum_steps=2")] if policy in POLICIES[2:] else []
     return [("clip.accumulation=accumulated", "parallel.grad_accum_steps=1"), *each]
 
@@ -252,7 +252,7 @@ Seen = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where four ranks leave the checkpoints with which two go on."""
+    """The directory of the four ranks' checkpoints, from which two ranks continue."""
     return tmp_path_factory.mktemp("shard")
 
 
@@ -260,7 +260,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(
     output: Path, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Seen]:
-    """What the ranks saw; each number of them is started once for all tests."""
+    """Observations of the ranks; each number of ranks is started once for all tests."""
     return {  # four ranks are two nodes
         ranks: what_ranks_saw(
             __file__,

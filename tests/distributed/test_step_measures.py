@@ -1,4 +1,4 @@
-"""What is measured of steps, on one and two ranks: the gradients' noise, and who is slow.
+"""Measurements of steps on one and two ranks: the gradients' noise, and slow ranks.
 
 Noise is held against gradients computed apart. A rank whose own work is slow is named by all ranks,
 though all have the same step time.
@@ -45,7 +45,7 @@ EQUAL, UNEQUAL = (100, 100), (100, round(100 * LONG_S / SHORT_S))  # tokens of t
 
 
 def trained(run: Run) -> dict[str, Any]:
-    """What STEPS steps measured, [measurements, 5], and the weights that they left."""
+    """Measurements of STEPS steps, [measurements, 5], and the resulting weights."""
     found = [run.step(step, run.micro_batches(step)).noise for step in range(1, STEPS + 1)]
     assert [each is not None for each in found] == [
         step % INTERVAL == 0 and bool(run.config.run.noise_interval_steps)
@@ -86,7 +86,7 @@ Gradient = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found, of every case."""
+    """Findings of each of two ranks in every case."""
     return what_ranks_saw(__file__, (tiny_config,), RANKS, tmp_path_factory.mktemp("noise"))
 
 
@@ -103,7 +103,7 @@ def gradients_of(run: Run, batches: tuple[UnpaddedBatch, ...]) -> list[Gradient]
 
 
 def second_moments(optimizer: FlatOptimizer) -> Gradient:
-    """By parameter, as a checkpoint has them."""
+    """Second moments by parameter, as in a checkpoint."""
     flat = optimizer.flat_state()["exp_avg_sq"]
     found = {each.tensor.name: flat[each.in_shard].clone() for each in optimizer.segments()}
     return {name: each.view(optimizer.shapes[name]) for name, each in found.items()}
@@ -309,7 +309,7 @@ def test_steps_before_a_comparison_do_not_count_in_the_next(ranks: list[dict[str
 
 
 def all_cases(config: Path, info: RankInfo) -> dict[str, Any]:
-    """Of each way to reduce gradients, what was measured and the weights, measuring on and off.
+    """Measurements and weights for each way to reduce gradients, measuring on and off.
 
     And who is slow: rank 1 sleeps longer.
     """

@@ -22,7 +22,7 @@ import pytest
 from mlperf_bert.signals.signal_watch import TWICE_S
 from support import REPOSITORY
 
-GO_ON = r"to go on, all else as before: RESUME=auto LOGDIR={} \./run_and_time\.sh$"
+GO_ON = r"to go on: RESUME=auto LOGDIR={} CONFIG=.* \S*/run_and_time\.sh -- --set run.max_steps=.*$"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(
 
 
 def has_come(rank: int) -> bool:
-    """Whether it is where the ranks meet."""
+    """True if the rank has reached the meeting point."""
     environ = Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
     place = next(word for word in environ if word.startswith(b"MLPERF_BERT_MEETING="))
     return os.path.exists(place.partition(b"=")[2])

@@ -24,7 +24,7 @@ from support import run_cli
 FOLDER = Path(__file__).parent / "traces"
 
 # Largest deviation from the golden trace that other summation orders may cause: of the loss, and
-# of the gradient norm relative to itself. See docs/numerics.md for what was measured.
+# of the gradient norm relative to itself. See docs/how/numerics.md for what was measured.
 LOSS_TOLERANCE = 5e-6
 NORM_TOLERANCE = 5e-6
 
@@ -47,7 +47,7 @@ GLOBAL_BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a run did, and what it started from."""
+    """A run's trace and its initial state."""
 
     data_sha256: str
     stream: list[float]

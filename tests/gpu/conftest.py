@@ -1,4 +1,4 @@
-"""What all need: a GPU; and seconds that a test may take: TEST_LIMIT_S of `tools/gpu_check.sh`.
+"""Requirements of all GPU tests: a GPU, and a time limit, TEST_LIMIT_S of `tools/gpu_check.sh`.
 
 A test that hangs in a kernel cannot be interrupted, so its process ends, with a traceback.
 """

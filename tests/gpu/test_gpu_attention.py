@@ -73,7 +73,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 
 
 def both_ways(attend: AttentionPolicy, case: Case, site: Any, dtype: torch.dtype) -> Any:
-    """What gives context and gradients, always of the same leaves."""
+    """A function that gives context and gradients, always for the same leaves."""
     leaves = [x.to(DEVICE, dtype).requires_grad_() for x in case.inputs]
     gradient = case.gradient.to(DEVICE, dtype)
 

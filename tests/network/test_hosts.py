@@ -42,6 +42,9 @@ pytestmark = [
         reason="network namespaces need root and iproute2",
     ),
 ]
+PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
+(PAGE_LINE,) = re.findall(r"^\.venv/bin/torchrun +(.+)$", PAGE, re.MULTILINE)
+PAGE_LINE = " ".join(PAGE_LINE.split())
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
 ENDLESS = ("run.max_steps=1000000", "eval.interval_samples=10000000")
@@ -70,20 +73,25 @@ def sets_of(*settings: str) -> list[str]:
 def start(
     hosts: tuple[str, ...], tiny: tuple[Path, Path], run_dir: Path, *settings: str
 ) -> list[subprocess.Popen[str]]:
-    """torchrun on each host, as one starts it by hand on two machines."""
-    data, config = tiny
-    sets = sets_of(*TWO_NODES, *settings)
-    train = ["-m", "mlperf_bert", "train", "--config", config, "--data", data, "--run-dir", run_dir]
-    quiet = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    """docs/start/gpus.md's torchrun line on each host, with one CPU rank and a small config."""
+    line = PAGE_LINE
+    for theirs, ours in {
+        "--nproc-per-node 8": "--nproc-per-node 1",
+        " node0 ": f" {ADDRESSES[0]} ",
+        "h100_2x8x48x1": str(tiny[1]),
+        "--data DATA --init-checkpoint WEIGHTS": f"--data {tiny[0]}",
+        "runs/sixteen": str(run_dir),
+    }.items():
+        assert theirs in line
+        line = line.replace(theirs, ours)
     processes = []
     for node, host in enumerate(hosts):
+        words = line.replace("--node-rank 0", f"--node-rank {node}").split()
         command = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes=2", f"--node-rank={node}", f"--master-addr={ADDRESSES[0]}"]
-        command += ["--master-port=29611", "--nproc-per-node=1", *map(str, train), *sets]
         processes.append(
             subprocess.Popen(
-                command,
-                env=os.environ | quiet,
+                [*command, *words, *sets_of(*TWO_NODES, *settings)],
+                env=os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -215,7 +223,7 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> None:
 
 
 def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[object]]:
-    """Those that start ranks by themselves; `bench` starts none."""
+    """The commands that start ranks by themselves; `bench` starts none."""
     data, config = tiny
     two, endless = sets_of(*TWO_RANKS), sets_of(*ENDLESS)
     given = ["--config", config, "--data", data]
@@ -228,7 +236,7 @@ def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[obj
         "evaluate": ["evaluate", "--checkpoint", weights, "--data", data, "--ranks", 2],
         "doctor": ["doctor", "--only", "network", "--device", "cpu"],
         "squad": ["squad", "train", "--engine", "pipeline:2", "--run-dir", directory / "s", *squad],
-        "tune": ["tune", *given, "--space", "around", "--study", directory / "study", *two],
+        "tune": ["tune", *given, "--space", "around", "--out", directory / "study", *two],
     }
 
 
@@ -270,7 +278,7 @@ def started(host: str, words: Sequence[object], output: Path) -> subprocess.Pope
 
 
 def answer(host: str, place: str) -> str:
-    """What a connection gets that comes from `host` to the port, at the first one's address."""
+    """The answer to a connection from `host` to the port at the first host's address."""
     command = ["ip", "netns", "exec", host, sys.executable, "-SEc", ANSWER, ADDRESSES[0]]
     return subprocess.run(
         [*command, place.rpartition(":")[2]], capture_output=True, text=True, check=True

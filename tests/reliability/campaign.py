@@ -35,7 +35,7 @@ DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, on how many ranks; `settings` change also what goes with their number."""
+    """The trained setup and its ranks; `settings` also cover values tied to their number."""
 
     data: Path
     config: Path
@@ -69,7 +69,7 @@ class Undisturbed:
     seconds: float  # from there to the end
 
     def check_so_far(self, run: Run) -> None:
-        """What a run recorded until now is equal, every bit; its checkpoints are whole."""
+        """Check that a run's records so far are equal, every bit, and its checkpoints are whole."""
         trace = run.trace()
         assert trace == self.trace[: len(trace)]
         run.check_checkpoints()

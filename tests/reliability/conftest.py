@@ -1,4 +1,4 @@
-"""What the jobs of these tests train."""
+"""The data and config of the jobs of these tests."""
 
 from pathlib import Path
 

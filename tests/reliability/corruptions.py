@@ -1,4 +1,4 @@
-"""Every corruption of prepared data, how it is done, and what finds it (docs/data_faults.md).
+"""Every corruption of prepared data, how it is done, and what finds it (docs/tools/verify.md).
 
 Where digests are to be right, sidecars, manifest and index are written anew over the harm, as a
 careless preparation would have written them.
@@ -350,18 +350,19 @@ CARELESS = (
 GROUPS = {
     "Damage": DAMAGED,
     "Not the files that they seem": NO_FILES,
-    "Mixed up, all digests right": MIXED,
-    "Careless preparation, all digests right": CARELESS,
+    "Mixed up": MIXED,
+    "Careless preparation": CARELESS,
 }
 
 
 def table() -> str:
-    """The table of docs/data_faults.md."""
-    lines = [
-        "| corruption | start of training | `verify` | `verify --full` | while training |",
-        "|---|---|---|---|---|",
-    ]
+    """The table of docs/tools/verify.md: a row for the corruptions of a group found alike."""
+    stages = "start of training", "`verify`", "`verify --full`", "while training"
+    lines = ["| found by | corruption |", "|---|---|"]
     for group, members in GROUPS.items():
-        lines.append(f"| **{group}** | | | | |")
-        lines += [f"| {one.name} | {' | '.join(one.found)} |" for one in members]
+        for found in dict.fromkeys(one.found for one in members):
+            pairs = zip(stages, found, strict=True)
+            by = ", ".join(stage for stage, each in pairs if each == FOUND)
+            names = "; ".join(one.name for one in members if one.found == found)
+            lines.append(f"| {by} | **{group}**: {names} |")
     return "\n".join(lines)

@@ -35,7 +35,7 @@ LARGEST_LEFT = 12  # names in a line
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the commands read, on another disk."""
+    """Inputs of the commands, on another disk."""
 
     root: Path
 
@@ -63,7 +63,7 @@ def make_inputs(root: Path) -> Inputs:
     write_repository(root / "submission", {OPEN: "open"})
     (root / "space.toml").write_text(SPACE)
     done(*train(inputs, root / "run"), expected=MISSED)
-    done("export", "--to", "huggingface", inputs.checkpoint, root / "huggingface")
+    done("export", "--to", "huggingface", inputs.checkpoint, "--out", root / "huggingface")
     done(*squad("train", root / "squad"))
     return inputs
 
@@ -131,23 +131,22 @@ COMMANDS: dict[str, Words] = {
     "convert": lambda i, d: (
         *("convert", "--from", "huggingface", i.root / "huggingface", "--out", d / "checkpoint"),
     ),
-    "export": lambda i, d: ("export", "--to", "huggingface", i.checkpoint, d / "exported"),
+    "export": lambda i, d: ("export", "--to", "huggingface", i.checkpoint, "--out", d / "exported"),
     "train": lambda i, d: train(i, d / "run"),
     "train, 2 ranks": lambda i, d: (
         *train(i, d / "run"),
         *("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8"),
     ),
-    "report": lambda i, d: (
-        *("report", i.run, "--out", d / "page.html", "--png", d / "png"),
-        *("--tensorboard", d / "scalars"),
-    ),
+    "report page": lambda i, d: ("report", "page", i.run, "--out", d / "page.html"),
+    "report pictures": lambda i, d: ("report", "pictures", i.run, "--out", d / "png"),
+    "report tensorboard": lambda i, d: ("report", "tensorboard", i.run, "--out", d / "scalars"),
     "package": lambda i, d: (
         *("package", "--root", i.root / "submission", "--out", d / "package"),
         *("--ruleset", "5.0.0"),
     ),
     "tune": lambda i, d: (
         *("tune", "--config", i.root / "tiny.toml", "--space", i.root / "space.toml"),
-        *("--data", i.root, "--study", d / "study", "--trials", 1, "--repeats", 0),
+        *("--data", i.root, "--out", d / "study", "--trials", 1, "--repeats", 0),
         *("--set", "eval.target_accuracy=0.01"),
     ),
     "tune --workers 2": lambda i, d: (
@@ -157,10 +156,10 @@ COMMANDS: dict[str, Words] = {
     "squad train": lambda i, d: squad("train", d / "run"),
     "squad evaluate": lambda i, d: (
         *("squad", "evaluate", "--model", i.root / "squad" / "model", "--max-length", 64),
-        *("--stride", 24, "--device", "cpu", "--predictions", d / "answers.json"),
+        *("--stride", 24, "--device", "cpu", "--out", d / "answers.json"),
     ),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
-    "system": lambda i, d: ("system", "--describe", "--out", d / "system.json"),
+    "system": lambda i, d: ("system", "describe", "--out", d / "system.json"),
     "plan balance": lambda i, d: (
         *("plan", "balance", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
         *("--draws", 2, "--out", d / "balance.png"),
@@ -170,20 +169,29 @@ COMMANDS: dict[str, Words] = {
         *("plan", "buckets", "--config", i.root / "tiny.toml", "--out", d / "buckets.png"),
     ),
     "plan suggest": lambda i, d: (
-        *("plan", "suggest", "--nodes", 1, "--gpus", 8, "--out", d / "suggested_1x8x16x1.toml"),
+        *(
+            "plan",
+            "suggest",
+            "--nodes",
+            1,
+            "--gpus-per-node",
+            8,
+            "--out",
+            d / "suggested_1x8x16x1.toml",
+        ),
     ),
     "plan cluster": lambda i, d: (
         *("plan", "cluster", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
-        *("--draws", 2, "--timeline", d / "timeline.png"),
+        *("--draws", 2, "--out", d),
     ),
     "bench profile": lambda i, d: (
-        *("bench", "profile", *SMALL_MODEL, "--steps", 2, "--trace", d / "profile.json.gz"),
+        *("bench", "profile", *SMALL_MODEL, "--steps", 2, "--out", d / "profile.json.gz"),
     ),
     "bench scale": lambda i, d: (
-        *("bench", "scale", *SMALL_MODEL, "--total-seconds", 1, "--plot", d / "scale.png"),
+        *("bench", "scale", *SMALL_MODEL, "--total-seconds", 1, "--out", d / "scale.png"),
     ),
     "bench loader": lambda i, d: (
-        *("bench", "loader", "--dir", d / "set", "--megabytes", 1, "--rounds", 1),
+        *("bench", "loader", "--out", d / "set", "--megabytes", 1, "--rounds", 1),
     ),
 }
 
@@ -215,7 +223,7 @@ def used_bytes(at: Path) -> int:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended on a disk, and what is there."""
+    """The outcome of a command on a disk, and its files there."""
 
     status: int
     stderr: str

@@ -65,7 +65,7 @@ class Job:
         return self.process.poll() is None
 
     def printed(self) -> str:
-        """What this job printed so far."""
+        """The output of this job so far."""
         return self._output.read_bytes()[self._began :].decode(errors="replace")
 
     def processes(self) -> dict[int, Mapping[str, str]]:

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, seen from outside: its phase, its trace, its checkpoints."""
+"""A run's files seen from outside: its phase, its trace, its checkpoints."""
 
 import json
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Run:
         return self.directory / "checkpoints"
 
     def records(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl, less a line that was cut off."""
+        """Records of metrics.jsonl, without a line that was cut off."""
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
@@ -56,7 +56,7 @@ class Run:
         return [tuple(record[key] for key in TRACED) for record in self.records()]
 
     def last_step(self) -> int:
-        """Of the last record; 0 where there is none."""
+        """The step of the last record; 0 if there is none."""
         try:
             with self.metrics.open("rb") as file:
                 file.seek(max(0, self.metrics.stat().st_size - TAIL_BYTES))
@@ -70,7 +70,7 @@ class Run:
         return {path.name for path in self.checkpoints.glob(".step_*.partial")}
 
     def newest_step(self) -> int:
-        """Of the newest checkpoint; 0 where there is none."""
+        """The step of the newest checkpoint; 0 if there is none."""
         found = complete_checkpoints(self.checkpoints)
         return read_manifest(found[0]).step if found else 0
 
@@ -80,7 +80,7 @@ class Run:
         return int(record["metadata"]["step"]) if record["value"] else 0
 
     def log_inode(self) -> int:
-        """Which file the MLPerf log is; 0 where there is none."""
+        """The inode of the MLPerf log; 0 if there is none."""
         return self.log.stat().st_ino if self.log.exists() else 0
 
     def final_state(self) -> dict[str, bytes]:
@@ -90,7 +90,7 @@ class Run:
         return {str(path.relative_to(self.checkpoints)): path.read_bytes() for path in files}
 
     def outcome(self) -> dict[str, Any]:
-        """How it ended, without how long it took."""
+        """The run's outcome without its duration."""
         found = json.loads((self.directory / "outcome.json").read_text())
         return {key: value for key, value in found.items() if key != "seconds"}
 
@@ -116,7 +116,7 @@ class Attempt:
         self._old_partials = run.partials()
 
     def phase(self) -> Phase:
-        """What the run does now; `end` after the clock has stopped."""
+        """The present phase of the run; `end` after the clock has stopped."""
         if self.run.partials() - self._old_partials:
             return "checkpoint"
         if self.run.log_inode() == self._old_log:

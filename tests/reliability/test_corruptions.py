@@ -1,4 +1,4 @@
-"""Every corruption of prepared data is found, where the table in docs/data_faults.md says so."""
+"""Every corruption of prepared data is found, where the table in docs/tools/verify.md says so."""
 
 import dataclasses
 from pathlib import Path
@@ -111,8 +111,8 @@ def test_all_are_found_by_the_full_check() -> None:
 
 
 def test_the_documented_table_is_this_one() -> None:
-    text = (REPOSITORY / "docs" / "data_faults.md").read_text(encoding="utf-8")
-    assert table() in text, f"put this into docs/data_faults.md:\n{table()}"
+    text = (REPOSITORY / "docs" / "tools" / "verify.md").read_text(encoding="utf-8")
+    assert table() in text, f"put this into docs/tools/verify.md:\n{table()}"
 
 
 def test_ranks_behind_the_first_of_a_node_check_what_they_use(

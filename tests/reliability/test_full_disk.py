@@ -26,7 +26,7 @@ SETTINGS = ShardSettings(
 
 
 def examples(count: int) -> ShardArrays:
-    """Of eight tokens each, one masked."""
+    """Examples of eight tokens each, one masked."""
     return ShardArrays(
         input_ids=np.arange(8 * count).astype(np.uint16),
         offsets=np.arange(count + 1) * 8,

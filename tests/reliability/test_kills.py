@@ -90,7 +90,7 @@ def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path)
 
 @pytest.mark.real
 def test_a_run_that_is_asked_to_end_goes_on_later(tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    """Of a larger model: ranks agree once a second, and then there must be steps left."""
+    """The model is larger: ranks agree once a second, and then there must be steps left."""
     larger = ("model.num_layers=8", "model.intermediate_size=512")
     two_ranks = Setup(*tiny, ranks=2, settings=(*SETTINGS, *DROPOUT, *larger))
     expected = undisturbed(two_ranks, tmp_path / "undisturbed")

@@ -1,4 +1,4 @@
-"""What a run takes in and gives away: nothing out of a pickle, no secret of its environment.
+"""A run's inputs and outputs: nothing from a pickle, no secret of its environment.
 
 What runs is watched, by an audit hook in every process, not the text of our files. Numba's cache,
 which only the user can have written, holds pickles.
@@ -28,7 +28,7 @@ SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-len
 
 
 def watched(directory: Path, *arguments: object, status: int, **environ: str) -> str:
-    """What a command prints; fail where one of its processes, three at least, unpickles."""
+    """The output of a command; fail if one of its processes, at least three, unpickles."""
     log = directory / "audit.jsonl"
     path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
     done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path, **environ)

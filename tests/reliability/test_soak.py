@@ -160,7 +160,7 @@ def check_memory(samples: list[Sample], settled_steps: int) -> None:
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:
-    """Of the least-squares line through bytes over steps, for 1,000 steps."""
+    """The slope of the least-squares line through bytes over steps, for 1,000 steps."""
     steps, num_bytes = np.array(points).T
     return 1000 * float(np.polynomial.Polynomial.fit(steps, num_bytes, 1).convert().coef[-1])
 

@@ -24,7 +24,7 @@ of_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parent
 
 
 def result(run: Run) -> dict[str, object]:
-    """What is the same in equal runs: names of all files, losses, and tensors, bit by bit."""
+    """The facts that equal runs share: names of all files, losses, and tensors, bit by bit."""
     names = {str(path.relative_to(run.root)) for path in run.root.rglob("*")}
     of_a_run = {"trace": run.trace(), "outcome": run.outcome(), **run.final_state()}
     same = ("config.toml", "vocab.txt", "checkpoints/LATEST")

@@ -80,16 +80,16 @@ class Cluster:
 
     @property
     def local(self) -> Path:
-        """Where a job finds the own disk of the node that it runs on."""
+        """The path of a node's own disk, as a job on it sees it."""
         return self.directory / "local"
 
     def disk(self, node: str) -> Path:
-        """What is on a node's own disk, as seen from outside."""
+        """The contents of a node's own disk, seen from outside."""
         return self.directory / f"disk-{node}"
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of a login shell, and where rank 0 is and what gloo may use, which a cluster knows."""
+        """The environment of a login shell, with the address of rank 0 and gloo's interface."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI_"))}
         own = {
             "PYTHON": sys.executable,
@@ -109,12 +109,12 @@ class Cluster:
         return int(found[1])
 
     def output(self, job: int) -> str:
-        """What the job has printed."""
+        """The output of the job."""
         path = self.tree / f"slurm-{job}.out"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def state(self, job: int) -> dict[str, str]:
-        """What `scontrol` says of a job: JobState, ExitCode and others."""
+        """The fields that `scontrol` gives for a job: JobState, ExitCode and others."""
         done = self.run(f"scontrol --oneliner show job {job}")
         assert done.returncode == 0, done.stderr
         return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)

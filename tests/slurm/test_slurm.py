@@ -84,7 +84,7 @@ def sets(*settings: str) -> str:
 def sbatch(config: Path | str, *settings: str, options: str = "", **environ: object) -> str:
     """The command of the README; settings go to both programs, as they would be typed."""
     given = " ".join(f"{name}={value}" for name, value in environ.items())
-    slurm_options = f"$({MLPERF_BERT} config --slurm {config} {sets(*settings)})"
+    slurm_options = f"$({MLPERF_BERT} config slurm {config} {sets(*settings)})"
     command = f"env {given} sbatch {options} {slurm_options} run_and_time.sh"
     return f"{command} -- {sets(*settings)}"
 
@@ -97,7 +97,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> Non
     assert re.search(r"network.ranks +all 4 ranks came", output)
     assert "4 ranks on cpu" in output
     assert "target reached" in output
-    assert "result_0.txt accepted" in output
+    assert "checker, ruleset 5.0.0: " in output
     assert len(re.findall(r"^RESULT,bert,\d+,\d+,\w+,.+$", output, re.MULTILINE)) == 1
     log = cluster.tree / "runs/cpu_tiny/result_0.txt"
     assert [stop["metadata"]["status"] for stop in mlperf_records(log, "run_stop")] == ["success"]
@@ -146,8 +146,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
     cluster: slurm.Cluster, published: tuple[Path, Path]
 ) -> None:
-    """The lines of docs/cluster.md, on the shipped config, made small; nobody asks for GPUs."""
-    page = (REPOSITORY / "docs/cluster.md").read_text(encoding="utf-8")
+    """docs/start/cluster.md's lines, on the shipped config made small; nobody asks for GPUs."""
+    page = (REPOSITORY / "docs/start/cluster.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## The closed division\n.*?```sh\n(.*?)```", page, re.DOTALL)
     places = {"TEXT": published[0], "DATA": published[1], "WEIGHTS": "runs/weights"}
     places["/local/scratch"] = cluster.local
@@ -164,7 +164,7 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
     assert len(STAGED.findall(output)) == 1
-    assert "result_0.txt accepted" in output and "4 ranks on cpu" in output
+    assert "checker, ruleset 5.0.0: " in output and "4 ranks on cpu" in output
     log = cluster.tree / "runs/walk/result_0.txt"
     assert mlperf_records(log, "submission_division")[0]["value"] == "closed"
     assert mlperf_records(log, "initial_weights")[0]["value"] == "checkpoint"
@@ -216,7 +216,7 @@ def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     state = cluster.wait(job, 300)
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
-    assert output.count("accepted") == 2
+    assert output.count("log format accepted") == 2
     logs = [cluster.tree / f"runs/two/result_{index}.txt" for index in range(2)]
     assert len({mlperf_records(log, "seed")[0]["value"] for log in logs}) == 2
     drop = ["sh", "-c", "echo 3 >/proc/sys/vm/drop_caches"]
@@ -237,7 +237,7 @@ def test_scancel_ends_the_run_in_order(cluster: slurm.Cluster, tiny: tuple[Path,
 def test_a_signal_ahead_of_the_limit_ends_it_too(
     cluster: slurm.Cluster, tiny: tuple[Path, Path]
 ) -> None:
-    """What `sbatch --signal=USR1@60` would send, to the ranks or (B:) to the batch shell."""
+    """The signal of `sbatch --signal=USR1@60`, to the ranks or (B:) to the batch shell."""
     data, config = tiny
     for number, options in enumerate(("", "--batch ")):
         run_dir = f"runs/ahead{number}"

@@ -1,4 +1,4 @@
-"""What test_overlap_tool.py runs on two ranks: `overlap_job.py STUDY OUTPUT`, without a namespace.
+"""The job of test_overlap_tool.py on two ranks: `overlap_job.py STUDY OUTPUT`, no namespace.
 
 Each rank writes the records of one round of every mode, of a small model, to OUTPUT/rank_<n>.json.
 """

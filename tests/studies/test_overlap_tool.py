@@ -166,7 +166,7 @@ def test_too_few_steps_are_refused(tool: ModuleType, tmp_path: Path) -> None:
 
 @pytest.fixture
 def commands(link: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would have been run; `ip link add` fails."""
+    """The commands that would have run; `ip link add` fails."""
     seen: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -178,7 +178,7 @@ def parse_hdf5(directory: Path) -> object:
 
 
 def make_rows(directory: Path) -> None:
-    """What a child answers for the file of variable length."""
+    """A child's answer for the file of variable length."""
     counts, values = [], b""
     for name in FEATURES:
         rows = [example.get(name) for example in make_examples()]

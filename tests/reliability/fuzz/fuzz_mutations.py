@@ -127,7 +127,7 @@ def _mutate_ranges(rng: Random, header: bytes) -> bytes:
 
 
 def mutate_lines(prefix: str, key_chance: float = 0.6) -> Mutation:
-    """Of a file of lines, each `prefix` and a JSON object: change one, or their order."""
+    """Change a line, or the order of lines, in a file of lines of `prefix` and a JSON object."""
 
     def mutate(rng: Random, contents: bytes) -> bytes:
         lines = contents.split(b"\n")

@@ -102,7 +102,7 @@ def make_config(directory: Path) -> None:
 
 
 def parse_config(directory: Path) -> object:
-    """What is accepted is written, and read as the same."""
+    """Parse a config; an accepted one is written, and read back equal."""
     return _read_again(directory, load_config(directory / "config.toml"))
 
 

@@ -1,4 +1,4 @@
-"""What runs leave behind: logs, metrics, outcome, a directory, trees of results, published tables.
+"""Parsers of runs' files: logs, metrics, outcome, a directory, result trees, published tables.
 
 Every page of `report` is checked as a browser would read it.
 """
@@ -116,7 +116,7 @@ def make_run(directory: Path) -> None:
 
 
 def parse_run(path: Path) -> object:
-    """As `report --doctor`, to the lines that it prints."""
+    """As `report doctor`, to the lines that it prints."""
     diagnosis = diagnose(read_run(only_run(path), needs_config=True))
     assert all(line.isprintable() for line in diagnosis.lines())
     json.dumps(diagnosis.as_json())
@@ -145,7 +145,7 @@ def parse_watched_run(directory: Path) -> object:
 
 
 def parse_foreign_log(directory: Path) -> object:
-    """The records alone, then all that `report --doctor` makes of them."""
+    """The records alone, then all that `report doctor` makes of them."""
     read_foreign_log(directory / LOG, LOG)
     return parse_run(directory / LOG)
 
@@ -172,7 +172,7 @@ def make_whole_run(directory: Path) -> None:
 
 
 def parse_report(directory: Path) -> object:
-    """As `mlperf_bert report`, beside another run: page, JSON and lines."""
+    """As `mlperf_bert report page`, beside another run: page, JSON and lines."""
     runs = [read_facts(files) for files in find_runs([directory, directory / LOG])]
     charts, quiet = charts_of(runs)
     page = checked(report_page(runs, charts, quiet))
@@ -188,7 +188,7 @@ def make_tree(directory: Path) -> None:
 
 
 def parse_tree(directory: Path) -> object:
-    """What is skipped is named, not raised: the first such is, as one of our own errors."""
+    """Parse a tree; its first skipped file, named and not raised, is raised as our error."""
     entries, skipped = read_tree(directory)
     law = _law([*entries, OTHER], skipped)
     for each in skipped:

@@ -84,7 +84,7 @@ def mutate_table(rng: Random, contents: bytes) -> bytes:
 
 @cache
 def _entries(contents: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    """Of a valid table: the world's."""
+    """Entries of a valid table: the world's."""
     with NamedTemporaryFile() as file:
         file.write(contents)
         file.flush()

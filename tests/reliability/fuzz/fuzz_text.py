@@ -65,7 +65,7 @@ def parse_texts(directory: Path) -> object:
         for job in plan_jobs([file], digests([file], quiet=True), directory, RULES):
             for piece in job.pieces:
                 for section in sections(piece, "empty-line", "text"):
-                    cleaned = clean_document(section.paragraphs)
+                    cleaned, _ = clean_document(section.paragraphs)
                     found.append(windows_of("".join(cleaned)))
     return found
 

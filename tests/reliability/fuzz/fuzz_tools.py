@@ -1,4 +1,4 @@
-"""What `squad` and `tune` read of anybody's: questions, answers, records, spaces, a journal."""
+"""Untrusted input of `squad` and `tune`: questions, answers, records, spaces, a journal."""
 
 import json
 from collections.abc import Mapping

@@ -11,8 +11,8 @@ from fuzz_mutations import mutate_bytes, mutate_json, mutate_tensors
 from fuzz_world import Parser
 from torch import Tensor
 
-from bert_tools.convert import convert
 from checkpoint_cases import save_checkpoint
+from mlperf_bert.checkpoint.huggingface import conversion
 from mlperf_bert.checkpoint.huggingface.export import config_json
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, INDEX, SINGLE, open_huggingface
 from mlperf_bert.checkpoint.huggingface.tokenizer import (
@@ -114,8 +114,8 @@ def make_huggingface_parts(directory: Path) -> None:
 
 def parse_huggingface(directory: Path) -> object:
     """As `convert` does, up to the last tensor; nothing is written."""
-    conversion = convert.plan_conversion(open_huggingface(directory), None, None, "draw")
-    return [conversion.weight(name) for name in conversion.shapes]
+    found = conversion.plan_conversion(open_huggingface(directory), None, None, "draw")
+    return [found.weight(name) for name in found.shapes]
 
 
 @cache
@@ -132,7 +132,7 @@ def _write_settings(directory: Path) -> None:
 
 
 # Modules for the same sizes again and again would take three quarters of the time.
-convert.parameter_shapes = cache(convert.parameter_shapes)
+conversion.parameter_shapes = cache(conversion.parameter_shapes)
 
 WEIGHTS_PARSERS: Mapping[str, Parser] = {
     "checkpoint": Parser(

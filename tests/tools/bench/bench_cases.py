@@ -39,7 +39,7 @@ def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -
 
 
 def bench(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> tuple[str, str]:
-    """What a measurement prints, and its progress."""
+    """The output of a measurement, and its progress."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         assert cli.run(parsed(measurement, *options, settings=settings)) == 0
     return out.getvalue(), err.getvalue()

@@ -258,7 +258,7 @@ def test_transformers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Of other sides, all of which may run on the CPU."""
+    """Make other sides, all of which may run on the CPU."""
     monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
     ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
     return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)

@@ -54,7 +54,7 @@ def test_every_loader_gives_the_same_batches(set_dir: Path) -> None:
 
 def test_result_has_a_row_for_each_loader(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "DATALOADERS", {"dataloader_2": 2})
-    options = ("--dir", set_dir, "--batches", 2, 3, "--rounds", 1, "--seconds", 0.01)
+    options = ("--out", set_dir, "--batches", 2, 3, "--rounds", 1, "--seconds", 0.01)
     result = result_of("loader", *options)
     contenders, dali_reason = make_contenders()
     assert result["dali_reason"] == dali_reason
@@ -89,7 +89,7 @@ def test_a_temporary_set_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_batch_is_at_most_the_set(set_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "DATALOADERS", {})
     num_samples = open_or_make_set(set_dir, num_bytes=1, seed=1).manifest.num_samples
-    options = ("--dir", set_dir, "--rounds", 1, "--seconds", 0.01, "--batches", 2)
+    options = ("--out", set_dir, "--rounds", 1, "--seconds", 0.01, "--batches", 2)
     for above in (num_samples + 1, 2 * num_samples):
         with pytest.raises(ConfigError, match=f"--batches: is {above}; set it to {num_samples} at"):
             bench("loader", *options, above)
@@ -99,4 +99,4 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directory, problem in (("x" * 300, "name too long"), (tmp_path / "file" / "set", "file")):
         with pytest.raises(DataError, match=problem):
-            bench("loader", "--dir", directory, "--megabytes", 1)
+            bench("loader", "--out", directory, "--megabytes", 1)

@@ -1,4 +1,4 @@
-"""What `bench` is asked: options out of range, and the config that --config and --set make."""
+"""The options of `bench`: values out of range, and the config from --config and --set."""
 
 from pathlib import Path
 

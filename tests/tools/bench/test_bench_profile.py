@@ -66,7 +66,7 @@ def test_tables_are_of_one_step_and_leave_out_what_operators_call() -> None:
 
 def test_json_words_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "step.json.gz"
-    result, words, _ = measured("profile", "--steps", 2, "--trace", trace)
+    result, words, _ = measured("profile", "--steps", 2, "--out", trace)
     assert result["unit_of_work"] == "operator"
     assert len(result["rows"]) == MOST_ROWS
     shares = [row["share"] for row in result["rows"]]
@@ -84,4 +84,4 @@ def test_json_words_and_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        bench("profile", "--trace", tmp_path / "none" / "step.json.gz")
+        bench("profile", "--out", tmp_path / "none" / "step.json.gz")

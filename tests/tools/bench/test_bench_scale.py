@@ -26,7 +26,7 @@ def test_sizes() -> None:
 
 def test_every_size_is_measured_eager_and_captured(tmp_path: Path) -> None:
     plot = tmp_path / "scale.png"
-    result = result_of("scale", *BRIEF, "--max-batch", 4, "--plot", plot)
+    result = result_of("scale", *BRIEF, "--max-batch", 4, "--out", plot)
     rows = [(row["batch"], row["step_mode"]) for row in result["rows"]]
     assert rows == [(2, "eager"), (2, "captured"), (4, "eager"), (4, "captured")]
     assert all(row["samples_per_s"] > 0 for row in result["rows"])
@@ -38,7 +38,7 @@ def test_every_size_is_measured_eager_and_captured(tmp_path: Path) -> None:
 
 def test_sweep_has_capacities_around_the_mean(tmp_path: Path) -> None:
     plot = tmp_path / "sweep.png"
-    options = (*BRIEF, "--sweep", 16, "--plot", plot)
+    options = (*BRIEF, "--sweep", 16, "--out", plot)
     result = result_of("scale", *options, settings=("run.step_mode=captured",))
     tokens = [row["tokens"] for row in result["sweep"]]
     assert tokens == list(range(tokens[0], tokens[-1] + 1, scale.CAPACITY_STEP))
@@ -92,7 +92,7 @@ def test_options_that_cannot_be() -> None:
     for option, value, message in (
         ("--max-batch", 1, "--max-batch: is 1"),
         ("--sweep", 2, "--sweep: 2 sequences of at most 32 tokens"),
-        ("--plot", "/nonexistent/scale.png", "--plot: .* does not exist"),
+        ("--out", "/nonexistent/scale.png", "--out: .* does not exist"),
     ):
         with pytest.raises(ConfigError, match=message):
             bench("scale", option, value)

@@ -106,7 +106,7 @@ def test_train_profile_and_eval_need_few_packages(tmp_path: Path) -> None:
     model = [word for each in TINY for word in ("--set", each)]
     forms = [
         ["train", *model, *BRIEF],
-        ["profile", *model, "--steps", "1", "--trace", str(tmp_path / "step.json.gz")],
+        ["profile", *model, "--steps", "1", "--out", str(tmp_path / "step.json.gz")],
         ["eval", *model, *BRIEF[:4], "--samples", "8", "--rounds", "1"],
     ]
     script = tmp_path / "forms.py"
@@ -153,7 +153,7 @@ def test_held_out_set_fits_the_config(tmp_path: Path) -> None:
 
 
 def test_ratios_follow_from_the_blocks(tmp_path: Path) -> None:
-    result, words, progress = measured("checkpoints", *PAIRS, "--directory", tmp_path)
+    result, words, progress = measured("checkpoints", *PAIRS, "--out", tmp_path)
     assert result["steps_per_block"] == 4
     ratios = sorted(pair["with_s"] / pair["without_s"] for pair in result["pairs"])
     assert len(ratios) == 3
@@ -178,5 +178,5 @@ def test_a_block_leaves_the_checkpoint_of_its_middle(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="--directory: No such file"):
-        bench("checkpoints", "--directory", "/nonexistent")
+    with pytest.raises(ConfigError, match="--out: No such file"):
+        bench("checkpoints", "--out", "/nonexistent")

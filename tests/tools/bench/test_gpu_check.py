@@ -36,7 +36,7 @@ RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.
 STUB = """#!/bin/bash
 case "$*" in
 *summarise_gpu.py* | *zipfile*) exec "$REAL" "$@" ;;
-*"-c import mlperf_logging"* | *"-c import matplotlib"* | *--plot*) exit 1 ;;
+*"-c import mlperf_logging"* | *"-c import matplotlib"* | *"bench scale"*" --out "*) exit 1 ;;
 *"bench train"*fp8*) echo "torch.OutOfMemoryError: CUDA out of memory." >&2; exit 1 ;;
 *"bench profile"*bf16*) echo half; kill -9 $$ ;;
 *"bench profile"*fp8*) exec sleep "${HANG:-0}" ;;

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.convert.convert import plan_conversion, report_of, write_checkpoint
+from bert_tools.convert.convert import report_of, write_checkpoint
 from checkpoint_cases import save_checkpoint
+from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
 from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
@@ -84,10 +85,10 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
     return load_file(checkpoint / "model.safetensors")
 
 
-def a_batch(data: Path) -> tuple[UnpaddedBatch, dict[str, Tensor]]:
-    """Sixteen held-out sequences, without padding and as `transformers` takes them."""
+def a_batch(data: Path, count: int = 16) -> tuple[UnpaddedBatch, dict[str, Tensor]]:
+    """Held-out sequences, without padding and as `transformers` takes them."""
     index = LengthIndex.open(data / "eval")
-    ids = np.arange(16)
+    ids = np.arange(count)
     samples = SampleReader(data / "eval", index.manifest).read(ids)
     batch = make_batch(samples, ids, mlm_denominator=1.0, nsp_denominator=1.0)
     padded = padded_inputs(batch, batch.max_seqlen)

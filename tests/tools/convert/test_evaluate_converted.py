@@ -39,7 +39,7 @@ def evaluate(checkpoint: Path, data: Path, *options: str) -> int:
 
 @pytest.fixture(scope="module")
 def result(checkpoint: Path, synthetic_data: Path) -> dict[str, Any]:
-    """What it answers, on one rank."""
+    """The result of `evaluate` on one rank."""
     with redirect_stdout(StringIO()) as printed:
         assert evaluate(checkpoint, synthetic_data, "--json") == 0
     found: dict[str, Any] = json.loads(printed.getvalue())
@@ -107,7 +107,7 @@ def test_what_was_drawn_is_said(
 
 
 def official(data: Path) -> Manifest:
-    """What the manifest of MLPerf's own set says."""
+    """The manifest of MLPerf's own set."""
     manifest = Manifest.load(data / "eval")
     return replace(manifest, num_samples=10_000, max_seq_length=512, vocab_size=30_522, seed=12_345)
 
@@ -166,7 +166,7 @@ def test_a_run_begins_from_it_and_does_not_go_on_from_it(
         capsys.readouterr()
         assert main(["train", *options, *again]) == 2
         error = capsys.readouterr().err
-        assert f"trained with {stated}; set it to the checkpoint's" in error
+        assert f"have {stated}; set it to {stated}, or leave it out" in error
     saved = read_manifest(resolve(tmp_path / "begun" / "run_0" / "checkpoints"))
     assert saved.origin == {"initialized_from": "huggingface, theirs"}
     more = ["run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume"]

@@ -86,7 +86,12 @@ def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: 
 def test_in_and_out_again_is_bit_for_bit(form: str, tmp_path: Path, words: Path) -> None:
     save_theirs(tmp_path / "theirs", form)
     convert(tmp_path / "theirs", tmp_path / "ours", words)
-    assert main(["export", str(tmp_path / "ours"), "--to", "huggingface", str(tmp_path / "o")]) == 0
+    assert (
+        main(
+            ["export", str(tmp_path / "ours"), "--to", "huggingface", "--out", str(tmp_path / "o")]
+        )
+        == 0
+    )
     before, after = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "o")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -133,13 +138,13 @@ def test_the_vocabulary_is_found_with_the_data(
 ) -> None:
     checkpoint = str(trained(tmp_path / "run", words))
     to = ["--to", "huggingface"]
-    assert main(["export", checkpoint, *to, str(tmp_path / "none")]) == 2
+    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "none")]) == 2
     data = ["--data", str(synthetic_data)]
-    assert main(["export", checkpoint, *to, str(tmp_path / "parent"), *data]) == 0
+    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "parent"), *data]) == 0
     data = ["--data", str(synthetic_data / "eval")]
-    assert main(["export", checkpoint, *to, str(tmp_path / "set"), *data]) == 0
+    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "set"), *data]) == 0
     other = ["--vocab", str(GOLDEN / "own_vocab.txt")]
-    assert main(["export", checkpoint, *to, str(tmp_path / "other"), *other]) == 2
+    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "other"), *other]) == 2
     assert not list(tmp_path.glob("none*")) and not list(tmp_path.glob("*other*"))
     assert (tmp_path / "set" / "vocab.txt").read_bytes() == words.read_bytes()
 
@@ -150,7 +155,7 @@ def test_a_run_has_its_vocabulary_with_it(
     run_train(tiny_config, synthetic_data, tmp_path / "run", "run.max_steps=2")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     checkpoints = str(tmp_path / "elsewhere/run_0/checkpoints")
-    assert main(["export", checkpoints, "--to", "huggingface", str(tmp_path / "out")]) == 0
+    assert main(["export", checkpoints, "--to", "huggingface", "--out", str(tmp_path / "out")]) == 0
     vocabulary = (synthetic_data / "train/vocab.txt").read_bytes()
     assert (tmp_path / "out/vocab.txt").read_bytes() == vocabulary
 
@@ -161,7 +166,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsy
     contents = bytearray(path.read_bytes())
     contents[-1] ^= 1
     path.write_bytes(contents)
-    options = ["--to", "huggingface", str(tmp_path / "out"), "--vocab", str(words)]
+    options = ["--to", "huggingface", "--out", str(tmp_path / "out"), "--vocab", str(words)]
     assert main(["export", str(checkpoint), *options]) == 2
     error = capsys.readouterr().err
     assert "digest" in error and error.count("\n") == 1
@@ -171,6 +176,6 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsy
 def test_a_place_that_is_taken_stays(tmp_path: Path, words: Path) -> None:
     checkpoint = trained(tmp_path / "run", words)
     (tmp_path / "out").write_text("kept")
-    options = ["--to", "huggingface", str(tmp_path / "out"), "--vocab", str(words)]
+    options = ["--to", "huggingface", "--out", str(tmp_path / "out"), "--vocab", str(words)]
     assert main(["export", str(checkpoint), *options]) == 2
     assert (tmp_path / "out").read_text() == "kept"

@@ -1,4 +1,4 @@
-"""What looks like a BERT of Hugging Face's and is none of ours: one line, and nothing written."""
+"""Refusals of files that only look like a Hugging Face BERT: one line, and nothing written."""
 
 import errno
 import json

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mlperf_bert.checkpoint.tensors import read_safetensors
+from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
 from mlperf_bert.common.errors import CheckpointError
 
 GENERATOR = torch.Generator().manual_seed(2)

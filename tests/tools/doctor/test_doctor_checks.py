@@ -50,6 +50,7 @@ ALL_CPUS = frozenset(range(256))
 LIMITS: dict[str, Any] = {
     "shared_memory_bytes": 2**35,
     "open_files": 2**20,
+    "has_gpus": True,
     "locked_memory_bytes": None,
     "has_infiniband": True,
 }
@@ -71,7 +72,7 @@ def test_equal_gpus_are_one_good_line_with_what_nvml_tells() -> None:
 
 def test_without_a_gpu() -> None:
     for driver_gpus, cuda, wants_cuda, status, words in (
-        (0, None, False, "warn", "trains on the CPU"),
+        (0, None, False, "info", "trains on the CPU"),
         (0, None, True, "fail", "config asks for 'cuda'"),
         (8, None, False, "fail", "the driver lists 8 GPUs"),
         (8, "13.0", False, "fail", "can use none"),
@@ -182,7 +183,9 @@ def test_small_limits_say_how_to_raise_them() -> None:
     rows: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         ({"shared_memory_bytes": 2**26}, "limits.shared_memory", "warn", "--ipc=host"),
         ({"shared_memory_bytes": None}, "limits.shared_memory", "ok", ""),
+        ({"shared_memory_bytes": 2**26, "has_gpus": False}, "limits.shared_memory", "ok", ""),
         ({"open_files": 1024}, "limits.open_files", "warn", "ulimit -n"),
+        ({"open_files": 1024, "has_gpus": False}, "limits.open_files", "info", "ulimit -n"),
         ({"open_files": None}, "limits.open_files", "ok", ""),
         ({"locked_memory_bytes": 2**16}, "limits.locked_memory", "fail", "ulimit -l"),
     )
@@ -195,8 +198,9 @@ def test_small_limits_say_how_to_raise_them() -> None:
 
 def test_whether_caches_may_be_dropped() -> None:
     for direct, by_sudo in ((True, False), (False, True), (False, False)):
-        finding = host.judge_caches(direct=direct, by_sudo=by_sudo)
-        assert finding.status == ("ok" if direct or by_sudo else "warn")
+        for is_closed, lacks in ((False, "info"), (True, "warn")):
+            finding = host.judge_caches(direct=direct, by_sudo=by_sudo, is_closed=is_closed)
+            assert finding.status == ("ok" if direct or by_sudo else lacks)
 
 
 def test_a_fast_disk_is_good_and_a_slow_one_is_staged() -> None:
@@ -241,7 +245,7 @@ def test_data_are_verified_and_held_against_the_config(
     synthetic_data: Path, tiny_config: Path
 ) -> None:
     (without,) = storage.check_data(Options())
-    assert without.status == "warn"
+    assert without.status == "info"
     (verified,) = storage.check_data(Options(data=synthetic_data))
     assert verified.status == "ok"
     (fits,) = storage.check_data(Options(data=synthetic_data, config=load_config(tiny_config)))
@@ -282,8 +286,23 @@ def test_what_training_can_do_without_says_what_its_lack_costs() -> None:
     assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
     assert packages.judge_mpi(None, "mpi4py not found").status == "warn"
     assert packages.judge_mpi("MPICH", "").status == "ok"
+    assert packages.judge_mpi(None, "mpi4py not found", is_needed=False).status == "info"
+    assert packages.judge(packages.OPTIONAL[0], None, is_needed=False).status == "info"
     rulesets = {("4.1.0", "5.0.0"): "ok", ("4.1.0",): "fail", None: "warn"}
     assert {each: packages.judge_ruleset(each).status for each in rulesets} == rulesets
+
+
+def test_optional_packages_are_shown_where_they_are_needed_or_asked_for(tiny_config: Path) -> None:
+    names = {package.name for package in packages.OPTIONAL} | {"mpi"}
+    assert packages.needed_here(None, has_gpus=True) == {"triton", "pynvml"}
+    config = load_config(tiny_config, ["data.loader=mpi_readers"])
+    for options, shown in (
+        (Options(), set()),
+        (Options(config=config), {"mpi"}),
+        (Options(all_packages=True), names),
+    ):
+        found = {each.name.removeprefix("packages.") for each in packages.check(options)}
+        assert found & names == shown
 
 
 def test_what_is_needed_is_what_pyproject_requires() -> None:

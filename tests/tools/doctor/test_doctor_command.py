@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bert_tools.doctor import cli, storage
+from bert_tools.doctor import cli, host, packages, storage
 from mlperf_bert.__main__ import main
 from mlperf_bert.distributed.network_test.findings import fail, ok
 
@@ -34,8 +34,25 @@ def test_all_checks_are_made_and_every_finding_has_its_four_parts(whole: dict[st
     assert whole["schema_version"] == 1
     for check in whole["checks"]:
         assert set(check) == {"status", "name", "found", "remedy"}
-        assert check["status"] in {"ok", "warn", "fail"}
+        assert check["status"] in {"ok", "info", "warn", "fail"}
         assert bool(check["remedy"]) == (check["status"] != "ok")
+
+
+def test_a_fresh_machine_without_a_gpu_has_no_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing that may be missing is there: caches may not be dropped, few files may be open."""
+    monkeypatch.setattr(host, "DROP_CACHES", Path("/nonexistent"))
+    monkeypatch.setattr(host, "_sudo_may_drop", lambda: False)
+    monkeypatch.setattr(host, "_soft_limit", lambda _: 1024)
+    monkeypatch.setattr(
+        packages, "installed_version", lambda package: None if package.source else ""
+    )
+    assert main(["doctor", "--only", "gpus,machine,limits,packages,data,caches"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == {"ok", "info"}
+    infos = [line.split()[1] for line in lines if line.startswith("info ")]
+    assert infos == ["gpus", "limits.open_files", "data", "caches"]
 
 
 def test_two_real_ranks_reach_each_other(whole: dict[str, Any]) -> None:

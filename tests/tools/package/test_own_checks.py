@@ -42,7 +42,7 @@ def root(repository: Path, tmp_path: Path) -> Path:
 
 
 def own_problems(root: Path) -> list[str]:
-    """What is found without MLCommons' checkers."""
+    """The problems found without MLCommons' checkers."""
     tree = root.with_name("tree")
     systems, problems = export(root, root / "results", tree)
     problems += check_systems(tree, systems)[1]
@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     "aborted": (
         change_log("run_stop", metadata={"status": "aborted"}),
         r"result_3\.txt: the run's status is 'aborted'; use",
+    ),
+    "no target": (
+        change_log("quality_target", value="none"),
+        r"result_3\.txt: is of a run without a target .*; no result can be claimed",
     ),
     "weights of another kind": (
         change_log("initial_weights", value=7),

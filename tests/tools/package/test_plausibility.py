@@ -163,7 +163,7 @@ def beside_training(contents: Records) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Of this repository's submission what our own checks read, to be spoiled."""
+    """The files of this repository's submission that our own checks read, to be spoiled."""
     shutil.copytree(REPOSITORY / RESULTS, tmp_path / RESULTS)
     for name in (f"systems/{SYSTEM}.json", f"{CONFIGS}/cpu_tiny.toml"):
         (tmp_path / name).parent.mkdir(parents=True)
@@ -399,7 +399,7 @@ def test_evaluations_beside_training_may_take_no_time(tree: Path) -> None:
 
 
 def test_numbers_that_agree_are_believed(tree: Path) -> None:
-    """What docs/submission.md says cannot be found out."""
+    """These are the forgeries that docs/start/submission.md calls undetectable."""
     for number in range(10):
         rewrite(log_of(tree, number), all_new_but_accuracies)
     assert problems_of(tree) == []

@@ -100,15 +100,15 @@ def test_describe_writes_what_check_accepts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mybox_n2_pytorch.json"
-    assert main(["system", "--describe", "--nodes", "2", "--out", str(path)]) == 0
+    assert main(["system", "describe", "--nodes", "2", "--out", str(path)]) == 0
     said = capsys.readouterr()
     assert said.out == ""
     assert "please fill in" in said.err
     found = json.loads(path.read_text())
     assert (found["system_name"], found["number_of_nodes"]) == ("mybox_n2_pytorch", "2")
     assert found["submitter"] == "unnamed"
-    assert main(["system", "--check", str(path)]) == 0
-    assert main(["system", "--describe", "--submitter", "Acme"]) == 0
+    assert main(["system", "check", str(path)]) == 0
+    assert main(["system", "describe", "--submitter", "Acme"]) == 0
     assert json.loads(capsys.readouterr().out)["submitter"] == "Acme"
 
 
@@ -125,7 +125,7 @@ def test_check_prints_one_line_a_problem(
     (tmp_path / "broken").write_text("{")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     names = ("wrong", "list", "broken", "binary", "fine", "missing")
-    assert main(["system", "--check", *(str(tmp_path / name) for name in names)]) == 2
+    assert main(["system", "check", *(str(tmp_path / name) for name in names)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [Path(line.split(": ")[2]).name for line in lines] == [
         *("wrong", "wrong", "list", "broken", "binary", "missing")
@@ -135,10 +135,10 @@ def test_check_prints_one_line_a_problem(
 @pytest.mark.parametrize(
     "words",
     [
-        ("--describe", "--nodes", "0"),
-        ("--describe", "--out", "/nowhere/at/all.json"),
-        ("--describe", "--out", __file__),
-        ("--check", "x.json", "--nodes", "2"),
+        ("describe", "--nodes", "0"),
+        ("describe", "--out", "/nowhere/at/all.json"),
+        ("describe", "--out", __file__),
+        ("check", "x.json"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a question prints, or its one error line; words are split as a shell does."""
+    """The output of a question, or its one error line; words are split as a shell does."""
 
     def of(*words: object, status: int = 0) -> str:
         assert main(["plan", *shlex.split(" ".join(map(str, words)))]) == status

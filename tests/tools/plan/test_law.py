@@ -44,7 +44,7 @@ def fitted(asked: Asked) -> Callable[..., Any]:
     """The facts of the law of a table under conditions."""
 
     def of(path: object, *conditions: str) -> Any:
-        return asked("law --no-plot", path, *(f"--filter '{each}'" for each in conditions))
+        return asked("law", path, *(f"--filter '{each}'" for each in conditions))
 
     return of
 
@@ -67,7 +67,7 @@ def test_filters(fitted: Asked, table: Path) -> None:
 
 
 def test_what_has_no_time_or_size_is_named(told: Told, table: Path) -> None:
-    text = told("law", table, "--at 100000")
+    text = told("law", table, "--at 100000 --out law.png")
     assert "left out: 3.0 Other lost: no time in its source" in text
     assert "left out: 10.0 Other unknown: no number of accelerators in its source" in text
     assert "100,000" in text and text.endswith("picture: law.png\n")
@@ -89,7 +89,7 @@ def test_a_table_that_is_none_is_refused(told: Told, table: Path) -> None:
         (f"{HEADER}\n{ROWS[0].replace(',8,', ',8.5,')}\n", "accelerators is '8.5'"),
     ):
         table.write_text(contents)
-        assert message in told("law own.csv --no-plot", status=2)
+        assert message in told("law own.csv", status=2)
 
 
 def test_a_table_as_spreadsheets_save_it(fitted: Asked, table: Path) -> None:
@@ -99,13 +99,13 @@ def test_a_table_as_spreadsheets_save_it(fitted: Asked, table: Path) -> None:
 
 
 def test_a_mix_of_divisions_is_said(told: Told, table: Path) -> None:
-    words = f"law {table} --no-plot"
+    words = f"law {table}"
     assert "1 of 3 entries: the open division" in told(words)
     assert "open division" not in told(words, "--filter division=closed")
 
 
 def test_two_entries_move_the_exponent_of_the_whole_shipped_table(fitted: Asked) -> None:
-    """As docs/scaling.md says; they took 157 M samples each."""
+    """As the README of logs/2026-11-22-scaling-law says; they took 157 M samples each."""
     answers = [fitted(""), fitted("", "samples<100000000")]
     assert len(answers[0]["entries"]) - len(answers[1]["entries"]) == 2
     assert [round(each["exponent"], 3) for each in answers] == [-0.682, -0.752]
@@ -117,7 +117,10 @@ def test_names_that_no_terminal_should_show_are_written_out(
     """Bytes that are no UTF-8, and an escape."""
     name = "x\udcff\x1b[31m"
     assert main(["plan", "law", str(table.rename(f"{name}.csv")), "--out", f"{name}.png"]) == 0
-    assert main(["plan", "suggest", "--nodes", "1", "--gpus", "8", "--out", f"{name}.toml"]) == 0
+    assert (
+        main(["plan", "suggest", "--nodes", "1", "--gpus-per-node", "8", "--out", f"{name}.toml"])
+        == 0
+    )
     lines = capsys.readouterr().out.split("\n")
     assert all(line.isprintable() for line in lines)
     assert r"picture: x\udcff\x1b[31m.png" in lines and r"config: x\udcff\x1b[31m.toml" in lines
@@ -197,7 +200,7 @@ def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(
         | {"exponent": -0.7392, "coefficient_minutes": 228.3}
     )
     assert [each["accelerators"] for each in answer["left_out"]] == [1024, 2048]
-    text = told("law --no-plot --filter round=0.7 --filter", A100[2])
+    text = told("law --filter round=0.7 --filter", A100[2])
     assert "beside 228.3 minutes * p^-0.7392" in text and "neither means much" in text
     assert "left out: 0.7 NVIDIA dgxa100_n256" in text
 
@@ -241,7 +244,7 @@ def scattered() -> list[Entry]:
 
 
 def standard_error(entries: list[Entry]) -> float:
-    """Of the exponent, by hand."""
+    """The standard error of the exponent, by hand."""
     x = np.log([float(each.accelerators or 0) for each in entries])
     y = np.log([each.time_min or 0 for each in entries])
     off = np.sum((y - np.polyval(np.polyfit(x, y, 1), x)) ** 2) / (len(entries) - 2)
@@ -348,7 +351,7 @@ def test_the_records_lead_and_the_energy_are_those_of_the_table() -> None:
         for row in csv.DictReader(line for line in text if not line.startswith("#"))
         if "A100" in row["accelerator"] and row["time_min"]
     }
-    page = (REPOSITORY / "docs" / "scaling.md").read_text("utf-8")
+    page = (REPOSITORY / "logs" / "2026-11-22-scaling-law" / "README.md").read_text("utf-8")
     for of_round, other, lead in (
         ("1.1", "NVIDIA", 1.33),
         ("1.1", "Azure", 1.57),

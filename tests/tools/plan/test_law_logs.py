@@ -193,7 +193,7 @@ def test_the_law_of_a_tree(tmp_path: Path, asked: Asked, told: Asked) -> None:
     assert answer["samples_exponent"] == pytest.approx(0.25, abs=1e-4)
     assert [each["name"] for each in answer["skipped"]] == [str(broken / "result_0.txt")]
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert f"skipped: {broken}/result_0.txt: holds no line with" in told("law . --no-plot")
+    assert f"skipped: {broken}/result_0.txt: holds no line with" in told("law .")
 
 
 def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
@@ -204,7 +204,7 @@ def test_logs_that_are_given_one_by_one_are_one_system_for_each_directory(
     for nodes, times in ((1, TIMES), (4, [3.0] * RUNS)):
         name = f"acme_n{nodes}"
         paths += write_system(tmp_path, name, minutes=times, samples=10**6, nodes=nodes).iterdir()
-    entries = asked("law --no-plot", *paths, paths[0])["entries"]
+    entries = asked("law", *paths, paths[0])["entries"]
     found = [(each["accelerators"], each["time_min"], each["runs"]) for each in entries]
     assert found == [(8, pytest.approx(MEAN_OF_EIGHT), RUNS), (32, pytest.approx(3.0), RUNS)]
 
@@ -216,6 +216,6 @@ def test_the_projects_own_runs(asked: Asked, told: Asked) -> None:
     assert (entry.system, entry.accelerators, entry.runs) == ("cpu_2core_pytorch", 2, 10)
     assert entry.samples and entry.seq_per_s and entry.time_min
     for path in (results, results / "cpu_2core_pytorch/bert/result_0.txt"):
-        assert "one entry alone, 'unnamed cpu_2core" in told("law --no-plot", path, status=2)
+        assert "one entry alone, 'unnamed cpu_2core" in told("law", path, status=2)
     # Beside 330 published ones that have a time and a size.
-    assert len(asked("law --no-plot published", results)["entries"]) == 331
+    assert len(asked("law published", results)["entries"]) == 331

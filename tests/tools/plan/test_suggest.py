@@ -335,24 +335,24 @@ def test_what_leaves_the_known_range_is_said(told: Asked) -> None:
     path = Path("own.toml")
     for words, warning in WARNINGS.items():
         path.unlink(missing_ok=True)
-        assert warning in told("suggest --gpus 8 --out own.toml", words)
+        assert warning in told("suggest --gpus-per-node 8 --out own.toml", words)
         lines = path.read_text().split("\n")
         assert warning in " ".join(line[2:] for line in lines if line.startswith("#"))
     assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [()] * 4
 
 
 def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:
-    answer = asked("suggest --nodes 3 --gpus 4")
+    answer = asked("suggest --nodes 3 --gpus-per-node 4")
     path = Path(answer["file"])
     parallel = load_config(path).parallel
     batch, accumulation = parallel.local_batch_size, parallel.grad_accum_steps
-    assert answer["file"] == f"dgxa100_3x4x{batch}x{accumulation}.toml"
+    assert answer["file"] == f"runs/dgxa100_3x4x{batch}x{accumulation}.toml"
     assert answer["global_batch_size"] == parallel.global_batch_size
-    assert main(["config", answer["file"]]) == 0
+    assert main(["config", "show", answer["file"]]) == 0
 
 
 def test_a_file_that_is_there_is_not_replaced(told: Asked) -> None:
-    words = "suggest --nodes 3 --gpus 4 --out own.toml"
+    words = "suggest --nodes 3 --gpus-per-node 4 --out own.toml"
     assert told(words).endswith("config: own.toml\n")
     before = Path("own.toml").read_bytes()
     assert "exists; name a new file" in told(words, status=2)

@@ -9,7 +9,7 @@ from mlperf_bert.__main__ import main
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a command prints, or its one error line."""
+    """The output of a command, or its one error line."""
 
     def of(*words: object, status: int = 0) -> str:
         assert main([str(word) for word in words]) == status

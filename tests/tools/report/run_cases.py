@@ -46,7 +46,7 @@ def tiny(step: int, accuracy: float | None = None, **values: Any) -> dict[str, A
 
 
 def records_16k(points: Iterable[tuple[int, float]], **values: Any) -> list[dict[str, Any]]:
-    """Of evaluations at steps of the config BATCH_16K."""
+    """Records of evaluations at steps of the config BATCH_16K."""
     return [record(step, 16_384, accuracy, **values) for step, accuracy in points]
 
 
@@ -123,5 +123,5 @@ def log_of(points: Iterable[tuple[int, float]], batch: int, status: str | None =
 
 
 def read_only(path: Path) -> Run:
-    """As `report --doctor` reads it."""
+    """As `report doctor` reads it."""
     return read_run(only_run(path), needs_config=True)

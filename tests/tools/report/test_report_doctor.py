@@ -1,4 +1,4 @@
-"""`report --doctor` on made-up runs: every known symptom is named, and what is well is not."""
+"""`report doctor` on made-up runs: every known symptom is named, and what is well is not."""
 
 import json
 import math
@@ -198,14 +198,14 @@ def test_anybodys_log_is_judged(tmp_path: Path) -> None:
 
 def test_what_is_printed_and_the_exit_status(tmp_path: Path, told: Told) -> None:
     good = write_run(tmp_path / "good", BATCH_16K, records_16k(PUBLISHED), ended="success")
-    assert told("report", "--doctor", good).splitlines() == [
+    assert told("report", "doctor", good).splitlines() == [
         f"{good}/run_0: on track",
         "  reached 0.72 after 2,932,736 samples, 1.01 times the 2,916,352 published for this batch",
     ]
     stuck = write_run(tmp_path / "stuck", BATCH_16K, flat(0.625))
-    words = told("report", "--doctor", stuck, status=1)
+    words = told("report", "doctor", stuck, status=1)
     assert ": off\n" in words and "     do: look for duplicates: mlperf_bert verify" in words
-    found = json.loads(told("report", "--doctor", stuck, "--json", status=1))
+    found = json.loads(told("report", "doctor", stuck, "--json", status=1))
     assert (found["schema_version"], found["verdict"]) == (1, "off")
     assert found["causes"][0]["name"] == "repeated_samples" and found["slowness"] == []
 
@@ -216,10 +216,42 @@ def test_the_guess_comes_from_the_data(
     low = [{**each, "mlm_accuracy": 0.01, "loss": 5.0} for each in records_16k(PUBLISHED)]
     run = write_run(tmp_path / "run", tiny_config, low)
     assert "stays_at_guess" in told(
-        *("report", "--doctor", run, "--data", synthetic_data, "--json"), status=3
+        *("report", "doctor", run, "--data", synthetic_data, "--json"), status=1
     )
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "target", "kind", "words"),
+    [
+        ((0.1, 0.2, 0.3), "0.9", "cannot be judged", "1.50 x the context-free guess; the target"),
+        ((0.1, 0.2, 0.3), "0.9", "cannot be judged", "rises: train longer, by --set run.max_steps"),
+        ((0.1, 0.1, 0.1), "0.9", "behind", "look at optim.learning_rate, and at the data"),
+        ((0.07,), "none", "behind", "has no target. One evaluation does not show if"),
+        ((0.3, 0.3, 0.3), "none", "on track", "It rises no more: a larger model"),
+    ],
+)
+def test_where_no_curve_fits_the_guess_and_the_last_evaluations_speak(
+    accuracies: Sequence[float],
+    target: str,
+    kind: str,
+    words: str,
+    tiny_config: Path,
+    tmp_path: Path,
+) -> None:
+    records = [record(10 * step, 16, each) for step, each in enumerate(accuracies, 1)]
+    write_run(
+        tmp_path,
+        tiny_config,
+        records,
+        overrides=[f"eval.target_accuracy={target}"],
+        ended="aborted",
+    )
+    said = "12:00:00 no target; the best context-free guess 0.2000 (9 held-out masked tokens)\n"
+    (tmp_path / "run_0/stdout.log").write_text(said)
+    verdict = diagnose(read_only(tmp_path)).verdict
+    assert verdict.kind == kind and words in verdict.why
+
+
 def test_what_holds_no_run_is_one_line(tmp_path: Path, told: Told) -> None:
-    for options in ([], ["--doctor"]):
-        told("report", *options, tmp_path, status=2)
+    for kind in ("page", "doctor"):
+        told("report", kind, tmp_path, status=2)

@@ -1,4 +1,4 @@
-"""Which batch is best: times of updates fitted, and what a report says, draws and leaves out."""
+"""The best batch: fitted times of updates, and the report's text, charts and omissions."""
 
 import math
 import random

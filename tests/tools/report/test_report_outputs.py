@@ -21,35 +21,35 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_page_of_a_run_is_in_its_directory(run: Path, told: Told) -> None:
-    said = told("report", run).splitlines()
+    said = told("report", "page", run).splitlines()
     assert "on track" in checked((run / "report.html").read_text("utf-8")).words
     assert said[0] == f"{run}/run_0: target reached, on track"
     assert "best accuracy 0.7200, samples to target 2,932,736" in said[1]
     assert said[2].startswith("page, ") and said[2].endswith(f": {run}/report.html")
 
 
-def test_of_several_runs_it_is_here_or_where_asked_for(
+def test_of_several_runs_it_is_below_runs_or_where_asked_for(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     log = tmp_path / "theirs.txt"
     log.write_text(log_of(PUBLISHED, 16_384), encoding="ascii")
     monkeypatch.chdir(tmp_path)
-    told("report", run, log)
-    assert "theirs.txt" in checked((tmp_path / "report.html").read_text("utf-8")).words
-    told("report", log, "--out", "other.html")
+    told("report", "page", run, log)
+    assert "theirs.txt" in checked((tmp_path / "runs/report.html").read_text("utf-8")).words
+    told("report", "page", log, "--out", "other.html")
     assert not (run / "report.html").exists() and (tmp_path / "other.html").exists()
 
 
 def test_pictures_of_all_charts(run: Path, tmp_path: Path, told: Told) -> None:
     pictures = tmp_path / "new" / "pictures"
-    told("report", run, "--png", pictures)
+    told("report", "pictures", run, "--out", pictures)
     names = {"accuracy", "loss", "samples_per_s", "step_ms", "learning_rate"}
     assert {path.stem for path in pictures.iterdir()} == names
     assert all(path.read_bytes().startswith(PNG) for path in pictures.iterdir())
 
 
 def picture(*names: str) -> bytes:
-    """Of a curve for each name; a warning is an error, as where the legend leaves no room."""
+    """A picture with a curve for each name; a warning, such as of a full legend, is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         points = ((1.0, 2.0), (2.0, 3.0))
@@ -73,14 +73,14 @@ def test_any_name_is_in_the_legend_of_a_picture() -> None:
 
 def test_a_place_prints_as_one_line(tmp_path: Path, told: Told) -> None:
     run = write_run(tmp_path / "a\x1b[31m\nb", BATCH_16K, records_16k(PUBLISHED))
-    lines = told("report", run).split("\n")
+    lines = told("report", "page", run).split("\n")
     assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
 def test_json_has_the_numbers_and_writes_nothing(run: Path, tmp_path: Path, told: Told) -> None:
     slow = records_16k(PUBLISHED, samples_per_s=500.0)
     other = write_run(tmp_path / "b", BATCH_16K, slow, overrides=["clip.max_norm=2.0"])
-    found = json.loads(told("report", run, other, "--json"))
+    found = json.loads(told("report", "page", run, other, "--json"))
     assert found["schema_version"] == 1
     assert found["differences"] == [{"name": "clip.max_norm", "values": ["1.0", "2.0"]}]
     first, second = found["runs"]
@@ -91,14 +91,17 @@ def test_json_has_the_numbers_and_writes_nothing(run: Path, tmp_path: Path, told
     assert [each["accuracy"] for each in first["evaluations"]] == [each for _, each in PUBLISHED]
     assert not (run / "report.html").exists()
     page = tmp_path / "page.html"  # written all the same where it is asked for
-    assert json.loads(told("report", run, "--json", "--out", page))["runs"][0]["label"] == "run"
+    assert (
+        json.loads(told("report", "page", run, "--json", "--out", page))["runs"][0]["label"]
+        == "run"
+    )
     assert page.stat().st_size > 10_000
 
 
 def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "scalars"
-    said = told("report", run, "--tensorboard", directory)
+    said = told("report", "tensorboard", run, "--out", directory)
     # 5 records of loss, accuracy, learning rate, rate, skipped steps, step and wait time
     assert f"35 scalars, for tensorboard --logdir {directory}" in said
     events = reader.EventAccumulator(str(directory))
@@ -106,7 +109,7 @@ def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told
     found = [(each.step, each.value) for each in events.Scalars("mlm_accuracy")]
     assert found == [(step, pytest.approx(accuracy)) for step, accuracy in PUBLISHED]
     assert {each.value for each in events.Scalars("step_ms")} == {100.0}
-    again = told("report", run, "--tensorboard", directory, status=2)
+    again = told("report", "tensorboard", run, "--out", directory, status=2)
     assert "holds an event file already" in again
 
 
@@ -118,49 +121,46 @@ def test_each_of_several_runs_has_scalars_of_its_own_or_none_has(
         write_run(tmp_path / name, BATCH_16K, records_16k(PUBLISHED))
         for name in ("a b", "a_b", "c")
     )
-    scalars, page = tmp_path / "scalars", tmp_path / "x.html"
-    places = ("--tensorboard", scalars, "--out", page)
+    scalars = tmp_path / "scalars"
     (scalars / "c").mkdir(parents=True)
     (scalars / "c" / "events.out.tfevents.1").touch()
-    assert "c: holds an event file already" in told("report", a, c, *places, status=2)
-    assert [path.name for path in scalars.iterdir()] == ["c"] and not page.exists()
-    said = told("report", a, "--tensorboard", f"{tmp_path}/\udcff", status=2)
+    assert "c: holds an event file already" in told(
+        "report", "tensorboard", a, c, "--out", scalars, status=2
+    )
+    assert [path.name for path in scalars.iterdir()] == ["c"]
+    said = told("report", "tensorboard", a, "--out", f"{tmp_path}/\udcff", status=2)
     assert "is not UTF-8, which TensorBoard cannot write to" in said
-    told("report", a, b, *places)  # whose names are alike
+    told("report", "tensorboard", a, b, "--out", scalars)  # whose names are alike
     assert [path.name for path in sorted(scalars.iterdir())] == ["1_a_b", "2_a_b", "c"]
     assert len(list(scalars.glob("*_a_b/events.out.tfevents.*"))) == 2
 
 
 EXTRAS = {
-    "--tensorboard": (
+    "tensorboard": (
         ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"],
         "tensorboard: is not installed; run in the checkout: tools/venv.sh tensorboard\n",
     ),
-    "--png": (["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
+    "pictures": (["matplotlib.figure"], "matplotlib: is not installed, and draws the picture; "),
 }
 
 
-@pytest.mark.parametrize("option", EXTRAS)
+@pytest.mark.parametrize("kind", EXTRAS)
 def test_without_an_extra_a_line_names_it_and_nothing_is_written(
-    option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+    kind: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
-    modules, line = EXTRAS[option]
+    modules, line = EXTRAS[kind]
     for name in modules:
         monkeypatch.setitem(sys.modules, name, None)
-    said = told("report", run, option, tmp_path / "more", status=2)
+    said = told("report", kind, run, "--out", tmp_path / "more", status=2)
     assert said.startswith(f"mlperf_bert: error: {line}")
     assert not (tmp_path / "more").exists() and not (run / "report.html").exists()
 
 
 CANNOT_BE = {
-    "--doctor --out x.html": "--doctor: writes no files",
-    "--data d": "--data: is for --doctor",
-    "--out .": "--out: . is a directory; name a file, as report.html",
-    "--out missing/x.html": "missing/x.html: No such file or directory",
-    "--out . --png p --tensorboard t": "--out: . is a directory",
-    "--out missing/x --png p --tensorboard t": "missing/x: No such file",
-    "--out x.html --png run/result_0.txt": "run/result_0.txt: File exists",
-    ". --doctor": "--doctor: was given 2 runs; give one",
+    "page run --out .": "--out: . is a directory; name a file, as report.html",
+    "page run --out missing/x.html": "missing/x.html: No such file or directory",
+    "pictures run --out run/result_0.txt": "run/result_0.txt: File exists",
+    "tensorboard run --out run/result_0.txt": "run/result_0.txt: ",
 }
 
 
@@ -169,7 +169,7 @@ def test_options_that_cannot_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for options, line in CANNOT_BE.items():
-        assert line in told("report", run, *options.split(), status=2)
+        assert line in told("report", *options.split(), status=2)
         assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(run: Path, told: Told) -> Non
         path = run / "run_0" / name
         before = path.read_text("utf-8") if path.exists() else None
         path.write_text(contents, encoding="utf-8")
-        error = told("report", run, status=2)
+        error = told("report", "page", run, status=2)
         assert name in error and line in error and not (run / "report.html").exists()
         path.unlink() if before is None else path.write_text(before, encoding="utf-8")
 
@@ -195,7 +195,7 @@ def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path, told: T
         for n in range(10)
     ]
     page_path = tmp_path / "page.html"
-    told("report", *runs, "--out", page_path)
+    told("report", "page", *runs, "--out", page_path)
     values = checked(page_path.read_text("utf-8")).values[0]["series"]
     drawn = [each["class"] for each in values if each["label"].startswith("n")]
     assert len(set(drawn)) == 10

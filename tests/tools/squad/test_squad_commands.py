@@ -43,7 +43,7 @@ def test_the_saved_model_scores_as_the_run_did(
 ) -> None:
     answers = tmp_path / "answers.json"
     words = ["squad", "evaluate", "--model", str(run_dir / "model"), "--stride", "24"]
-    assert main([*words, "--device", "cpu", "--predictions", str(answers), "--json"]) == 0
+    assert main([*words, "--device", "cpu", "--out", str(answers), "--json"]) == 0
     evaluated, run = as_json(capsys), read_run(run_dir)
     assert evaluated["validation_loss"] == pytest.approx(run.values["validation_loss"], abs=1e-6)
     assert (evaluated["exact_match"], evaluated["f1"]) == (
@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    places = ("--model", run_dir / "model", "--predictions", tmp_path / "answers.json")
+    places = ("--model", run_dir / "model", "--out", tmp_path / "answers.json")
     assert squad("evaluate", *places, *words) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
@@ -114,7 +114,7 @@ def test_weights_of_another_shape_or_that_diverged_are_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, answers = shutil.copytree(run_dir / "model", tmp_path / "model"), tmp_path / "a.json"
-    words = ("--model", model, "--predictions", answers, "--device", "cpu", "--json")
+    words = ("--model", model, "--out", answers, "--device", "cpu", "--json")
     weights = load_file(model / "model.safetensors")
     weights["qa_outputs.weight"].fill_(math.nan)
     save_file(weights, model / "model.safetensors")

@@ -50,7 +50,7 @@ def row_of(comparison: Comparison, label: str) -> Row:
 
 
 def mean(comparison: Comparison, label: str, key: str, what: str = "values") -> float | None:
-    """Of a measure, or of its difference."""
+    """The mean of a measure, or of its difference."""
     found: Value | None = getattr(row_of(comparison, label), what)[key]
     return None if found is None else found.mean
 

@@ -1,4 +1,4 @@
-"""What a run uses: processor time as a share, NVML's samples, operations; bubbles by hand."""
+"""A run's resources: share of processor time, NVML's samples, operations; bubbles by hand."""
 
 import os
 import threading

@@ -37,7 +37,7 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
             "config": config,
             "space": space,
             "data": data,
-            "study": tmp_path / study,
+            "out": tmp_path / study,
             "samples": 640,
             "trials": 6,
             "repeats": 2,
@@ -56,7 +56,7 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
 def studied(
     study_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Any]:
-    """What `tune --json` prints; status None: whether the target was reached or not.
+    """The output of `tune --json`; status None allows a reached and a missed target.
 
     Of a mistake (status 2) the last line of stderr. `more` words follow those of the options.
     """

@@ -24,7 +24,7 @@ def rates(study: Path) -> dict[str, float]:
 
 
 def samples_by_formula(rate: float, best: float = 3e-3) -> int | None:
-    """Of the fake trainer: 32 samples an evaluation, accuracy quality * k / 10 up to 0.5."""
+    """Samples of the fake trainer: 32 per evaluation, accuracy quality * k / 10 up to 0.5."""
     quality = min(rate / best, best / rate)
     return next((32 * k for k in range(1, 21) if quality * k / 10 + 1e-6 >= 0.5), None)
 
@@ -191,5 +191,7 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
 def test_mistakes_are_one_line(studied: Studied, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, named in MISTAKES:
         assert named.lower() in studied(status=2, **options).lower()
+    no_target = ("--set", "eval.target_accuracy=none")
+    assert "a search needs a target" in studied(status=2, more=no_target)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert "run in the checkout: tools/venv.sh tune" in studied(status=2)

@@ -1,4 +1,4 @@
-"""What a run may begin with is asked before it begins, by `train` and by run_and_time.sh alike."""
+"""Initial weights are checked before a run begins, by `train` and by run_and_time.sh alike."""
 
 import time
 from dataclasses import replace
@@ -60,14 +60,19 @@ def test_other_weights_than_the_configured_are_refused(
         ("model.num_heads=4", weights, synthetic_data, "model.num_heads: is 4, the weights"),
         (f"run.init_checkpoint_sha256='{OTHER}'", weights, synthetic_data, f"is {OTHER}, the wei"),
         ("run.seed=1", tmp_path / "empty", synthetic_data, "holds no weights"),
-        ("run.seed=1", tmp_path / "mlm", synthetic_data, "have no head for pairs"),
+        ("model.objective=mlm_nsp", tmp_path / "mlm", synthetic_data, "have no head for pairs"),
         ("run.seed=1", weights, tmp_path / "other", "was trained with another vocabulary"),
     ):
         words = ("--init-checkpoint", given, "--set", setting)
         where = ("--data", data, "--run-dir", tmp_path / "run")
         line = refusal(capsys, "train", "--config", tiny_config, *where, *words)
         assert said in line and not (tmp_path / "run").exists()
-        assert refusal(capsys, "config", tiny_config, *words, "--check-start", data) == line
+        assert refusal(capsys, "config", "check-start", tiny_config, *words, "--data", data) == line
+    check = ["train", "--config", str(tiny_config), "--data", str(tmp_path), "--only-check"]
+    assert main([*check, "--set", "run.seed=1"]) == 0 and not (tmp_path / "run").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main([*check, "--sett", "run.seed=1"])
+    assert "unrecognized arguments: --sett run.seed=1\n" in capsys.readouterr().err
 
 
 def test_a_closed_run_begins_with_the_weights_that_its_file_names(

@@ -28,9 +28,9 @@ esac
 """
 PYTHON = """#!/bin/sh
 case "$*" in
-*"--get parallel.nodes") echo 1 ;;
-*"--get processes_per_node") echo 8 ;;
-*"--get run.seed") echo 5 ;;
+*"config get "*" parallel.nodes"*) echo 1 ;;
+*"config get "*" processes_per_node"*) echo 8 ;;
+*"config get "*" run.seed "*) echo 5 ;;
 *compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
 *" train "*) exit "${TRAINED:-0}" ;;
 esac

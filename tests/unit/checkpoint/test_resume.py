@@ -225,7 +225,7 @@ def test_what_would_change_the_run_is_refused(
         ("data.sampler=quantile", "data.sampler: is 'quantile'"),
         ("parallel.local_batch_size=8", "global batch of 8, the checkpoint's is 16"),
         ("run.max_steps=16", "run.max_steps: is 16, the checkpoint is of step 16"),
-        ("run.seed=12", "run.seed: is 12, the run to go on with has 11"),
+        ("run.seed=12", "run.seed: is 12, the run to continue has 11"),
     ):
         assert resumed(setting) == 2
         assert words in capsys.readouterr().err
@@ -317,7 +317,7 @@ def test_a_checkpoint_waits_for_no_evaluation_that_is_on_its_way(
 def test_the_best_stays(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of those that were written: what comes while the disk is still busy is not."""
+    """The best written checkpoint stays; none is written while the disk is still busy."""
     settings = ("checkpoint.interval_steps=4", "checkpoint.keep_last=1", "optim.learning_rate=1e-2")
     settings += ("run.max_steps=60", "schedule.decay_steps=60", "eval.interval_samples=80")
     run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)

@@ -123,7 +123,7 @@ def test_a_place_that_takes_no_directories_is_refused(
         ("optimizer.name=lamb", ["[optimizer]", "no such section", "optim"]),
         (
             "parallel.local_batch_size=1000000",
-            ["parallel.local_batch_size", "1,000,000", "samples"],
+            ["too few examples", "a global batch needs 1,000,000"],
         ),
         ("parallel.nodes=2", ["parallel.ranks_per_node", "2 x 1 ranks"]),
         ("eval.target_accuracy=1.2", ["eval.target_accuracy", "1e-06 .. 0.999999"]),
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     command = train(world, "model.hidden_size=16", "model.intermediate_size=32")
     checkpoints = world / "first" / "run_0" / "checkpoints"
     error = refused(world, capsys, *command, "--init-checkpoint", checkpoints)
-    assert "checkpoints/step_00000001" in error and "set it to the checkpoint's" in error
+    assert "first/run_0/checkpoints have 32; set it to 32" in error
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_debug_shows_the_traceback_too(
         "train": ["--config", missing, "--data", missing],
         "evaluate": ["--checkpoint", missing, "--data", missing],
         "convert": ["--from", "huggingface", missing, "--out", missing],
-        "export": [missing, "--to", "huggingface", missing],
+        "export": [missing, "--to", "huggingface", "--out", missing],
         "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
         "verify": [missing],
-        "config": [missing],
+        "config": ["show", missing],
         "bench": ["against", "--set", "model.hidden_size=200"],
     }[command]
     error = refused(world, capsys, command, *arguments)
@@ -224,8 +224,6 @@ def test_ranks_in_processes_of_their_own_say_it_too(world: Path) -> None:
     before = snapshot(world)
     done = run_cli(*train(world, "parallel.ranks_per_node=2", "parallel.local_batch_size=8"))
     assert done.returncode == 2
-    # What a rank says that the launcher ended before it came to the shard itself.
-    ended = "mlperf_bert: SIGTERM before the first step: nothing to save"
-    (line,) = set(done.stderr.splitlines()) - {ended}
+    (line,) = done.stderr.splitlines()  # of rank 0 alone
     assert "train.hdf5" in line
     assert snapshot(world) == before

@@ -1,4 +1,4 @@
-"""`config --explain` says what a config means; `--slurm` prints options that survive the shell."""
+"""`config explain` says what a config means; `slurm` prints options that survive the shell."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def words(stem: str, *overrides: str) -> str:
 
 
 def test_evaluation_points_of_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--explain", str(RECORD)]) == 0
+    assert main(["config", "explain", str(RECORD)]) == 0
     text = capsys.readouterr().out
     assert "at steps 20, 40, 60, 80, 100, 120, 139, 159, 179, 199" in text
     assert "1,024: 128 nodes of 8 ranks" in text
@@ -72,7 +72,7 @@ def test_a_long_list_of_points_is_cut() -> None:
 
 
 def test_a_config_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--slurm", str(LARGEST)]) == 0
+    assert main(["config", "slurm", str(LARGEST)]) == 0
     assert capsys.readouterr().out == (
         "--job-name=dgxa100_128x8x4x1 --nodes=128 --ntasks-per-node=8 --gpus-per-node=8 "
         f"--export=ALL,CONFIG={LARGEST}\n"
@@ -103,7 +103,7 @@ def test_a_config_of_cpus_asks_for_no_gpu_and_its_path_is_made_absolute(
 ) -> None:
     shutil.copy(CONFIGS / "cpu_tiny.toml", tmp_path / "mine.toml")
     monkeypatch.chdir(tmp_path)
-    assert main(["config", "mine.toml", "--slurm", "--set", "parallel.nodes=2"]) == 0
+    assert main(["config", "slurm", "mine.toml", "--set", "parallel.nodes=2"]) == 0
     line = capsys.readouterr().out.rstrip("\n")
     assert "gpus" not in line
     shell = f"printf '%s\\n' $(printf %s '{line}')"
@@ -122,13 +122,6 @@ def test_a_path_that_would_be_taken_apart_is_refused(
     for bad in " ,*[']\n$\\":
         path = tmp_path / f"a{bad}b.toml"
         shutil.copy(CONFIGS / "cpu_tiny.toml", path)
-        error = refusal(capsys, "config", "--slurm", path)
+        error = refusal(capsys, "config", "slurm", path)
         assert f"has {bad!r} in its path" in error
         assert "move it to a path of" in error
-
-
-def test_one_answer_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["config", "--slurm", "--explain", str(LARGEST)])
-    assert stopped.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err

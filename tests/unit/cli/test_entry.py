@@ -1,5 +1,6 @@
-"""How the program leaves: ranks without the interpreter's end; where nobody reads its output."""
+"""The program's exit: ranks skip the interpreter's end; output without a reader."""
 
+import importlib.metadata
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert import package_version
+from mlperf_bert import git_commit, package_version
 from mlperf_bert.__main__ import COMMANDS
 from support import CONFIGS, REPOSITORY, run_process
 
@@ -20,7 +21,7 @@ import atexit, sys
 atexit.register(print, "the interpreter ends")
 from mlperf_bert.__main__ import entry
 import mlperf_bert.{module}
-sys.argv = ["mlperf_bert", "config", {config!r}, "--get", "run.max_steps"]
+sys.argv = ["mlperf_bert", "config", "get", {config!r}, "run.max_steps"]
 entry()
 """
 
@@ -47,7 +48,7 @@ def refuse(args):
         os.kill(os.getpid(), signal.SIGTERM)
 
 program.check_paths = refuse
-sys.argv = ["mlperf_bert", "config", {config!r}, "--get", "run.max_steps"]
+sys.argv = ["mlperf_bert", "config", "get", {config!r}, "run.max_steps"]
 entry()
 """
 
@@ -85,7 +86,7 @@ def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "config cpu_tiny", f"report --doctor {LOG}", "watch --once .", "watch --json ."],
+    ["--help", "config show cpu_tiny", f"report doctor {LOG}", "watch --once .", "watch --json ."],
 )
 def test_a_reader_who_goes_is_no_fault(words: str) -> None:
     done = run_unread("-m", "mlperf_bert", *words.split())
@@ -110,7 +111,7 @@ def test_another_pipe_that_breaks_is_a_fault() -> None:
 
 @pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
 def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None:
-    words = ("config", CONFIGS / "cpu_tiny.toml", "--get", "run.max_steps")
+    words = ("config", "get", CONFIGS / "cpu_tiny.toml", "run.max_steps")
     with open("/dev/full", "w") as full:
         done = run_into(full.fileno(), *options, "mlperf_bert", *words)
     assert done.returncode == 2
@@ -120,7 +121,7 @@ def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None
 
 
 def test_a_mistake_keeps_its_status_where_nothing_can_be_printed() -> None:
-    command = [sys.executable, "-m", "mlperf_bert", "config", "missing.toml"]
+    command = [sys.executable, "-m", "mlperf_bert", "config", "show", "missing.toml"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=full, timeout=280, check=False)
     assert done.returncode == 2  # the interpreter's own would be 120
@@ -159,8 +160,10 @@ program.entry()
 
 
 def test_the_version_is_said() -> None:
-    done = run_process(sys.executable, "-m", "mlperf_bert", "--version")
-    assert (done.returncode, done.stdout) == (0, f"mlperf_bert {package_version()}\n")
+    done = run_process(sys.executable, "-m", "mlperf_bert", "--version", COLUMNS="20")
+    torch = importlib.metadata.version("torch")
+    line = f"mlperf_bert {package_version()} (commit {git_commit()}), torch {torch}\n"
+    assert (done.returncode, done.stdout) == (0, line)
 
 
 def test_help_names_all_commands_and_loads_none() -> None:

@@ -152,7 +152,7 @@ def test_wrong_options_are_one_line_and_write_nothing(
         ("--node -1", "", "--node: is -1"),
         ("", "data.sampler=strata_4_2_2_4", "data.sampler.*'quantile'"),
         ("", "model.vocab_size=70", "model.vocab_size"),
-        ("", "parallel.local_batch_size=9999", "parallel.local_batch_size.*training samples"),
+        ("", "parallel.local_batch_size=9999", "too few examples: .* a global batch needs 9,999; "),
     ):
         error = refused("stage-data", "--out", tmp_path / "stage", *extra.split(), sets=sets)
         assert re.search(problem, error), error

@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of anothe
 
 
 class Poison:
-    """What numba's index is not: reading it makes a directory."""
+    """A forged numba index: reading it makes a directory."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -35,7 +35,7 @@ class Poison:
 
 
 def compile_in(home: Path, script: Path) -> Path:
-    """Where a process with that home kept its machine code; the temporary directory is `tmp`."""
+    """The directory of a process's machine code, by its home; temporary files go to `tmp`."""
     script.write_text(PROGRAM)
     script.with_name("tmp").mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
@@ -85,7 +85,7 @@ def test_a_named_directory_that_others_can_write_is_refused(
     problem = f"TRITON_CACHE_DIR: {named} may be written by others; make it yours alone (chmod 700)"
     for mode in (0o777, 0o1777, 0o770):
         named.chmod(mode)
-        error = refusal(capsys, "config", "nowhere.toml")
+        error = refusal(capsys, "config", "show", "nowhere.toml")
         assert error == f"mlperf_bert: error: {problem}, or unset TRITON_CACHE_DIR\n"
 
 

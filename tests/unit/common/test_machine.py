@@ -1,4 +1,4 @@
-"""What is read of a machine: one of eight GPUs, a laptop, and trees that tell nothing or lies."""
+"""Facts read of a machine: one with eight GPUs, a laptop, and empty or false trees."""
 
 import platform
 from pathlib import Path

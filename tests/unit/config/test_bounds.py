@@ -160,11 +160,11 @@ def test_what_is_no_path_is_one_line(
     tiny: Path, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
     for command in (
-        ["config", path],
+        ["config", "show", path],
         ["train", "--config", path, "--data", "d"],
         ["train", "--config", tiny, "--data", path],
         ["train", "--config", tiny, "--data", "d", "--run-dir", path],
-        ["report", path],
+        ["report", "page", path],
         ["verify", path],
         ["watch", path],
     ):

@@ -89,7 +89,7 @@ def test_broken_files_are_config_errors(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_file_is_one_line_and_non_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere.toml" in refusal(capsys, "config", "nowhere.toml")
+    assert "nowhere.toml" in refusal(capsys, "config", "show", "nowhere.toml")
 
 
 def test_file_name_must_hold_its_size(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_settings_that_want_others(config_file: Path, accepted: str, more: str, 
         *("data.sampler=strata_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
         *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
         *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
-        *("model.objective=mlm", "data.masking=dynamic"),
+        *("model.objective=mlm", "data.masking=dynamic", "eval.target_accuracy=none"),
     ],
 )
 def test_closed_division_rules(override: str) -> None:
@@ -206,7 +206,7 @@ def test_a_shipped_config_is_found_by_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for given in ("cpu_tiny", str(CONFIGS / "cpu_tiny.toml")):
-        assert main(["config", given, "--get", "run.max_steps"]) == 0
+        assert main(["config", "get", given, "run.max_steps"]) == 0
     assert capsys.readouterr().out == "6000\n6000\n"
     Path("cpu_tiny").write_text("[run]\nmax_steps = 7\n")
     assert find_config("cpu_tiny") == Path("cpu_tiny")  # a file that is there comes first
@@ -225,7 +225,7 @@ def test_an_unknown_name_says_which_there_are(
 
 
 def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("config", "train", "stage-data", "plan buckets"):
+    for command in ("config show", "train", "stage-data", "plan buckets"):
         with pytest.raises(SystemExit) as stopped:
             main([*command.split(), "--help"])
         assert stopped.value.code == 0

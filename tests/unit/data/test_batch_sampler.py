@@ -27,7 +27,7 @@ def ranks(world_size: int, **options: Any) -> list[BalancedBatchSampler]:
 
 
 def test_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (REPOSITORY / "docs" / "batch_sampler.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "how" / "data.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(example, {})
     imbalance = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]

@@ -178,7 +178,7 @@ LARGE = StaticShape(tokens=48, sequences=2, masked=12, max_seqlen=24, max_masked
 
 
 def plan_of(lengths: list[int], world_size: int = 1) -> StepPlan:
-    """Of a step in which each rank gets two of the sequences, in two forwards or in one."""
+    """The plan of a step in which each rank gets two sequences, in two forwards or in one."""
     masked = np.full(len(lengths), 4)
     planner = planner_of(
         np.array(lengths), len(lengths), masked_counts=masked, world_size=world_size

@@ -56,7 +56,7 @@ def originals(batch: UnpaddedBatch) -> torch.Tensor:
 
 
 def masked_rows(batch: UnpaddedBatch) -> dict[int, list[tuple[int, int, int]]]:
-    """By sample: masked position, what stands there, what stood there."""
+    """Rows by sample: masked position, input token, original token."""
     ends = batch.cu_seqlens.tolist()
     found: dict[int, list[tuple[int, int, int]]] = {}
     for number, sample in enumerate(batch.sample_ids.tolist()):

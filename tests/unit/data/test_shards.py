@@ -163,7 +163,7 @@ def poke(path: Path, name: str, index: int, value: int) -> None:
 
 
 def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:
-    """What gathering and the reference both give: a batch, or the words of an error."""
+    """The common result of gathering and the reference: a batch, or an error message."""
     found: list[UnpaddedBatch | str] = []
     for gathers in (True, False):
         reader = SampleReader(*a_set)

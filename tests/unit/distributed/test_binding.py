@@ -1,4 +1,4 @@
-"""Which cores a rank gets, on machines that are not here; and what becomes of it on this one."""
+"""The cores of a rank, on simulated machines and on this one."""
 
 import os
 import sys
@@ -139,7 +139,7 @@ def test_the_binding_is_said(dgx: Machine, monkeypatch: pytest.MonkeyPatch) -> N
     assert bind(rank, CPU, dgx) == Binding(words, 8)
     assert bound == [(*range(48, 56), *range(176, 184))]
     monkeypatch.setattr(binding, "_prefer_memory", lambda nodes: "Operation not permitted")
-    assert "memory as the system gives it (Operation not permitted)" in bind(rank, CPU, dgx).words
+    assert "memory left to the system (Operation not permitted)" in bind(rank, CPU, dgx).words
 
 
 def test_a_refusal_is_said(dgx: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

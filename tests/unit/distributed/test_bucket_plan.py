@@ -77,7 +77,7 @@ def layout_of(buckets: list[list[int]], num_shards: int) -> FlatLayout:
 
 
 def owners(layout: FlatLayout) -> np.ndarray:
-    """Of every element of the whole buffer, its tensor's place in `tensors`; -1 in padding."""
+    """The place in `tensors` of every buffer element's tensor; -1 in padding."""
     found = np.full(layout.numel, -1)
     for place, tensor in enumerate(layout.tensors):
         assert (found[tensor.start : tensor.stop] == -1).all()
@@ -175,7 +175,7 @@ def backward(model: nn.Module, seed: int) -> list[torch.Tensor]:
 
 
 def gradients_in(buffers: FlatBuffers, model: nn.Module) -> list[torch.Tensor]:
-    """Those in the flat buffer, in the model's order."""
+    """The gradients in the flat buffer, in the model's order."""
     names = [tensor.name for tensor in buffers.layout.tensors]
     by_name = dict(zip(names, views(buffers.gradients, buffers.layout), strict=True))
     return [by_name[name] for name, _ in model.named_parameters()]

@@ -316,8 +316,8 @@ def test_the_store_listens_on_its_address_alone(address: str) -> None:
     [
         ("127.0.0.1", "MASTER_PORT: .* is taken on 127.0.0.1"),
         ("192.0.2.77", "MASTER_ADDR: 192.0.2.77 is no address of this host"),
-        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 here, which other nodes do not reach"),
-        ("localhost", r"MASTER_ADDR: localhost is \S+ here, which other nodes do not reach"),
+        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 here, which other nodes cannot reach"),
+        ("localhost", r"MASTER_ADDR: localhost is \S+ here, which other nodes cannot reach"),
         ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' is not known"),
     ],
 )
@@ -341,7 +341,7 @@ def test_interfaces_are_found_by_their_address() -> None:
 
 
 def meet(store: dist.Store, order: list[int], address: str) -> dict[int, str]:
-    """What each rank, started in this order, reads of an address that rank 0 sets."""
+    """The address that rank 0 sets, as read by each rank, started in this order."""
     found: dict[int, str] = {}
     lock = threading.Lock()
 

@@ -44,7 +44,7 @@ PAIRS = {(0, 1): 9e10, (1, 2): 1e10, (2, 3): 9e10, (3, 0): 1e10}
 
 
 def measured(**changes: Any) -> dict[int, dict[str, Any]]:
-    """What four healthy ranks on two nodes would see, changed on rank 3."""
+    """Measurements of four healthy ranks on two nodes, changed on rank 3."""
     result: dict[int, dict[str, Any]] = {}
     for rank in range(4):
         result[rank] = {
@@ -194,7 +194,7 @@ def test_a_rank_that_never_comes_is_one_line(
 def two_ranks(
     measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, finding: Finding = GOOD
 ) -> dict[int, Any]:
-    """What `examine` shows (or None) and returns on both of two ranks; `measure` is theirs.
+    """The output (or None) and result of `examine` on two ranks; `measure` is theirs.
 
     The ranks are threads; each node's own check finds `finding`.
     """

@@ -110,7 +110,7 @@ def test_values_of_other_lengths_arrive_whole(other_rank: list[bytes]) -> None:
 @pytest.mark.parametrize("sent", [b"", b"1" * (session.MOST_BYTES + 1), b"\x80\x04N.", b"[" * 9999])
 def test_what_no_rank_sends_is_refused(sent: bytes, other_rank: list[bytes]) -> None:
     other_rank.append(sent)
-    with pytest.raises(LostRanksError, match=r"rank 1: sends .* no rank does"):
+    with pytest.raises(LostRanksError, match=r"rank 1: sent (.* an impossible size|invalid data);"):
         from_all_ranks(ONE_OF_TWO, 1)
 
 

@@ -106,7 +106,7 @@ def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
 
 
 def doubts(run_dir: Path) -> list[str]:
-    """What `package` would not believe of a run's log, had the run reached its target."""
+    """Doubts of `package` about a run's log, had the run reached its target."""
     facts = replace(read_facts(read_log(run_dir / "result_0.txt", "log")), status="success")
     return [str(problem) for problem in check_course(facts)]
 

@@ -60,7 +60,12 @@ class Machine:
 
     def options(self, name: str) -> list[str]:
         words = self.asked()
-        return [words[i + 1] for i, word in enumerate(words) if word == name]
+        found = [words[i + 1] for i, word in enumerate(words) if word == name]
+        return [word for word in found if not word.startswith("GO_ON_BY=")]
+
+    def go_on_by(self) -> str:
+        (hint,) = [word for word in self.asked() if word.startswith("GO_ON_BY=")]
+        return hint.removeprefix("GO_ON_BY=")
 
 
 @pytest.fixture
@@ -101,6 +106,18 @@ def test_files_variables_and_status(machine: Machine) -> None:
     assert machine.options("--ulimit") == ["memlock=-1", "stack=67108864"]
 
 
+def test_the_container_names_the_command_that_goes_on_from_outside(machine: Machine) -> None:
+    (machine.home / "my data").mkdir()
+    given = {"DATADIR": "my data", "LOGDIR": "the logs", "DOCKER": "docker"}
+    done = machine.call("--", "--set", "mlperf.submitter=a b", **given)
+    assert done.stdout == "in the container /logs is the logs\n"
+    before, environ = machine.asked(), {"PATH": f"{machine.commands}:{os.environ['PATH']}"}
+    typed = ["bash", "-c", machine.go_on_by()]
+    subprocess.run(typed, cwd=machine.home, env=environ | {"RECORD": str(machine.record)})
+    assert "RESUME=auto" in machine.options("--env")
+    assert set(before) == set(machine.asked()) - {"RESUME=auto"}
+
+
 def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
     machine.call()
     logs = next((machine.home / "runs").glob("*-cpu_tiny"))
@@ -121,20 +138,34 @@ def test_a_run_goes_on_in_another_container(machine: Machine, again: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("drops", "data"),
-    [(True, {"DATADIR": "."}), (False, {"DATADIR": "."}), (False, {})],
-    ids=["dropped", "refused", "data are made in the container"],
+    ("given", "outcome"),
+    [
+        ({"CLEAR_CACHES": "1"}, "dropped"),
+        ({"CLEAR_CACHES": ""}, ""),
+        ({"CLEAR_CACHES": "", "NEXP": "2"}, "dropped"),
+        ({"CLEAR_CACHES": "0", "NEXP": "2"}, ""),
+        ({"CLEAR_CACHES": "", "CONFIG": "dgxa100_1x8x56x1"}, "dropped"),
+        ({"CLEAR_CACHES": "", "CONFIG": "a.toml"}, ""),
+        ({"CLEAR_CACHES": "", "SET": "mlperf.division=open mlperf.division='closed'"}, "dropped"),
+        ({"CLEAR_CACHES": "", "SET": 'mlperf.division="closed" mlperf.division=open'}, ""),
+        ({"CLEAR_CACHES": "1", "REFUSED": "1"}, "not dropped"),
+        ({"CLEAR_CACHES": "1", "DATADIR": ""}, ""),  # made in the container
+    ],
 )
-def test_the_page_cache_is_said_to_be_dropped_only_where_it_was(
-    machine: Machine, drops: bool, data: dict[str, str]
+def test_the_page_cache_is_dropped_for_a_submission_and_said(
+    machine: Machine, given: dict[str, str], outcome: str
 ) -> None:
     machine.command("sudo", '#!/bin/sh\nshift\nexec "$@"\n')
-    if data and not drops:
+    if "REFUSED" in given:
         machine.command("sysctl", "#!/bin/sh\nexit 1\n")
-    machine.call(CLEAR_CACHES="1", **data)
+    (machine.home / "a.toml").write_text('[mlperf]\n# division = "closed"\ndivision = "open"\n')
+    sets = [word for one in given.get("SET", "").split() for word in ("--set", one)]
+    done = machine.call("--", *sets, **{"DATADIR": ".", **given})
     dropped = machine.record.with_suffix(".dropped")
-    assert ("CACHE_CLEARED=1" in machine.options("--env")) == drops == dropped.exists()
-    if drops:
+    was_dropped = outcome == "dropped"
+    assert ("CACHE_CLEARED=1" in machine.options("--env")) == was_dropped == dropped.exists()
+    assert done.stdout.count("\n") == 1 + bool(outcome) and outcome in done.stdout
+    if was_dropped:
         assert dropped.read_text() == "vm.drop_caches=3\n"
 
 

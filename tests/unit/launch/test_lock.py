@@ -23,6 +23,7 @@ from support import REPOSITORY
 
 PYPROJECT = REPOSITORY / "pyproject.toml"
 LOCK = REPOSITORY / "requirements"
+TICKING = "benchmarks/bert/implementations/pytorch/launch/ticking.sh"
 NAMES = ("hashed.txt", "pinned.txt")
 EXTRAS = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
@@ -74,7 +75,7 @@ def tiny(tmp_path: Path) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """A project with one requirement, its wheel, the real scripts, and a .venv with a pip."""
     root = tmp_path / "checkout"
-    for name in ("tools/venv.sh", "tools/lock.py"):
+    for name in ("tools/venv.sh", "tools/lock.py", TICKING):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, root / name)
     (root / "backend.py").write_text(BACKEND)
@@ -189,7 +190,7 @@ def test_another_file_than_the_locks_is_refused(checkout: Path) -> None:
     digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
     write_lock(checkout, "0" * 64)
     refused = install(checkout)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert digest in refused.stderr  # pip names both
     assert refused.stderr.splitlines()[-1].startswith("tools/venv.sh: error: .venv is not complete")
     assert not list(checkout.glob(".venv/**/leaf*")) and not (checkout / ".venv/installed").exists()
@@ -202,4 +203,4 @@ def test_another_file_than_the_locks_is_refused(checkout: Path) -> None:
     assert install(checkout).stdout == ""  # nothing to do
     (checkout / "requirements" / "hashed.txt").write_text("")
     changed = install(checkout)
-    assert changed.returncode == 1 and "run: make lock" in changed.stderr
+    assert changed.returncode == 2 and "run: make lock" in changed.stderr

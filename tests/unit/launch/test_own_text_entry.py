@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from support import REPOSITORY, run_cli, run_process, write_synthetic_text
+from own_texts import write_letters
+from support import REPOSITORY, run_cli
 
 SMALL = {
     "model.hidden_size": 32,
     "model.intermediate_size": 64,
     "model.max_position_embeddings": 48,
     "data.max_seq_length": 48,
-    "data.max_predictions": 8,
+    "data.max_predictions": 10,
     "parallel.ranks_per_node": 1,
     "schedule.warmup_steps": 2,
     "schedule.decay_steps": 12,
@@ -60,39 +62,32 @@ def test_what_is_not_there_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_another_text_has_another_directory(tmp_path: Path) -> None:
-    """The name of DATADIR, on a rank that does not prepare."""
-    launch = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
-    script = (
-        "set -euo pipefail; root=/r; leads=0; setting() { echo 5; }; fail() { exit 2; }\n"
-        f"here=({sys.executable}); overrides=(); options=(); . {launch}/own_text.sh; CORPUS=$1\n"
-        'prepare_own_text; echo "$DATADIR"'
-    )
+def test_another_text_has_another_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of DATADIR below .cache/, which every rank's script asks for."""
 
-    def directory() -> str:
+    def directory(*options: str) -> str:
         (tmp_path / "text" / "b.txt").touch()  # the same text at another time
-        done = run_process("bash", "-c", script, "bash", tmp_path / "text")
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        words = ("own-text", str(tmp_path / "text"), "--only", "choose", "--out", "out", *options)
+        assert main(words) == 0
+        return capsys.readouterr().out.splitlines()[1]
 
     (tmp_path / "text").mkdir()
     for name in ("a.txt", "b.txt"):
         (tmp_path / "text" / name).write_text("Some text.")
     first = directory()
-    assert first.startswith("/r/.cache/own-text-")
+    assert first.startswith("own-text-")
     assert directory() == first
+    assert directory("--set", "data.max_seq_length=64") != first
     (tmp_path / "text" / "a.txt").write_text("Some more text.")
     assert directory() != first
 
 
 @pytest.mark.longest
-@pytest.mark.parametrize("given", ["nothing", "vocabulary", "single"])
+@pytest.mark.parametrize("given", ["nothing", "vocabulary", "pairs"])
 def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
-    (tmp_path / "text").mkdir()
-    for number in range(3):
-        path = tmp_path / "text" / f"{number}.txt"
-        write_synthetic_text(path, 150, seed=number)
-        path.write_text(path.read_text().translate(str.maketrans("0123456789", "abcdefghij")))
+    write_letters(tmp_path / "text")
     data = tmp_path / "data"
     settings = [f"{name}={value}" for name, value in SMALL.items()]
     variables: dict[str, object] = {"CORPUS": tmp_path / "text", "DATADIR": data, "SEED": 4}
@@ -103,20 +98,21 @@ def test_text_in_and_model_out(tmp_path: Path, given: str) -> None:
         variables["VOCAB"] = tmp_path / "given.txt"
     else:
         settings.append("model.vocab_size=300")
-    if given == "single":
-        settings += ["model.objective=mlm", "data.masking=dynamic"]
+    if given == "pairs":
+        settings += ["model.objective=mlm_nsp", "data.masking=static", "data.masking_rate=0.15"]
     done = call(tmp_path, *settings, **variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "accepted" in done.stdout
-    assert "masked tokens), on [MASK] inputs" in done.stdout  # of `evaluate`
     last = done.stdout.splitlines()[-1]
     number = r"0\.\d+"
-    assert re.fullmatch(f"own text has no target: accuracy {number}, best guess .* {number}", last)
+    shown = f"own text: held-out accuracy {number}; the best guess .* {number}; the .* {number}"
+    assert re.fullmatch(shown, last)
     num_tokens = 57 if given == "vocabulary" else 300
     assert len(load_vocabulary(tmp_path / "run/run_0/vocab.txt")) == num_tokens
-    exported = tmp_path / "run" / "run_0" / "huggingface"
+    exported = tmp_path / "run" / "run_0" / "exported"
     assert json.loads((exported / "config.json").read_text())["vocab_size"] >= num_tokens
     assert (exported / "model.safetensors").is_file()
+    assert "12 steps of 32 sequences" in (exported / "README.md").read_text()
     checkpoints = tmp_path / "run" / "run_0" / "checkpoints"
     filled = run_cli("fill", "--checkpoint", checkpoints, "--json", "wb wd [MASK] wch")
     assert filled.returncode == 0, filled.stderr

@@ -5,6 +5,7 @@ in tests/slurm.
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ asked=$*
 printf '%s\\n' "${asked//$'\\n'/ }" >>"$ASKED"
 while [[ ${1:-} == --* ]]; do shift; done
 while [ $# -gt 0 ] && [ "$1" != "$PYTHON" ]; do shift; done # a container's words
-case "$*" in *" config "* | *" prepare "*) exec "$@" ;; esac
+case "$*" in *" -m mlperf_bert train "*) ;; *" config "* | *" prepare "*) exec "$@" ;; esac
 """
 DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
 
@@ -118,6 +119,14 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     assert f"--init-checkpoint {job['INIT_CHECKPOINT']}" in train
     assert "--set run.seed=5" in train
     assert train.endswith("--cache-cleared --set run.device=cpu")  # this srun failed nothing
+    hint = re.search(
+        r"--go-on-by RESUME=auto .* sbatch (\$\(.*\)) \./run_and_time\.sh -- --set", train
+    )
+    assert hint and hint[1].endswith(f"config slurm {DGX} --set run.device=cpu)")
+    typed = subprocess.run(
+        ["bash", "-c", f"echo {hint[1]}"], env=job, capture_output=True, text=True
+    )
+    assert " --nodes=2 " in typed.stdout and "gpus" not in typed.stdout
 
 
 def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
@@ -129,7 +138,7 @@ def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     container += ",".join(f"{path}:{path}" for path in mounts)
     container += f" --container-workdir={REPOSITORY} --no-container-mount-home"
     container += f" /usr/bin/env {sys.executable}"
-    settings = [line for line in asked if " config " in line]
+    settings = [line for line in asked if " config " in line and "--go-on-by" not in line]
     assert settings
     assert all(f"--nodes=1 --ntasks=1 {container}" in line for line in settings)
     train = next(line for line in asked if " train " in line)
@@ -210,7 +219,7 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
     for setting, value, said in (
         ("CONT", "docker://x", "this SLURM has no pyxis; set SIF"),
         ("SIF", "/nowhere.sif", "SIF is /nowhere.sif, which cannot be read"),
-        ("SLURM_JOB_NUM_NODES", "1", "the job has 1 nodes and"),
+        ("SLURM_JOB_NUM_NODES", "1", f"config slurm {DGX}) ./run_and_time.sh"),
         ("CONFIG", "/nowhere.toml", "/nowhere.toml: No such file or directory"),
         ("DATADIR", "/nowhere", "DATADIR: there is no directory '/nowhere'"),
         ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set; the closed division starts"),
@@ -233,9 +242,22 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
 
 def test_caches_that_may_not_be_dropped_are_not_logged_so(job: dict[str, str]) -> None:
     srun_that(job, "*drop_caches*", "exit 1")
-    _, asked = run(job)
+    done, asked = run(job)
     assert any("drop_caches" in line for line in asked)
+    assert "page cache not dropped: this user may not on every node" in done.stdout
     assert "--cache-cleared" not in next(line for line in asked if " train " in line)
+
+
+@pytest.mark.parametrize(("given", "drops"), [({}, False), ({"NEXP": "2"}, True)])
+def test_caches_are_dropped_for_a_submission_and_said(
+    job: dict[str, str], given: dict[str, str], drops: bool
+) -> None:
+    """The open division; the tests above use the closed one."""
+    done, asked = run({**job, "NETWORK_TEST": "0", **given}, "--", "--set", "mlperf.division=open")
+    assert sum("drop_caches" in line for line in asked) == drops
+    trainings = [line for line in asked if " train " in line]
+    assert trainings and all(("--cache-cleared" in line) == drops for line in trainings)
+    assert done.stdout.count("page cache dropped on 2 node(s)") == drops
 
 
 @pytest.mark.parametrize("status", [3, 75])

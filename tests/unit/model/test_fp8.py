@@ -188,7 +188,7 @@ def train_step(model: BertForPretraining, number: int) -> list[Tensor]:
 
 
 def losses(precision: str, config: Path, data: Path, directory: Path) -> list[float]:
-    """Of the steps of a run by the `train` command."""
+    """Losses of the steps of a run by the `train` command."""
     options = (
         *(f"model.precision={precision}", f"run.max_steps={STEPS}", "run.log_interval_steps=1"),
         *(f"schedule.decay_steps={STEPS}", "model.initializer_range=0.1", "checkpoint.save=never"),

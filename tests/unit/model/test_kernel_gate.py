@@ -69,7 +69,7 @@ def test_no_kernel_spills(compiled: tuple[Rows, Path]) -> None:
 
 
 def test_fp8_leaves_in_wide_stores(compiled: tuple[Rows, Path]) -> None:
-    """Of 16 bytes; beside a norm's other results of a row, of the 8 that a thread has of it."""
+    """Stores have 16 bytes; beside a norm's other results of a row, the 8 bytes of a thread."""
     rows, _ = compiled
     assert {name for name, row in rows.items() if row["byte_stores"]} == set()
     for (case, kernel), row in rows.items():
@@ -99,7 +99,7 @@ def test_instructions_an_element_stay_what_they_were(compiled: tuple[Rows, Path]
 
 
 def test_the_log_is_of_these_kernels(compiled: tuple[Rows, Path]) -> None:
-    """`docs/performance.md` is made of it; `python tools/kernel_table.py` makes it anew."""
+    """`docs/how/speed.md` is made of it; `python tools/kernel_table.py` makes it anew."""
     import triton
 
     path = LOG / f"triton-{'.'.join(triton.__version__.split('.')[:2])}.json"

@@ -1,4 +1,4 @@
-"""What a forward saves beside what torch counts: a kernel that keeps something else fails here."""
+"""Memory that a forward saves, against torch's count: a kernel that keeps more fails here."""
 
 import importlib.util
 from collections.abc import Callable

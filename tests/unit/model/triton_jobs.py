@@ -1,4 +1,4 @@
-"""What test_kernel_gate.py runs by itself, without a GPU: `triton_jobs.py JOB`.
+"""The jobs of test_kernel_gate.py, without a GPU: `triton_jobs.py JOB`.
 
 Kernels run in Triton's interpreter, which has to be chosen before triton is imported. The job
 "compile" compiles them for a GPU in forms that `test_kernel_gate.py` has not, and runs nothing,
@@ -89,7 +89,7 @@ def blocks() -> None:
 
 
 def check_autocast(fused: FusedBlocks, block: str) -> None:
-    """What is float32 under autocast with the reference, and what bfloat16, is so with `fused`."""
+    """Check that `fused` has the reference's dtypes, float32 or bfloat16, under autocast."""
     modules, inputs, run = make_case(block, 3, 24, torch.float32, "cpu", dropout=True)
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = (results(run, blocks, modules, inputs) for blocks in (fused, Blocks()))
@@ -97,7 +97,7 @@ def check_autocast(fused: FusedBlocks, block: str) -> None:
 
 
 def check_sums() -> None:
-    """Of more programs than are added at a time, for parameters of two dtypes."""
+    """Check sums of more programs than are added at a time, for parameters of two dtypes."""
     partials = torch.randn(150, 2, 50, dtype=torch.float64)
     one, other = sum_programs(partials, (torch.float64, torch.float32))
     torch.testing.assert_close(one, partials[:, 0].sum(0), rtol=1e-12, atol=1e-12)
@@ -277,7 +277,7 @@ def gelu_in_float32(rows: int, columns: int) -> None:
 
 
 def sums_in_float32(rows: int, columns: int) -> None:
-    """Of gradients that lie side by side, and of others, beside their copies."""
+    """Check casts and sums of adjacent gradients, and of others."""
     joined = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows))
     for parts in (joined.split(columns, dim=1), (joined[:, :columns].clone(), joined[:, columns:])):
         maximum = torch.zeros(())

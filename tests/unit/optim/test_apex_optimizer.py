@@ -42,7 +42,7 @@ CLOSE = {"rtol": 5e-6, "atol": 5e-7}
 
 
 class _Fused(torch.optim.Optimizer):
-    """What apex's two have in common: the skip buffer, and what a grad scaler is asked for."""
+    """The common part of apex's two optimizers: the skip buffer and the use of a grad scaler."""
 
     def __init__(self, params: Iterable[Tensor], lr: float, **defaults: Any) -> None:
         super().__init__(params, {"lr": torch.tensor(lr, dtype=torch.float32), **defaults})
@@ -57,7 +57,7 @@ class _Fused(torch.optim.Optimizer):
         return bool(self._dummy_overflow_buf == 1), scale
 
     def _constants(self, group: dict[str, Any]) -> dict[str, float]:
-        """What the kernels read: float32 and int32 tensors, on the device."""
+        """The constants that the kernels read: float32 and int32 tensors on the device."""
         assert group["lr"].dtype == torch.float32
         assert group["step"].dtype == torch.int32
         beta_1, beta_2 = group["betas"]

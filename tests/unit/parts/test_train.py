@@ -23,6 +23,7 @@ from support import (
     REPOSITORY,
     metrics_losses,
     metrics_records,
+    mlperf_records,
     prepare_small,
     run_process,
 )
@@ -74,9 +75,8 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
     run_dir = tmp_path / "a run"
     lines = capsys.readouterr().out.splitlines()
     place = next(number for number, line in enumerate(lines) if f", in {run_dir}/run_0" in line)
-    hint = f"to watch it from another terminal: mlperf_bert watch '{run_dir}/run_0'"
-    assert lines[place + 1] == hint
-    assert lines[-1] == f"to see it in a browser: mlperf_bert report '{run_dir}/run_0'"
+    assert lines[place + 1].startswith("to watch it from another terminal: ")
+    assert lines[-2].startswith("to see it in a browser: ")  # the rest: test_hints.py
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}
@@ -85,7 +85,7 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
     last = (run_dir / "result_0.txt").read_text().splitlines()[-1]
     assert '"run_stop"' in last and '"success"' in last
     assert (run_dir / "run_0" / "checkpoints" / "LATEST").read_text() == "step_00000010\n"
-    assert main(["report", str(run_dir / "run_0")]) == 0
+    assert main(["report", "page", str(run_dir / "run_0")]) == 0
     page = checked((run_dir / "run_0" / "report.html").read_text("utf-8"))
     drawn = page.values[1]["series"][0]["y"]
     assert drawn == [pytest.approx(loss, rel=1e-5) for loss in metrics_losses(run_dir)]
@@ -97,7 +97,7 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
 def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
     assert train("run", "run.log_interval_steps=7") == TARGET_MISSED
     records = metrics_records(tmp_path / "run")
-    glossary = (REPOSITORY / "docs" / "glossary.md").read_text()
+    glossary = (REPOSITORY / "docs" / "reference" / "glossary.md").read_text()
     rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
     names = [row.split("|")[1] for row in rows if row.startswith("| `")]
     documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
@@ -172,6 +172,31 @@ def test_divergence_aborts_the_run(
     last = metrics_records(tmp_path / "run")[-1]
     assert last["step"] < 20
     assert last["grad_norm"] is None  # JSON has no word for what it was
+
+
+def test_a_run_without_a_target_has_succeeded_at_its_last_step(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("eval.target_accuracy=none", "mlperf.enforce_rules=true")
+    assert train("run", *settings) == 0
+    run = tmp_path / "run" / "run_0"
+    assert "; the best context-free guess 0." in (said := capsys.readouterr().out)
+    assert re.search(
+        r"^20 steps, 320 samples, .*; accuracy 0\.\d{4}, 0\.\d+ x the context", said, re.M
+    )
+    log = tmp_path / "run" / "result_0.txt"  # claims nothing
+    assert '"status": "aborted"' in log.read_text().splitlines()[-1]
+    assert mlperf_records(log, "quality_target")[0]["value"] == "none"
+    for place, state in ((run, "finished, no target"), (log, "ended, no target")):
+        page_file = tmp_path / "page.html"
+        assert main(["report", "page", "--json", "--out", str(page_file), str(place)]) == 0
+        told, page = json.loads(capsys.readouterr().out), page_file.read_text()
+        assert told["runs"][0]["state"] == state and 'class="level"' not in page
+    assert main(["report", "doctor", str(run)]) == 1  # below the guess
+    assert main(["watch", "--json", str(run)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"] == "finished, no target"
+    spoiled = ("optim.learning_rate=1e38", "clip.policy=none")
+    assert train("spoiled", *settings, *spoiled) == TARGET_MISSED
 
 
 @pytest.mark.parametrize(

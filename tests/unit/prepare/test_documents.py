@@ -102,17 +102,28 @@ def test_sentences_are_short_and_lose_nothing(text: str) -> None:
 
 
 def test_documents_are_left_out_for_a_reason() -> None:
-    assert clean_document(["a" * (LEAST_CHARS - 1)]) == "too short"
-    assert clean_document(["a" * LEAST_CHARS]) == ["a" * LEAST_CHARS]
-    assert clean_document(["\u4e00" * LEAST_CHARS]) == ["\u4e00" * LEAST_CHARS]
-    assert clean_document(["12 34 | 56 " * 20]) == "few letters"
-    assert clean_document(["ab\ufffd " * 20]) == "not UTF-8"
-    assert clean_document([LONG * 30 + "\ufffd"]) != "not UTF-8"
-    assert clean_document([LONG + "."]) == [LONG + "."]
+    assert clean_document(["a" * (LEAST_CHARS - 1)]) == ([], {"too short": LEAST_CHARS - 1})
+    assert clean_document(["a" * LEAST_CHARS]) == (["a" * LEAST_CHARS], {})
+    assert clean_document(["\u4e00" * LEAST_CHARS]) == (["\u4e00" * LEAST_CHARS], {})
+    assert clean_document(["12 34 | 56 " * 20]) == ([], {"few letters": 219})
+    assert clean_document(["ab\ufffd " * 20]) == ([], {"not UTF-8": 80})
+    assert clean_document([LONG * 30 + "\ufffd"])[1] == {}
+    assert clean_document([LONG + "."]) == ([LONG + "."], {})
+    assert clean_document([" \n"]) == clean_document([]) == ([], {"too short": 0})
 
 
-def test_paragraphs_end_sentences() -> None:
-    assert clean_document(["A title", LONG]) == ["A title", LONG]
+def test_pieces_end_sentences_and_are_judged_by_themselves() -> None:
+    assert clean_document(["A title", LONG]) == (["A title", LONG], {})
+    markdown = f"{LONG}\nwrapped.\n## Heading\n- an item\n  goes on\n* another\n12. third"
+    pieces = [f"{LONG} wrapped.", "## Heading", "- an item goes on", "* another", "12. third"]
+    table = "| name | time |\n|---|---|\n| first | 12.5 |\n| 3 | 1,250,000 | 17 | 22.5 |"
+    code = "```python\nfor name in names:\n    print(name)\n```"
+    rows = ["| name | time |", "| first | 12.5 |", "```python for name in names: print(name)"]
+    left_out = len("|---|---|") + len("| 3 | 1,250,000 | 17 | 22.5 |") + len("```")
+    assert clean_document([markdown, table, code]) == (
+        [*pieces, *rows],
+        {"few letters": left_out},
+    )
 
 
 def test_kinds_follow_unicode() -> None:

@@ -23,7 +23,7 @@ PARTS = 4
 
 @dataclass(frozen=True)
 class Text:
-    """Where the stand-in is, and what is known of it."""
+    """The stand-in text, and its known facts."""
 
     directory: Path
     official: Official

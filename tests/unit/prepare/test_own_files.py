@@ -20,6 +20,7 @@ from mlperf_bert.prepare.own_files import (
     Section,
     digests,
     find_files,
+    layout_of,
     next_document,
     opened,
     sections,
@@ -141,6 +142,46 @@ def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path: Path) -
     path.write_text('{"body": "words"}')
     (section,) = sections(Piece(path, "json_lines", "plain", 0, None), "line", "body")
     assert section == Section(["words"], opens=True)
+
+
+@pytest.mark.parametrize(
+    ("contents", "number", "rule"),
+    [
+        ("One.\n\nTwo\nlines.\n\n" * 40, 1, "empty-line"),
+        ("A line, wrapped or not.\n" * 400, 1, "line"),
+        ("A line, wrapped or not.\n" * 400 + "\n\nOne more." * 8, 3, "empty-line"),
+        ("A line, wrapped or not.\n" * 4000 + "\n\nOne more." * 8, 1, "line"),
+        ("One. " * 4000, 1, "line"),
+        ("One.\n\nTwo\nlines.\n\n", 32, "file"),
+    ],
+)
+def test_layout_is_decided_by_the_number_of_files_or_their_beginnings(
+    tmp_path: Path, contents: str, number: int, rule: DocumentRule
+) -> None:
+    for each in range(number):
+        (tmp_path / f"{each}.txt.gz").write_bytes(gzip.compress(contents.encode()))
+    layout = layout_of(find_files(tmp_path), None)
+    assert layout.rule == rule
+    assert (layout.join_chars == 0) == (rule == "file")
+    assert layout_of(find_files(tmp_path), "line")[:2] == ("line", 0)
+    (tmp_path / "z.jsonl").touch()
+    assert layout_of(find_files(tmp_path), None)[:2] == ("file", 0)
+
+
+@pytest.mark.parametrize(("rule", "join"), [("empty-line", 30), ("line", 30), ("file", 0)])
+def test_neighbours_are_joined_and_nothing_is_lost(
+    tmp_path: Path, rule: DocumentRule, join: int
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("# Title\n\nA paragraph of some words.\n\nshort\n\nwrapped\nlines\n" * 5)
+    found = list(sections(Piece(path, "text", "plain", 0, None), rule, "text", join))
+    assert "".join(text for each in found for text in each.paragraphs).split() == (
+        path.read_text().split()
+    )
+    assert all(each.opens for each in found)
+    lengths = [sum(map(len, each.paragraphs)) for each in found]
+    assert all(join <= length < join + 40 for length in lengths[:-1])
+    assert len(found) == 1 if rule == "file" else len(found) > 4
 
 
 @pytest.mark.parametrize("rule", ["empty-line", "line", "file"])

@@ -16,8 +16,8 @@ from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.prepare import own_files, own_parts
 from mlperf_bert.prepare.documents import digest_of
-from mlperf_bert.prepare.own_parts import documents_of
-from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
+from mlperf_bert.prepare.own_parts import Cleaned, Lowest, Part, Rules, documents_of
+from mlperf_bert.prepare.own_text import OwnText, _clean_fitting, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
@@ -40,7 +40,7 @@ def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is made of `wanted`; not to be changed."""
+    """The result for `wanted`; tests must not change it."""
     directory = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(own_parts, "LEAST_PART_BYTES", 4000)
@@ -184,6 +184,121 @@ def test_a_directory_of_something_else_is_refused(
         assert contents(out) == before
 
 
+def written(directory: Path, texts: list[str]) -> Path:
+    directory.mkdir()
+    for number, text in enumerate(texts):
+        (directory / f"{number:03d}.md").write_text(text)
+    return directory
+
+
+def test_a_directory_of_files_and_what_is_said_of_it(
+    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A heading, a list and a table of figures in each file; nothing but figures is left out."""
+    figures = "| 12.5 | 3 |"
+    pages = [f"# Title\n\n- one\n- two\n\n{text}\n\n{figures}" for text in texts]
+    source = written(tmp_path / "pages", pages)
+    free = replace(wanted, source=source, documents=None, held_out_share=None)
+    out = make(free, tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "MB: each of 150 files of plain text is a document (--documents decides otherwise)"
+    )
+    assert [line.split(",")[0] for line in lines[1:4]] == ["  000.md", "  001.md", "  002.md"]
+    assert all('characters: "# Title - one - two W' in line for line in lines[1:4])
+    record = json.loads((out / "corpus.json").read_text())
+    assert record["rules"]["documents"] == "file"
+    assert len(record["decided"]["first_documents"]) == 3
+    documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
+    assert sorted(" ".join(each.split()) for each in documents) == sorted(
+        f"# Title - one - two {text}" for text in texts
+    )
+    lost = 150 * len(figures)
+    assert record["characters"]["left_out"] == lost + sum(
+        record["characters"]["reasons"].get(name, {"num_chars": 0})["num_chars"]
+        for name in ("held out, but repeated by training text", "held out, but not needed")
+    )
+    assert record["characters"]["reasons"]["few letters"] == {
+        "documents": 0,
+        "num_chars": lost,
+        "file": "000.md",
+    }
+    assert any(f"  few letters: {lost:,} characters, first in 000.md; " in line for line in lines)
+    assert not any("warning" in line for line in lines)
+    assert not prepare_own_text(free, out, workers=2, quiet=True)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_files_are_cut_and_joined(
+    wanted: OwnText, tmp_path: Path, texts: list[str], number: int
+) -> None:
+    short = "\n\n".join(f"# Title\n\n{text}\n\nshort" for text in texts).split("\n\n")
+    size = len(short) // number
+    parts = ["\n\n".join(short[size * n : size * (n + 1)]) for n in range(number)]
+    free = replace(wanted, source=written(tmp_path / "few", parts), documents=None)
+    out = make(replace(free, held_out_share=None), tmp_path / "out")
+    record = json.loads((out / "corpus.json").read_text())
+    assert record["rules"]["documents"] == "empty-line"
+    # Only the end of a file or piece can be too short.
+    assert record["characters"]["left_out"] < 0.005 * record["characters"]["of_the_text"]
+    documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
+    least = record["rules"]["join_chars"]
+    assert least > 100
+    assert sum(len(each) < 0.9 * least for each in documents) <= 12
+    asked = make(replace(free, documents="empty-line"), tmp_path / "asked")
+    reasons = json.loads((asked / "corpus.json").read_text())["characters"]["reasons"]
+    assert reasons["too short"]["documents"] == 300
+
+
+def test_much_that_is_left_out_is_a_warning(
+    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted.source.write_text("\n\n".join([*texts, *["too short by itself"] * 300]))
+    make(wanted, tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("warning: left out: "))
+    assert lines[at + 1].startswith("  too short: 5,700 characters, first in text.txt; ")
+    assert "give no --documents" in lines[at + 1]
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [1] * 39 + [20], [1] * 6, [1] * 500])
+def test_few_documents_are_held_out_by_about_their_share(sizes: list[int]) -> None:
+    """Four at least, of few two; no more than these, or twice the share of the characters."""
+
+    def parts(chosen: list[int]) -> tuple[Part, ...]:
+        return tuple(Part("", 1, size, "") for size in chosen)
+
+    rng = random.Random(3)
+    for _ in range(100):
+        places = [rng.random() for _ in sizes]
+        found = list(zip(places, sizes, strict=True))
+
+        cleanings: list[Rules] = []
+
+        def clean_with(
+            rules: Rules, found: list[tuple[float, int]] = found, told: list[Rules] = cleanings
+        ) -> Cleaned:
+            train = [size for place, size in found if place >= rules.held_out_share]
+            held_out = [size for place, size in found if place < rules.held_out_share]
+            told.append(rules)
+            few = sorted(found)[: len(held_out) + 4]
+            lowest = tuple(Lowest(int(place * 2**64), 1, size) for place, size in few)
+            return Cleaned(parts(train), parts(held_out), sum(sizes), {}, lowest)
+
+        asked = Rules(documents="file", text_field="text", held_out_share=1 / 16)
+        rules, cleaned = _clean_fitting(asked, clean_with)
+        assert len(cleanings) == 1 + (rules != asked)
+        assert cleaned == clean_with(rules)
+        least = 4 if len(sizes) > 10 else 2
+        assert len(cleaned.held_out) >= least
+        reached = 1.25 * sorted(places)[least - 1]  # by the last step
+        needed = sum(size for place, size in found if place <= reached)
+        most = max(2 / 16 * sum(sizes), needed)
+        assert sum(part.num_bytes for part in cleaned.held_out) <= most
+        if least <= len(clean_with(asked).held_out) <= len(sizes) / 8:
+            assert max(sizes) > 1 or rules == asked
+
+
 def test_too_little_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
     for text, problem in (
         (b"one document only, of enough letters", "documents for training, 2 are needed"),
@@ -264,7 +379,7 @@ def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path) -> None:
     wanted.source.rename(tmp_path / "text" / "a.txt")
     wanted = replace(wanted, source=tmp_path / "text")
     for out in ("text", "text/data", "text/../text/a/b", "."):
-        with pytest.raises(ConfigError, match=r"--out: is .* read as text of --corpus"):
+        with pytest.raises(ConfigError, match=r"--out: is .* read as text of"):
             make(wanted, tmp_path / out)
     assert [path.name for path in (tmp_path / "text").iterdir()] == ["a.txt"]
 

@@ -278,7 +278,7 @@ def mutated_messages(count: int) -> list[bytes]:
 
 
 def taken(contents: bytes) -> tuple[int, ...]:
-    """What becomes of a message: both problems, and a sum over what was read."""
+    """The result for a message: both problems, and a sum over the values."""
     from mlperf_bert.prepare.foreign_rows import Bounds, room_for, take_rows
 
     flat = in_memory(contents)

@@ -1,4 +1,4 @@
-"""What a run writes: metrics.jsonl and what is in it, outcome.json, and what a person sees."""
+"""Outputs of a run: metrics.jsonl and its contents, outcome.json, and the printed lines."""
 
 import errno
 import io
@@ -167,6 +167,8 @@ def test_progress_line_has_every_figure() -> None:
     ):
         assert words in line
     assert "accuracy -" in progress_line(RECORD, None, max_steps=8000)
+    narrow = progress_line(RECORD, 0.2034, max_steps=8000, width=80)
+    assert len(narrow) <= 80 and "412 samples/s" in narrow and "1:05:40 left" in narrow
 
 
 def test_plain_lines_off_a_terminal_and_on_file(

@@ -1,4 +1,4 @@
-"""What a start finds in its directory: files that cannot be read, lost checkpoints, and links.
+"""A start in a directory with unreadable files, lost checkpoints, or links.
 
 Each is a process of its own, which ends in one line and changes nothing but where the test says so.
 """
@@ -175,7 +175,7 @@ def cases(
 def test_a_right_that_is_missing(cases: dict[str, Case], name: str) -> None:
     line = cases[name].is_refused()
     assert line.startswith(f"mlperf_bert: error: {cases[name].run / name}")
-    assert "cannot be read (Permission denied); see to its rights" in line
+    assert "cannot be read (Permission denied); check its permissions" in line
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="mounting needs root")

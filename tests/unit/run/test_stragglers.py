@@ -1,4 +1,4 @@
-"""Which of many ranks is slow, by what each measured of its own work."""
+"""Detection of slow ranks among many, from the measurements of each."""
 
 from pathlib import Path
 

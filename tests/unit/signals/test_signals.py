@@ -1,4 +1,4 @@
-"""What a signal does: at once, or as one decision of all ranks at one step; the status file."""
+"""Effects of a signal: at once, or as one decision of all ranks at one step; the status file."""
 
 import itertools
 import os

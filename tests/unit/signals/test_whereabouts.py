@@ -1,4 +1,4 @@
-"""What a rank does, in words; watched for signs of life, and ended where a step hangs."""
+"""The activity of a rank in words, its watching, and its end when a step hangs."""
 
 import signal
 import subprocess

@@ -30,7 +30,7 @@ def test_without_cuda_every_call_runs_the_function() -> None:
 
 
 class StandIn:
-    """Of torch.cuda, as far as a replay uses it; `events` says what was done in which order."""
+    """The part of torch.cuda that a replay uses; `events` lists the calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []

@@ -1,9 +1,9 @@
 """`bench against`: our training step and `transformers`' on the same samples, and their ratios.
 
-The headline is ours against the strongest of the others, whichever that is here. Beside it stands
-MFU of each: the published count of operations, of real tokens and masked positions alone, over time
-and over the rate of the matrix products that take their turns between the steps. Ours does fewer
-(the last layer is computed where it is read), so what it really does stands beside its MFU.
+The headline compares ours with the strongest of the others on this machine. Beside it stands the
+MFU of each: the published count of operations, for real tokens and masked positions only, over time
+and over the rate of matrix products measured between the steps. Ours computes the last layer only
+where it is read, so its MFU by the operations really done stands beside.
 """
 
 import contextlib
@@ -56,10 +56,10 @@ PRODUCT_SIZES = (1024, 2048)  # of square matrices: one of them is near the mach
 CUDA_PRODUCTS = 50  # in a turn: one takes a fraction of a millisecond
 LARGEST_LOSS_DIFFERENCE = 1e-5
 LARGEST_CUDA_DIFFERENCE = 1e-4  # fp32 too, but products are summed in other orders
-LARGEST_ROUNDED_DIFFERENCE = 0.05  # of a loss near 10, in 16 bits or fewer
+LARGEST_ROUNDED_DIFFERENCE = 0.05  # difference of a loss near 10, in 16 bits or fewer
 PEER_ATTENTIONS = ("sdpa", "eager")
-PRODUCT = "matrix_products"  # takes its turns as all contenders
-OTHERS = MappingProxyType(  # the name of a contender, in words
+PRODUCT = "matrix_products"  # takes turns like all contenders
+OTHERS = MappingProxyType(  # names of the contenders, in words
     {
         "sorted": "masked positions, sorted by length",
         "sorted_compiled": "the same through torch.compile",
@@ -81,12 +81,12 @@ def measure(
     seconds: float,
     compile: bool,
 ) -> dict[str, Any]:
-    """The JSON object of `bench against`, of at most `steps` steps a side.
+    """The JSON object of `bench against`, from at most `steps` steps per side.
 
-    No further one begins after `seconds`, once every batch was measured. The other side goes
-    through torch.compile as well unless `compile` says no; in another precision than fp32 it keeps
-    fp32 weights and runs under autocast. Raises ConfigError when transformers is missing, or when
-    the two sides' losses differ.
+    Once every batch was measured, no further step begins after `seconds`. The other side also goes
+    through torch.compile unless `compile` is false; in precisions other than fp32 it keeps fp32
+    weights and runs under autocast. Raises ConfigError if transformers is missing, or the two
+    sides' losses differ.
     """
     import_transformers()
     config = as_both_train(config)
@@ -97,7 +97,7 @@ def measure(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """The config with what both sides have: optimizer, clipping, a constant rate, one forward."""
+    """The config with settings that both sides have: optimizer, clipping, rate, one forward."""
     return replace(
         config,
         parallel=replace(config.parallel, grad_accum_steps=1),
@@ -111,8 +111,8 @@ def as_both_train(config: RunConfig) -> RunConfig:
 def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[UnpaddedBatch]]:
     """`count` updates of one forward, and as many batches of the same samples dealt by length.
 
-    WINDOW batches' worth of published lengths is sorted and cut into batches. Of these, `count`
-    evenly spread ones are taken, and their samples are mixed for the updates.
+    The published lengths of WINDOW batches are sorted and cut into batches. `count` evenly spread
+    ones are taken, and their samples are mixed for the updates.
     """
     size, data, seed = config.parallel.local_batch_size, config.data, int(config.run.seed)
     lengths = real_lengths(WINDOW * size, data.max_seq_length, derive_seed(seed, "lengths"))
@@ -178,7 +178,7 @@ def _compared(
     theirs = make_contenders(peer, data, model.precision)
     peer_attention = fastest_attention(peer, theirs["sorted"], len(data.batches), report)
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
-    # Before ours is trained: all get its weights.
+    # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
     others = make_other_peers(
         partial(make_peer, exact, model, device, attention=peer_attention),
@@ -202,7 +202,7 @@ def _compared(
         }
         may_fail = all_of_them.keys() - {"ours", PRODUCT}
         times = InterleavedTimes(all_of_them, len(data.batches), may_fail=may_fail)
-        # What runs out of memory is freed: here alone nothing else may hold it.
+        # A contender out of memory is freed, so nothing else may hold it.
         del peer, theirs, all_of_them
         others.contenders.clear()
         times.run_once()
@@ -226,10 +226,10 @@ def _measured(
     data: Data,
     product_flops: float,
 ) -> dict[str, Any]:
-    """Rates, MFU, ratios and reasons; None for what does not run.
+    """Rates, MFU, ratios and reasons; None for contenders that do not run.
 
-    A ratio is how many samples we do while the other side does one; its range is the lowest, median
-    and highest of the visits of all batches: how steady the machine was.
+    A ratio is the number of our samples per sample of the other side; its range, the lowest, median
+    and highest over visits of all batches, shows how steady the machine was.
     """
     batch_size = config.parallel.local_batch_size
     rates = {name: batch_size / times.seconds_per_batch(name) for name in times.names}
@@ -266,7 +266,7 @@ def _measured(
 
 
 def _facts(config: RunConfig, data: Data) -> dict[str, Any]:
-    """What was asked for, as the JSON object has it."""
+    """The question asked, as keys of the JSON object."""
     model, dtype = config.model, autocast_dtype(config.model.precision)
     lengths = [length for batch in data.batches for length in batch.lengths]
     return {
@@ -328,7 +328,7 @@ def _row(text: str, result: dict[str, Any], name: str) -> str:
 
 
 def make_contenders(peer: Any, data: Data, precision: Precision) -> dict[str, Contender]:
-    """Whole steps of the other side, by the name of what is timed."""
+    """Whole steps of the other side, by contender."""
     full = peer_step(peer, lambda inputs: peer(**inputs).loss, precision)
     masked = peer_step(peer, partial(masked_loss, peer), precision)
     return {
@@ -339,7 +339,7 @@ def make_contenders(peer: Any, data: Data, precision: Precision) -> dict[str, Co
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender, float]:
-    """The fastest of square products here, so often that starting it does not count; operations."""
+    """The fastest square product, repeated until its start does not count; and its operations."""
     times = CUDA_PRODUCTS if device.type == "cuda" else 1
 
     def of_size(size: int) -> tuple[Contender, float]:
@@ -360,9 +360,9 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender,
 def fastest_attention(
     peer: Any, step: Contender, num_batches: int, report: Callable[[str], None]
 ) -> str:
-    """Set `peer` to that of its attention implementations whose steps are fastest, and name it.
+    """Set `peer` to its attention implementation with the fastest steps, and return the name.
 
-    One that runs out of memory is not.
+    One that runs out of memory is skipped.
     """
     report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
     seconds = dict.fromkeys(PEER_ATTENTIONS, float("inf"))
@@ -379,10 +379,10 @@ def fastest_attention(
 
 
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:
-    """Our model in training mode. Its padded words, which the other side lacks, get no chance.
+    """Our model in training mode. Its padded words, which the other side lacks, get no weight.
 
     At BERT's own initializer range of 0.02 attention is nearly uniform, and the losses would not
-    tell another attention; at hidden ** -0.5 they do.
+    reveal a wrong attention; at hidden ** -0.5 they do.
     """
     model = replace(model, initializer_range=model.hidden_size**-0.5)
     ours = BertForPretraining(model, device, seed=derive_seed(seed, "weights"))
@@ -393,7 +393,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
 
 
 def exact_model(model: ModelSection) -> ModelSection:
-    """The same in fp32, in which two models can be told from one: as it is where it is in fp32."""
+    """The model in fp32, which shows whether two models are equal; unchanged if already fp32."""
     if model.precision == "fp32":
         return model
     return replace(model, precision="fp32", attention="reference", kernels="reference")
@@ -401,7 +401,7 @@ def exact_model(model: ModelSection) -> ModelSection:
 
 @torch.no_grad()
 def loss_without_dropout(ours: BertForPretraining, batch: UnpaddedBatch) -> Tensor:
-    """Of our model."""
+    """Loss of our model without dropout."""
     ours.eval()
     loss = pretraining_loss(training_loss_sums(ours, batch, ours.config.precision), batch)
     ours.train()
@@ -410,10 +410,10 @@ def loss_without_dropout(ours: BertForPretraining, batch: UnpaddedBatch) -> Tens
 
 @torch.no_grad()
 def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
-    """How far the losses of the first batch are apart in nats at most, without dropout.
+    """Largest difference of the first batch's losses in nats, without dropout.
 
-    Every attention of the other side is held against ours, all positions and masked ones, in fp32.
-    Raises ConfigError where they differ (`check_loss`): times of different models mean nothing.
+    Compares every attention of the other side with ours, all positions and masked ones, in fp32.
+    Raises ConfigError if they differ (`check_loss`): times of different models mean nothing.
     """
     mixed, by_length = (
         loss_without_dropout(ours, batch) for batch in (data.batches[0], data.by_length[0])
@@ -433,9 +433,9 @@ def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
 
 
 def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
-    """How far two losses are apart in nats.
+    """Difference of two losses in nats.
 
-    Raises ConfigError above what rounding can do, in the model's precision and on its device.
+    Raises ConfigError if it exceeds rounding in the model's precision on its device.
     """
     limit = LARGEST_LOSS_DIFFERENCE if loss.device.type == "cpu" else LARGEST_CUDA_DIFFERENCE
     if model.precision != "fp32":

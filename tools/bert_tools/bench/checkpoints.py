@@ -1,6 +1,6 @@
-"""`bench checkpoints`: what it costs to write checkpoints while training goes on.
+"""`bench checkpoints`: cost of writing checkpoints while training continues.
 
-Blocks of steps with one checkpoint and without any take turns, on the same training objects.
+Blocks of steps with one checkpoint and with none take turns on the same training objects.
 """
 
 import statistics
@@ -31,19 +31,19 @@ def measure(
     *,
     pairs: int,
     steps: int,
-    directory: Path | None,
+    out: Path | None,
 ) -> dict[str, Any]:
-    """The JSON object of `bench checkpoints`, of `pairs` pairs of blocks of `steps` steps.
+    """The JSON object of `bench checkpoints`, from `pairs` pairs of blocks of `steps` steps.
 
-    Checkpoints go below `directory`, which is left as it was. Which block of a pair comes first
-    alternates, as a machine may slow down over time. `report` gets a line of each pair. Raises
-    ConfigError or CheckpointError where nothing can be written.
+    Checkpoints go below `out`, which is left as it was. The first block of a pair alternates, as a
+    machine may slow down over time. `report` gets a line for each pair. Raises ConfigError or
+    CheckpointError if nothing can be written.
     """
     try:
-        own = tempfile.TemporaryDirectory(prefix="mlperf_bert-bench-", dir=directory)
+        own = tempfile.TemporaryDirectory(prefix="mlperf_bert-bench-", dir=out)
     except OSError as error:
-        problem = f"{error.strerror}: {directory}"
-        raise ConfigError("--directory", problem, "name one that can be written") from None
+        problem = f"{error.strerror}: {out}"
+        raise ConfigError("--out", problem, "name one that can be written") from None
     report(f"building on {device}, step {config.run.step_mode}")
     rows: list[dict[str, float]] = []
     with own as root, training_run(config, device, num_updates=NUM_UPDATES) as run:
@@ -86,9 +86,8 @@ def block(
 ) -> tuple[float, float, float]:
     """Train from step `first` on; with a writer a checkpoint is begun in the middle.
 
-    Returns seconds: of all, until the checkpoint is on disk as well; while it was begun, between
-    two steps; and of waiting for it after the last step. Raises CheckpointError where it cannot be
-    written.
+    Returns three times in seconds: in all, until the checkpoint is on disk; to begin it, between
+    two steps; to wait for it after the last step. Raises CheckpointError if it cannot be written.
     """
     started = time.perf_counter()
     if writer is None:
@@ -117,7 +116,7 @@ def _train(run: TrainingRun, start: int, stop: int) -> None:
     for step in range(start, stop):
         loss = run(step)
     if stop > start:
-        loss.item()  # on CUDA: waits for the device, so that the clock means what it says
+        loss.item()  # on CUDA: waits for the device, so that the time is true
 
 
 def in_words(result: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""The sub-command `bench`: its measurements, their options, and the config that they measure.
+"""The sub-command `bench`: its measurements, their options, and the config to measure.
 
-Torch waits until one of them runs.
+Torch is imported only when one of them runs.
 """
 
 import argparse
@@ -45,9 +45,9 @@ def _value(kind: type, metavar: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """`options` are arguments of `add_argument`; `settings` go over bench.toml, None: no config.
+    """`options` are arguments of `add_argument`; `settings` override bench.toml, None: no config.
 
-    `module`, of its own name by default, has `measure` and `in_words`.
+    `module`, by default of the same name, has `measure` and `in_words`.
     """
 
     text: str
@@ -65,7 +65,7 @@ MEASUREMENTS = {
             "compile": {
                 "action": argparse.BooleanOptionalAction,
                 "default": True,
-                "help": "the other side through torch.compile as well (default: yes)",
+                "help": "also run the other side through torch.compile (default: yes)",
             },
         },
     ),
@@ -73,17 +73,17 @@ MEASUREMENTS = {
         text="our training step: rate, MFU, memory",
         options={
             "steps": _number(40, "measured steps at most"),
-            "seconds": _number(20.0, "of measured steps, about"),
+            "seconds": _number(20.0, "about this long for measured steps"),
             # Long enough for clocks to fall.
-            "peak-seconds": _number(3.0, "of the long run of matrix products"),
+            "peak-seconds": _number(3.0, "length of the long run of matrix products"),
         },
     ),
     "profile": Measurement(
-        text="where the time of our step goes",
+        text="time of our step by kernel or operator",
         options={
             "steps": _number(3, "profiled"),
-            "trace": _value(
-                Path, "FILE", "one more step as torch's trace, gzipped JSON (.json.gz) for Perfetto"
+            "out": _value(
+                Path, "FILE", "torch's trace of one more step, gzipped JSON (.json.gz) for Perfetto"
             ),
         },
     ),
@@ -91,12 +91,12 @@ MEASUREMENTS = {
         text="rate by batch size, eager against captured",
         options={
             "steps": _number(20, "measured steps at most"),
-            "seconds": _number(2.0, "of measured steps, about"),
+            "seconds": _number(2.0, "about this long for measured steps"),
             "max-batch": _number(1024, "sequences at most, while memory and time last"),
             "sweep": _value(
                 int, "B", "instead: batches of B sequences, by their tokens in steps of 128"
             ),
-            "plot": _value(Path, "FILE", "a PNG of the table"),
+            "out": _value(Path, "FILE", "draw the table as a PNG"),
             "total-seconds": _number(600.0, "begin no further row after this"),
         },
     ),
@@ -105,7 +105,7 @@ MEASUREMENTS = {
         text="evaluation, and its share of a run",
         options={
             "steps": _number(20, "measured steps at most"),
-            "seconds": _number(5.0, "of measured steps, about"),
+            "seconds": _number(5.0, "about this long for measured steps"),
             "samples": _number(10_000, "held out"),
             "rounds": _number(3, "evaluations measured"),
         },
@@ -114,11 +114,11 @@ MEASUREMENTS = {
         text="training while a checkpoint is written, against training alone",
         options={
             "pairs": _number(10, "pairs of blocks"),
-            "steps": _number(200, "of a block"),
-            "directory": _value(
+            "steps": _number(200, "steps of a block"),
+            "out": _value(
                 Path,
                 "DIR",
-                "on the disk to write to; is emptied again (default: a temporary directory)",
+                "directory on the disk to test; emptied again (default: a temporary directory)",
             ),
         },
         settings=("data.max_seq_length=128", "parallel.local_batch_size=8"),
@@ -127,7 +127,7 @@ MEASUREMENTS = {
         text="data.cost_a and data.cost_b of a model, measured",
         options={
             "tokens": _value(
-                int, "N", "of the larger batches (default: about those of a rank's forward)"
+                int, "N", "tokens of the larger batches (default: about a rank's forward)"
             ),
             "seconds": _number(45.0, "begin no further round after this"),
         },
@@ -136,18 +136,18 @@ MEASUREMENTS = {
     "loader": Measurement(
         text="our loader against nvidia-dali's and torch's",
         options={
-            "dir": _value(
-                Path, "DIR", "a made-up set, made there where none is (default: a temporary one)"
+            "out": _value(
+                Path, "DIR", "synthetic set, made there if missing (default: a temporary one)"
             ),
-            "megabytes": _number(220, "of the shard, where it is made"),
+            "megabytes": _number(220, "size of the shard, if it is made"),
             "rounds": _number(5, "visits of each loader, the file in memory"),
             "batches": {
                 "nargs": "+",
                 "default": [16, 56],
                 **_value(int, "N", "sequences a batch (default 16 56)"),
             },
-            "seconds": _number(2.0, "of one visit"),
-            "seed": _number(1, "of the set and of the order of its samples"),
+            "seconds": _number(2.0, "length of one visit"),
+            "seed": _number(1, "seed of the set and of its order"),
         },
         settings=None,
     ),
@@ -155,7 +155,7 @@ MEASUREMENTS = {
         text="our update against a loop and torch's",
         options={
             "steps": _number(12, "measured updates by each at most"),
-            "seconds": _number(300.0, "of each rule: begin no further update after this"),
+            "seconds": _number(300.0, "per rule: begin no further update after this"),
         },
         settings=("model.num_layers=12", "model.hidden_size=768"),
     ),
@@ -169,9 +169,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(name, help=measurement.text)
         options = dict(measurement.options)
         if measurement.settings is not None:
-            add_config(command, "as one rank of this config (default: a small one)", required=False)
+            add_config(command, "measure a rank of this config (default: small)", required=False)
             options["threads"] = _number(2, "CPU threads")
-            options["seed"] = _number(1, "of weights, samples and dropout")
+            options["seed"] = _number(1, "seed of weights, samples and dropout")
             command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         for option, arguments in options.items():
             command.add_argument(f"--{option}", **arguments)
@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen measurement. Raises ConfigError for what the user can mend."""
+    """Run the chosen measurement. Raises ConfigError for a user's mistake."""
     chosen = MEASUREMENTS[args.measurement]
     for name, bounds in _BOUNDS.items():
         given = getattr(args, name, None)
@@ -215,8 +215,8 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 def small_config(*settings: str) -> RunConfig:
     """bench.toml with `settings` as --set takes them. Raises ConfigError.
 
-    Where these do not say otherwise, heads have 64 channels, the feed-forward halves are four times
-    as wide as a token, and there are as many positions as tokens.
+    Unless they are set, heads have 64 channels, the feed-forward halves are four times as wide as a
+    token, and there are as many positions as tokens.
     """
     given = {name.strip(): value.strip() for name, _, value in (e.partition("=") for e in settings)}
     hidden, length = (
@@ -234,7 +234,7 @@ def small_config(*settings: str) -> RunConfig:
 
 
 def _device(args: argparse.Namespace) -> "torch.device":
-    """The device of the options, and as many CPU threads as they say."""
+    """The device in the options; also sets the number of CPU threads."""
     import torch
 
     from mlperf_bert.distributed.binding import choose_device

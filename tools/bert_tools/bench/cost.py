@@ -1,8 +1,8 @@
-"""`bench cost`: what a sequence of L tokens costs, as cost_a * L + cost_b * L**2, measured here.
+"""`bench cost`: cost of a sequence of L tokens, cost_a * L + cost_b * L**2, measured here.
 
-Forward and backward of the whole model, heads included, over batches of equal lengths. Attention
-alone is quadratic, so at equal tokens the time rises with the length; two totals of tokens tell
-what grows with tokens from what a forward costs anyway (launches, memory, the loss).
+Forward and backward of the whole model, heads included, run over batches of equal lengths. Only
+attention is quadratic, so at equal tokens the time rises with the length. Two totals of tokens
+separate the cost of tokens from the fixed cost of a forward (launches, memory, the loss).
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from mlperf_bert.step.eager import training_loss_sums, weights_dtype
 
 Float64Array = NDArray[np.float64]
 
-# Of the longest length; 3 times that, at 512 tokens, divides evenly by all of them.
+# Shares of the longest length; 3 times that, at 512 tokens, divides evenly by all of them.
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 MOST_ROUNDS = 50
 
@@ -39,10 +39,10 @@ def measure(
     tokens: int | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """The JSON object of `bench cost`; no round begins after `seconds` but the first.
+    """The JSON object of `bench cost`; only the first round may begin after `seconds`.
 
-    `tokens`: of the larger batches, by default about a rank's forward; the smaller ones have half
-    as many. Raises ConfigError where the time does not grow with the tokens.
+    The larger batches have `tokens` tokens, by default about a rank's forward; the smaller ones
+    have half as many. Raises ConfigError if the time does not grow with the tokens.
     """
     seed, longest = int(config.run.seed), config.data.max_seq_length
     torch.manual_seed(derive_seed(seed, "dropout"))
@@ -104,7 +104,7 @@ def fit_cost(
 ) -> dict[str, Any]:
     """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths, each [n].
 
-    A negative `cost_b` counts as zero; `free_cost_b` is as it would be. Raises ConfigError where
+    A negative `cost_b` counts as zero; `free_cost_b` keeps its value. Raises ConfigError if
     `cost_a` is not above zero.
     """
     terms = np.stack([np.ones(len(ms)), tokens, squares], axis=1)
@@ -180,7 +180,7 @@ def _contender(model: BertForPretraining, batch: UnpaddedBatch) -> Contender:
         sums = training_loss_sums(model, batch, model.config.precision)
         loss = pretraining_loss(sums, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        # Whoever reads it waits for the backward too, which is on the same stream.
+        # Reading it waits for the backward too, which is on the same stream.
         return loss.detach()
 
     return run

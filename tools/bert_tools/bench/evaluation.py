@@ -1,4 +1,4 @@
-"""`bench eval`: how fast evaluation is, and its share of a run at the interval of the config."""
+"""`bench eval`: rate of evaluation, and its share of a run at the config's interval."""
 
 import statistics
 import tempfile
@@ -17,7 +17,7 @@ from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.parts.build import make_evaluator
 
 NUM_UPDATES = 4
-FORWARD_SHARE = 1 / 3  # of the operations of a training step
+FORWARD_SHARE = 1 / 3  # share of the operations of a training step
 
 
 def measure(
@@ -32,7 +32,7 @@ def measure(
 ) -> dict[str, Any]:
     """The JSON object of `bench eval`: training, then `rounds` evaluations after the first.
 
-    The held-out set is made up, of so many `samples` of real lengths.
+    The held-out set is synthetic: `samples` samples of real lengths.
     """
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
@@ -78,7 +78,7 @@ def in_words(result: dict[str, Any]) -> str:
 def _seconds(
     run: TrainingRun, set_dir: Path, samples: int, rounds: int, report: Callable[[str], None]
 ) -> list[float]:
-    """Of the first evaluation, and of each of `rounds` later ones."""
+    """Seconds of the first evaluation, and of each of `rounds` later ones."""
     index = make_held_out(set_dir, run.config, samples)
     reader = SampleReader(set_dir, index.manifest)
     evaluator = make_evaluator(run.config, index, reader, ALONE, run.device)
@@ -87,7 +87,7 @@ def _seconds(
     with evaluator:
         for number in range(1 + rounds):
             start = time.perf_counter()
-            evaluator(run.model)  # its counts reach the host, so all of it is done
+            evaluator(run.model)  # its counts reach the host, so it is complete
             seconds.append(time.perf_counter() - start)
             report(f"evaluation {number + 1}/{1 + rounds}: {seconds[-1]:.3f} s")
     return seconds

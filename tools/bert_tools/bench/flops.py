@@ -1,10 +1,10 @@
-"""Floating-point operations: of a training step, and a second of matrix products on this machine.
+"""Floating-point operations of a training step, and per second of this machine's matrix products.
 
-A step's are counted as publications do, and as ours does them. MFU is a share of the machine's,
-which is measured on the spot: products of the model's feed-forward halves, with as many rows as a
-batch has tokens, in a short burst and in a long run, in which clocks fall.
+Operations of a step are counted as in publications, and as our step does them. MFU is their share
+of the machine's rate, which is measured on the spot: products of the model's feed-forward halves,
+with as many rows as a batch has tokens, in a short burst and in a long run, in which clocks fall.
 
-A multiply-add is 2 of them, and backward costs twice a forward. Matrix products alone count:
+A multiply-add is 2 operations, and backward costs twice a forward. Only matrix products count:
 normalisation, softmax, dropout and the update do not.
 
 Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width, V vocabulary
@@ -32,26 +32,26 @@ ROW_MULTIPLE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Operations of forward and backward, by where they happen."""
+    """Operations of forward and backward, by part of the model."""
 
     encoder: float  # products with weights
     attention: float  # scores, and values weighted by them
-    head: float  # of masked words
+    head: float  # logits of masked words
     pooler: float  # and the next-sentence head
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Operations of all parts."""
         return self.encoder + self.attention + self.head + self.pooler
 
 
 def model_flops(
     model: ModelSection, lengths: Sequence[float], masked_counts: Sequence[float]
 ) -> Flops:
-    """What these sequences cost by the published convention: every layer whole, no padding.
+    """Operations for these sequences by the published convention: all layers whole, no padding.
 
-    `masked_counts` are the masked positions of each. Divided by time and by the peak of the
-    machine this gives MFU (model FLOPs utilisation, arXiv 2204.02311, appendix B).
+    `masked_counts` are the masked positions of each. The result over time and over the machine's
+    peak is MFU (model FLOPs utilisation, arXiv 2204.02311, appendix B).
     """
     layer = _layer_products(model)
     return _flops(
@@ -68,7 +68,7 @@ def _num_pooled(model: ModelSection, num_sequences: int) -> int:
 
 
 def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
-    """What our step computes of a batch: with its padding, the last layer only where it is read.
+    """Operations of our step on a batch: with padding, the last layer only where it is read.
 
     That layer's keys and values belong to all tokens, everything else to the rows that the heads
     read. Padding inside an attention policy (`grouped`, `packed`, `reference`) is not counted.
@@ -98,14 +98,14 @@ def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
 
 
 def _layer_products(model: ModelSection) -> int:
-    """Multiply-adds of a token in one layer, attention left out: 4 D^2 + 2 D F."""
+    """Multiply-adds of a token in one layer without attention: 4 D^2 + 2 D F."""
     return 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
 
 
 def _flops(
     model: ModelSection, *, encoder: float, attended: float, num_masked: float, num_pairs: int
 ) -> Flops:
-    """Of multiply-adds of the encoder, pairs of tokens that meet, and outputs of the heads."""
+    """Operations from the encoder's multiply-adds, attended pairs of tokens, and head outputs."""
     hidden, factor = model.hidden_size, PER_MULTIPLY_ADD * PASSES
     return Flops(
         encoder=factor * encoder,
@@ -117,7 +117,7 @@ def _flops(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """TFLOP/s of products in `dtype`; None, with a reason, where there are no such products."""
+    """TFLOP/s of products in `dtype`; None, with a reason, if there are no such products."""
 
     dtype: str
     burst_tflops: float | None = None
@@ -130,7 +130,7 @@ def measure_peak(
 ) -> Peak:
     """Products of [num_tokens, hidden] with feed-forward matrices, in a burst and a long run.
 
-    `long_seconds`: LONG_SECONDS, or less where the number does not matter.
+    `long_seconds`: LONG_SECONDS, or less if the number does not matter.
     """
     dtype = torch.float8_e4m3fn if model.precision == "fp8" else COMPUTED_IN[model.precision]
     name = str(dtype).removeprefix("torch.")
@@ -155,7 +155,7 @@ def measure_peak(
 def _products(
     rows: int, hidden: int, wide: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
-    """A function that does both products of a feed-forward half."""
+    """A function that does both products of the feed-forward part."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)

@@ -1,6 +1,6 @@
-"""`bench loader`: batches a second of our loader, nvidia-dali's and torch's DataLoader.
+"""`bench loader`: batches per second of our loader, nvidia-dali's and torch's DataLoader.
 
-Each is opened afresh on the same steps of one set.
+Each is opened anew on the same steps of one set.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from mlperf_bert.data.staging import Staging
 OURS = "thread"
 DATALOADERS = {"dataloader_1": 1, "dataloader_2": 2}  # name: workers
 CPU = torch.device("cpu")
-BATCHES_BEFORE = 20  # taken before the clock starts: by then threads and workers are at work
+BATCHES_BEFORE = 20  # taken before the clock starts, when threads and workers are at work
 COLD_BATCHES = 32  # few, as a cold file does not stay cold for long
-PREFETCH_FACTOR = 2  # batches a worker keeps ready; torch's default, and PREFETCHED_STEPS of ours
+PREFETCH_FACTOR = 2  # batches a worker keeps ready; torch's default and our PREFETCHED_STEPS
 
 Batches = Iterator[UnpaddedBatch]
 Contender = Callable[[Path, int, int], AbstractContextManager[Batches]]
@@ -46,34 +46,34 @@ Contender = Callable[[Path, int, int], AbstractContextManager[Batches]]
 def measure(
     report: Callable[[str], None],
     *,
-    dir: Path | None,
+    out: Path | None,
     megabytes: int,
     rounds: int,
     batches: Sequence[int],
     seconds: float,
     seed: int,
 ) -> dict[str, Any]:
-    """The JSON object of `bench loader`: from a warm page cache `rounds` visits of `seconds` each.
+    """The JSON object of `bench loader`: `rounds` visits of `seconds` each from a warm page cache.
 
-    The set is made in `dir` where none is; without one in a temporary directory. Raises DataError
-    where that fails, ConfigError for batches larger than the set.
+    The set is made in `out` if it has none, or in a temporary directory. Raises DataError if that
+    fails, ConfigError for batches larger than the set.
     """
     with contextlib.ExitStack() as stack:
-        if dir is None:
+        if out is None:
             directory = tempfile.TemporaryDirectory(prefix="bench-loader-")
-            dir = Path(stack.enter_context(directory))
-        index = open_or_make_set(dir, num_bytes=megabytes * 10**6, seed=seed)
+            out = Path(stack.enter_context(directory))
+        index = open_or_make_set(out, num_bytes=megabytes * 10**6, seed=seed)
         largest, num_samples = max(batches), index.manifest.num_samples
         if largest > num_samples:
             remedy = f"set it to {num_samples} at most: the set has no more samples"
             raise ConfigError("--batches", f"is {largest}", remedy)
-        shards = [dir / "shards" / entry.file for entry in index.manifest.shards]
+        shards = [out / "shards" / entry.file for entry in index.manifest.shards]
         contenders, dali_reason = make_contenders()
         rows = []
         for batch_size in batches:
             warm: dict[str, list[float]] = {name: [] for name in contenders}
             for number, (name, contender) in itertools.product(range(rounds), contenders.items()):
-                with contender(dir, batch_size, seed) as taken:
+                with contender(out, batch_size, seed) as taken:
                     warm[name].append(_warm_rate(taken, seconds))
                 report(
                     f"{batch_size} sequences, round {number + 1}/{rounds}: {name} "
@@ -82,7 +82,7 @@ def measure(
             cold = {}
             for name, contender in contenders.items():
                 _drop_from_memory(shards)
-                with contender(dir, batch_size, seed) as taken:
+                with contender(out, batch_size, seed) as taken:
                     cold[name] = [_cold_rate(taken)]
             rows += [*_rows(warm, batch_size, "warm"), *_rows(cold, batch_size, "cold")]
         return {
@@ -121,7 +121,7 @@ def in_words(result: dict[str, Any]) -> str:
 
 
 def _warm_rate(batches: Batches, seconds: float) -> float:
-    """Batches a second."""
+    """Batches per second."""
     for _ in range(BATCHES_BEFORE):
         next(batches)
     started, count = time.perf_counter(), 0
@@ -132,7 +132,7 @@ def _warm_rate(batches: Batches, seconds: float) -> float:
 
 
 def _cold_rate(batches: Batches) -> float:
-    """Batches a second after the first one, the files not in memory when the loader was opened."""
+    """Batches per second after the first one, with no files in memory when the loader opens."""
     next(batches)
     started = time.perf_counter()
     for _ in range(COLD_BATCHES):
@@ -141,14 +141,14 @@ def _cold_rate(batches: Batches) -> float:
 
 
 def _drop_from_memory(paths: Sequence[Path]) -> None:
-    """Ask the kernel to forget the files' pages; it does for pages that no process has mapped."""
+    """Ask the kernel to drop the files' pages; it does so for pages that no process maps."""
     for path in paths:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _rows(rates: dict[str, list[float]], batch_size: int, cache: str) -> list[dict[str, Any]]:
-    """One object a loader; `ratio` says how often ours does a batch while this one does one."""
+    """One object per loader; `ratio` is our number of batches per batch of this one."""
     middle = {name: statistics.median(visits) for name, visits in rates.items()}
     return [
         {
@@ -165,7 +165,7 @@ def _rows(rates: dict[str, list[float]], batch_size: int, cache: str) -> list[di
 
 
 def make_contenders() -> tuple[dict[str, Contender], str | None]:
-    """All contenders by name, ours first; and why nvidia-dali's is left out, where it is."""
+    """All contenders by name, ours first; and the reason if nvidia-dali's is left out."""
     contenders: dict[str, Contender] = {OURS: partial(_open_ours, through_dali=False)}
     reason = None
     try:
@@ -220,7 +220,7 @@ class SampleDataset(Dataset[dict[str, IntArray]]):
         self._first_ids = np.cumsum([0, *(entry.num_samples for entry in manifest.shards)])
 
     def __getitem__(self, sample: int) -> dict[str, IntArray]:
-        """The arrays of one sample, as the shard has them, by name."""
+        """The arrays of one sample by name, as in the shard."""
         number = int(np.searchsorted(self._first_ids, sample, side="right")) - 1
         arrays, row = self._reader.shards[number].arrays(), sample - self._first_ids[number]
         tokens = slice(arrays.offsets[row], arrays.offsets[row + 1])
@@ -236,7 +236,7 @@ class SampleDataset(Dataset[dict[str, IntArray]]):
 
 
 def collate(items: Sequence[dict[str, IntArray]]) -> UnpaddedBatch:
-    """Samples laid end to end; the denominators are the batch's own counts, as of one rank."""
+    """Samples laid end to end; the denominators are the batch's own counts, as on one rank."""
     masked_counts = np.array([len(item["masked_ids"]) for item in items], dtype=np.int64)
     flat = {
         name: np.concatenate([item[name] for item in items], dtype=np.int64)
@@ -257,8 +257,8 @@ def collate(items: Sequence[dict[str, IntArray]]) -> UnpaddedBatch:
 class StoredShuffle:
     """A sampler that keeps its order, as torch's own does.
 
-    Ours computes an order of any length without keeping it, which takes longer than to load a
-    batch; here loaders are compared, not samplers.
+    Ours computes an order of any length without keeping it, which takes longer than loading a
+    batch; this command compares loaders, not samplers.
     """
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
@@ -272,7 +272,7 @@ class StoredShuffle:
 
 
 def _make_planner(index: LengthIndex, batch_size: int, seed: int) -> StepPlanner:
-    """The plan of a single rank: every loader asks for it, so it is part of their work."""
+    """The plan of a single rank; every loader asks for it as part of its work."""
     return StepPlanner(
         StoredShuffle(index.manifest.num_samples, batch_size, seed),
         index.lengths,

@@ -1,4 +1,4 @@
-"""`bench optimizer`: our update of a whole model against a loop over its tensors, and torch's."""
+"""`bench optimizer`: our update of a whole model against a loop over its tensors and torch's."""
 
 import copy
 from collections.abc import Callable
@@ -26,12 +26,12 @@ RULES = (
 )
 REFERENCE = "per-tensor loop"
 GRADIENT_SIZE = 1e-3  # standard deviation
-LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; single ones move by about the rate
+LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; one step moves it by about the rate
 
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """A contender, and the weights that it updates, in the model's order."""
+    """A contender and the weights that it updates, in the model's order."""
 
     run: Contender
     weights: list[Tensor]
@@ -45,14 +45,14 @@ def measure(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The JSON object of `bench optimizer`, of at most `steps` updates by each.
+    """The JSON object of `bench optimizer`, from at most `steps` updates by each.
 
-    Of each rule none but the first begins after `seconds`. Raises ConfigError where a contender's
-    weights are not the reference's.
+    After `seconds` no further update of a rule begins. Raises ConfigError if a contender's weights
+    differ from the reference's.
     """
     seed, rows = int(config.run.seed), []
     for rule in RULES:
-        # In fp32, whatever the config's precision is: the weights of no contender are rounded.
+        # In fp32 at any precision of the config: no contender's weights are rounded.
         model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
         rows += _compared(rule, model, seed, steps, seconds, report)
     parameters = list(model.parameters())
@@ -96,7 +96,7 @@ def in_words(result: dict[str, Any]) -> str:
 def make_updaters(
     model: BertForPretraining, rule: OptimSection, seed: int
 ) -> tuple[dict[str, Updater], Contender]:
-    """Each with weights and state of its own, by name; and what draws the next gradients of all."""
+    """Contenders by name, each with its own weights and state; and a drawer of gradients."""
     named = dict(model.named_parameters())
     gradients = {name: torch.empty_like(each) for name, each in named.items()}
     device = next(iter(gradients.values())).device
@@ -117,7 +117,7 @@ def make_updaters(
 
 
 def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
-    """How far each one's weights are from the reference's at most.
+    """Largest difference of each contender's weights from the reference's.
 
     Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
     """
@@ -176,7 +176,7 @@ def _compared(
 def _loop(
     rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
-    """The readable update of one tensor after the other."""
+    """The readable update, tensor by tensor."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
     updates = [_readable_update(rule, name) for name in named]
@@ -195,7 +195,7 @@ def _loop(
 
 
 def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
-    """The update of the tensor of this name."""
+    """The readable update of the tensor of this name."""
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -227,7 +227,7 @@ def _torch_adamw(
 
 
 def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Ours; a backward leaves gradients where it likes, so moving them is part of the update."""
+    """Our update; a backward may leave gradients anywhere, so moving them is part of it."""
     optimizer = make_optimizer_alone(rule, model)
     named = dict(model.named_parameters())
     weights = [each.detach() for each in named.values()]

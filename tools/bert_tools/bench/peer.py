@@ -1,11 +1,11 @@
 """The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
-As people feed it: all padded to the maximum, logits of all positions. As someone who wants speed
-trains it: logits of the masked positions alone, and padded to the longest of a batch of sequences
-of similar length. Both also compiled, the first with fused attention too. And without padding, in
-one row of T tokens, where attention goes through its AttentionInterface to torch's nested tensors,
-whose fused kernels on CUDA take sequences of unequal length and dropout, and all else is its own
-code, the logits of all T tokens included.
+The usual form pads all sequences to the maximum and computes logits of all positions. The fast form
+computes logits of the masked positions only and pads to the longest in a batch of similar lengths.
+Both also run compiled, the first also with fused attention. The unpadded form has one row of T
+tokens: attention goes through its AttentionInterface to torch's nested tensors, whose fused kernels
+on CUDA take sequences of unequal length and dropout; all else is its own code, including the logits
+of all T tokens.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
@@ -39,17 +39,17 @@ LossOf = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The same samples for both sides, already on the device: no step waits for its batch."""
+    """The same samples for both sides, already on the device, so that no step waits for them."""
 
     batches: list[UnpaddedBatch]
     by_length: list[UnpaddedBatch]  # the samples of all batches, dealt by length
     padded: list[dict[str, Tensor]]  # to the maximum length
-    padded_to_longest: list[dict[str, Any]]  # of each batch, for `masked_loss`
+    padded_to_longest: list[dict[str, Any]]  # inputs of each batch for `masked_loss`
     sorted: list[dict[str, Any]]  # `by_length`, likewise
 
 
 def import_transformers() -> ModuleType:
-    """The `transformers` package. Raises ConfigError where it is not installed."""
+    """Import `transformers`. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("transformers")  # untyped: its own types take mypy minutes
     except ImportError as error:
@@ -63,7 +63,7 @@ def make_peer(
     """A BertForPreTraining of `config` with the weights of our model, in training mode.
 
     Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a model
-    of masked LM alone, which has not its weights.
+    with a masked-LM head only, which lacks some of the weights.
     """
     if config.objective != "mlm_nsp":
         problem = f"is {config.objective!r}, the other model is BertForPreTraining"
@@ -80,7 +80,7 @@ def make_peer(
         attention_probs_dropout_prob=config.attention_dropout,
         layer_norm_eps=config.layer_norm_epsilon,
     )
-    with device:  # so that its own initial weights are drawn there
+    with device:  # draws its own initial weights there
         peer = transformers.BertForPreTraining(peer_config)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
@@ -91,7 +91,7 @@ def make_peer(
 
 
 def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]:
-    """What BertForPreTraining takes: int64 [B, S] tensors, S = padded_length, on batch's device."""
+    """Inputs of BertForPreTraining: int64 [B, S] tensors, S = padded_length, on batch's device."""
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
     rows = torch.arange(shape[0], device=device)
@@ -113,9 +113,9 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
 
 
 def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
-    """What `masked_loss` takes: the batch padded to its longest sequence, on its device."""
+    """Inputs of `masked_loss`: the batch padded to its longest sequence, on its device."""
     padded = padded_inputs(batch, batch.max_seqlen)
-    is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each token's place
+    is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each one's position
     return {
         "tokens": {
             name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")
@@ -127,7 +127,7 @@ def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of BertForPreTraining, with logits of the masked positions alone."""
+    """The loss of BertForPreTraining, with logits of the masked positions only."""
     hidden, pooled = peer.bert(**inputs["tokens"])[:2]
     masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
     return _loss_of_both(peer.cls(masked, pooled), inputs)
@@ -142,7 +142,7 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
 def usual_adamw(
     model: nn.Module, rule: OptimSection, how: Literal["foreach", "fused"]
 ) -> torch.optim.Optimizer:
-    """torch's AdamW with a rule's constants, in one of its ways to do all tensors together."""
+    """torch's AdamW with a rule's constants, in one of its modes for many tensors at a time."""
     groups = param_groups(model, rule.weight_decay)
     return torch.optim.AdamW(
         [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
@@ -155,7 +155,7 @@ def usual_adamw(
 
 
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
-    """What users of `transformers` let products be computed in; None: in fp32, the weights' own.
+    """Autocast dtype of `transformers`' users at this precision; None: fp32, as the weights.
 
     Their weights stay fp32 in every precision.
     """
@@ -165,17 +165,17 @@ def autocast_dtype(precision: Precision) -> torch.dtype | None:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Products in `dtype`, or as they are."""
+    """Autocast products to `dtype`; None: leave them."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 def peer_step(
     peer: Any, loss_of: Callable[[Any], Tensor], precision: Precision
 ) -> Callable[[Any], Tensor]:
-    """One update as users of `transformers` write it: forward, backward, clip, optimizer.
+    """One update as `transformers`' users write it: forward, backward, clip, optimizer.
 
-    It takes what `loss_of` takes, and returns the loss before the update; no gradient is left,
-    whatever happens.
+    Takes the arguments of `loss_of` and returns the loss before the update; it leaves no gradient,
+    even after an error.
     """
     optimizer, dtype = usual_adamw(peer, OPTIM, "fused"), autocast_dtype(precision)
 
@@ -194,7 +194,7 @@ def peer_step(
 
 
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
-    """What `unpadded_loss` takes, on the batch's device; [1, T] tensors among others."""
+    """Inputs of `unpadded_loss` on the batch's device; [1, T] tensors among others."""
     return {
         "tokens": {
             "input_ids": batch.input_ids[None],
@@ -211,7 +211,7 @@ def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def use_nested_attention(peer: Any) -> None:
-    """Let `peer` attend within the sequences of `cu_seqlens` only."""
+    """Make `peer` attend within the sequences of `cu_seqlens` only."""
     import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
     peer.set_attn_implementation(ATTENTION_NAME)
 
@@ -245,7 +245,7 @@ def nested_attention(
 
 
 def unpadded_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of BertForPreTraining, whose own forward takes one first token a row."""
+    """The loss of BertForPreTraining, whose own forward takes one first token per row."""
     hidden = peer.bert(**inputs["tokens"]).last_hidden_state[0]
     pooled = peer.bert.pooler(hidden[inputs["first"]][:, None])
     return _loss_of_both(peer.cls(hidden, pooled), inputs)
@@ -261,7 +261,7 @@ def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class OtherPeers:
-    """Those that run here, and why the others do not, by name."""
+    """Peers that run here, and reasons why others do not, by name."""
 
     contenders: dict[str, Contender]
     reasons: dict[str, str]
@@ -280,13 +280,13 @@ def make_other_peers(
     """Build each of BUILDERS and run it once.
 
     Args:
-        make_peer: a BertForPreTraining of its own for each, in training mode.
-        data: the batches of all.
-        precision: ours; theirs is `autocast_dtype` of it.
-        device: where all is.
-        with_compile: whether torch.compile is wanted.
-        check: gets the loss of the first batch without dropout, and raises ConfigError where that
-            is another model's.
+        make_peer: makes a new BertForPreTraining in training mode for each.
+        data: batches for all of them.
+        precision: ours; theirs is its `autocast_dtype`.
+        device: device of models and data.
+        with_compile: also run them through torch.compile.
+        check: takes the loss of the first batch without dropout, and raises ConfigError if it
+            belongs to another model.
         report: gets lines of progress.
     """
     peers = OtherPeers({}, {})
@@ -302,7 +302,7 @@ def make_other_peers(
                 raise
             except torch.OutOfMemoryError as error:
                 reason = reason_of(error)
-            except Exception as error:  # of any kind, out of others' code: a finding, no failure
+            except Exception as error:  # any error from others' code is a finding, no failure
                 lines = str(error).splitlines() or [""]
                 reason = f"{type(error).__name__}: {lines[0]}"
             free_memory()
@@ -319,7 +319,7 @@ def _prepared(
     precision: Precision,
     check: Callable[[Tensor], object] | None,
 ) -> Contender:
-    """A step that has run once. In a function of its own: what fails leaves nothing behind."""
+    """A step that has run once. As a separate function it leaves nothing behind on failure."""
     loss_of = build(peer, data)
     if check is not None:
         peer.eval()
@@ -327,7 +327,7 @@ def _prepared(
             check(loss_of(0))
         peer.train()
     step = peer_step(peer, loss_of, precision)
-    for number in range(len(data.batches)):  # each may be of a shape that is compiled once
+    for number in range(len(data.batches)):  # each may have a new shape, which is compiled once
         step(number).item()
     return step
 

@@ -1,6 +1,6 @@
-"""`bench profile`: where the time of a training step goes, as torch's profiler saw it.
+"""`bench profile`: time of a training step by kernel or operator, from torch's profiler.
 
-Kernels on CUDA, operators on a CPU, these without the time of what they call.
+It lists kernels on CUDA, and operators on a CPU, without the time of the operators they call.
 """
 
 import gzip
@@ -24,7 +24,7 @@ NUM_UPDATES = 2
 WARM_UP = 5
 MOST_ROWS = 10
 OTHER = "other"
-# The first pattern that a name contains says its kind; our own kernels' names begin with "_".
+# The first pattern found in a name decides its kind; our own kernels' names begin with "_".
 _KINDS = (
     ("attention", r"attention|flash|fmha|sdpa|attend"),
     ("matrix product", r"gemm|matmul|addmm|::mm|::bmm|baddbmm|linear|cutlass|nvjet|xmma"),
@@ -48,23 +48,23 @@ def measure(
     report: Callable[[str], None],
     *,
     steps: int,
-    trace: Path | None,
+    out: Path | None,
 ) -> dict[str, Any]:
-    """The JSON object of `bench profile`, of `steps` steps.
+    """The JSON object of `bench profile`, from `steps` steps.
 
-    One more is written to `trace`, as gzipped JSON that chrome://tracing and Perfetto show. Raises
-    DataError where that cannot be written.
+    Writes one more to `out`, as gzipped JSON for chrome://tracing and Perfetto. Raises DataError if
+    that cannot be written.
     """
-    if trace is not None:
-        check_writable(trace)
+    if out is not None:
+        check_writable(out)
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         for number in range(WARM_UP):
             run(number).item()
-        report(f"profiling {steps} steps" + (", then one for the trace" if trace else ""))
+        report(f"profiling {steps} steps" + (", then one for the trace" if out else ""))
         recorded = record(lambda: _steps(run, steps), device)
-        if trace is not None:
-            _write_trace(record(lambda: _steps(run, 1), device), trace)
+        if out is not None:
+            _write_trace(record(lambda: _steps(run, 1), device), out)
     return {
         "schema_version": 1,
         **tables(recorded, steps, device),
@@ -86,7 +86,7 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """The largest names, the same by kind, and time in which nothing ran: of a step."""
+    """Tables of a step: the largest names, times by kind, and time in which nothing ran."""
     is_cuda = device.type == "cuda"
     wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
     events = [
@@ -131,15 +131,15 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or operator is for, as far as its name tells."""
+    """The kind of a kernel or operator, as far as its name tells."""
     lower = name.lower()
     return next((kind for kind, pattern in _KINDS if re.search(pattern, lower)), OTHER)
 
 
 def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
-    """From the first start to the last end, and each stretch between in which nothing ran.
+    """Time from the first start to the last end, and each stretch in which nothing ran.
 
-    `spans` are starts and ends, at least one, on whatever streams and threads.
+    `spans` are starts and ends, at least one, on any streams and threads.
     """
     idle = []
     ordered = sorted(spans)
@@ -176,11 +176,11 @@ def in_words(result: dict[str, Any]) -> str:
 def _steps(run: TrainingRun, count: int) -> None:
     for number in range(count):
         loss = run(number)
-    loss.item()  # the device has done everything
+    loss.item()  # the device has finished
 
 
 def _write_trace(recorded: Any, path: Path) -> None:
-    with tempfile.TemporaryDirectory() as directory:  # torch tells nothing of a full disk
+    with tempfile.TemporaryDirectory() as directory:  # torch does not report a full disk
         plain = Path(directory) / "trace.json"
         recorded.export_chrome_trace(str(plain))
         write_file(path, gzip.compress(plain.read_bytes()))

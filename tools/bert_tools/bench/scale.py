@@ -1,4 +1,4 @@
-"""`bench scale`: rate by sequences of a forward, eager and captured, and by its tokens."""
+"""`bench scale`: rate by sequences per forward, eager and captured, and by tokens per forward."""
 
 import time
 from collections.abc import Callable
@@ -37,16 +37,16 @@ def measure(
     max_batch: int,
     sweep: int | None,
     total_seconds: float,
-    plot: Path | None,
+    out: Path | None,
 ) -> dict[str, Any]:
-    """The JSON object of `bench scale`, and its rows as a PNG in `plot`.
+    """The JSON object of `bench scale`, and its rows as a PNG in `out`.
 
-    Every size up to `max_batch`, eager and captured; a mode goes no further when it is out of
-    memory. Or forwards of `sweep` sequences, all of exactly so many tokens, more and fewer than the
-    mean. Only the first row begins after `total_seconds`. Raises ConfigError for what cannot be.
+    Measures every size up to `max_batch`, eager and captured; a mode stops when it is out of
+    memory. With `sweep`, forwards of so many sequences, each of a fixed number of tokens around the
+    mean. After `total_seconds` no further row begins. Raises ConfigError for impossible sizes.
     """
-    if plot is not None:
-        check_picture(plot, "--plot")
+    if out is not None:
+        check_picture(out)
     rows: list[dict[str, Any]] = []
     is_full: set[str] = set()
     start = time.perf_counter()
@@ -69,13 +69,13 @@ def measure(
         "rows" if sweep is None else "sweep": rows,
         **surroundings(config if sweep is None else _with(config, sweep), device),
     }
-    if plot is not None:
-        write_file(plot, _picture(result))
+    if out is not None:
+        write_file(out, _picture(result))
     return result
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """2, 4, 8, ... up to `largest`, with PUBLISHED_BATCH where that is not above it."""
+    """Sizes 2, 4, 8, ... up to `largest`, with PUBLISHED_BATCH if it is not larger."""
     sizes = {2**power for power in range(1, largest.bit_length()) if 2**power <= largest}
     if largest >= PUBLISHED_BATCH:
         sizes.add(PUBLISHED_BATCH)
@@ -96,9 +96,9 @@ def _batches(config: RunConfig, max_batch: int) -> list[Form]:
 
 
 def _capacities(config: RunConfig, batch: int) -> list[Form]:
-    """Multiples of CAPACITY_STEP around a forward's mean tokens, within what sequences can have.
+    """Multiples of CAPACITY_STEP around a forward's mean tokens that sequences can have.
 
-    Raises ConfigError where a forward is too small for two of them.
+    Raises ConfigError if a forward is too small for two of them.
     """
     config, longest = _with(config, batch), config.data.max_seq_length
     tokens = [len(part.input_ids) for update in run_updates(config, 8) for part in update]
@@ -117,7 +117,7 @@ def _capacities(config: RunConfig, batch: int) -> list[Form]:
 def _measured(
     config: RunConfig, device: torch.device, steps: int, seconds: float, tokens: int | None
 ) -> dict[str, Any]:
-    """The measured part of a row, or the reason why there is none."""
+    """The measurements of a row, or the reason why there are none."""
     try:
         return _rates_of_run(config, device, steps, seconds, tokens)
     except torch.OutOfMemoryError as error:
@@ -131,7 +131,7 @@ def _measured(
 def _rates_of_run(
     config: RunConfig, device: torch.device, steps: int, seconds: float, tokens: int | None
 ) -> dict[str, Any]:
-    # A function of its own, so that nothing holds the run's parts when memory is collected.
+    # A separate function, so that nothing holds the run's parts when memory is collected.
     with training_run(config, device, num_updates=NUM_UPDATES, tokens=tokens) as run:
         return {**rates(run, timed(run, steps, seconds)), "memory_peak_bytes": memory_bytes(device)}
 
@@ -145,7 +145,7 @@ def _progress(row: dict[str, Any]) -> str:
 
 
 def title(result: dict[str, Any]) -> str:
-    """What was measured, in one line for people."""
+    """Title of the measurement, one line for people."""
     return heading(result) if "sweep" in result else model_in_words(result)
 
 
@@ -173,7 +173,7 @@ def _cells(row: dict[str, Any]) -> str:
 
 
 def _picture(result: dict[str, Any]) -> bytes:
-    """A PNG of the rows that were measured."""
+    """Draw the measured rows as a PNG."""
     figure = new_figure(8, 5)
     axes = figure.subplots()
     rows, x, y = result.get("sweep", ()), "tokens", "tokens_per_s"

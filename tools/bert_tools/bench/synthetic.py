@@ -1,4 +1,4 @@
-"""Made-up samples of real lengths, and prepared sets of them, which need no text."""
+"""Synthetic samples of real lengths, and prepared sets of them, which need no text."""
 
 import os
 from collections.abc import Sequence
@@ -28,24 +28,24 @@ from mlperf_bert.data.length_histogram import (
 from mlperf_bert.data.shards import IntArray, Samples, ShardArrays
 from mlperf_bert.prepare.build import write_shard
 
-DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat them at other places
+DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat these
 VOCAB_SIZE = 30522
-DIGEST = "0" * 64  # of the vocabulary and the text, which do not exist
+DIGEST = "0" * 64  # digests of vocabulary and text, which do not exist
 
 
 def synthetic_samples(
     lengths: IntArray, *, vocab_size: int, max_predictions: int, seed: int
 ) -> Samples:
-    """Samples of these lengths, all else drawn from the seed.
+    """Samples of these lengths; all else is drawn from the seed.
 
-    Words are uniform over 1 .. vocab_size - 1 (0 is padding, which some models treat apart). The
-    two segments, and how many positions are masked and which may be, are as `prepare` has them.
+    Words are uniform over 1 .. vocab_size - 1 (0 is padding, which some models treat specially).
+    Segments, and number and choice of masked positions, are as in `prepare`.
 
     Args:
         lengths: int64 [n], each at least SHORTEST.
         vocab_size: words of the vocabulary, at least 2.
-        max_predictions: masked positions of a sample at most.
-        seed: of every draw.
+        max_predictions: most masked positions of a sample.
+        seed: seed of all draws.
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)
@@ -66,9 +66,9 @@ def synthetic_samples(
 
 
 def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex:
-    """The set in `set_dir`, made there where none is: one shard of at least `num_bytes`.
+    """The set in `set_dir`, made if missing: one shard of at least `num_bytes`.
 
-    Raises DataError when what is there cannot be read, or a file cannot be written.
+    Raises DataError if an existing set cannot be read, or a file cannot be written.
     """
     if not os.path.exists(set_dir / "index" / "dataset.json"):
         histogram = wikipedia_lengths()
@@ -86,7 +86,7 @@ def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex
 
 
 def make_held_out(set_dir: Path, config: RunConfig, num_samples: int) -> LengthIndex:
-    """A held-out set of samples of real lengths for `config`, made in `set_dir`."""
+    """Make a held-out set of samples of real lengths for `config` in `set_dir`."""
     data, seed = config.data, derive_seed(int(config.run.seed), "held-out samples")
     samples = synthetic_samples(
         real_lengths(num_samples, data.max_seq_length, seed),
@@ -102,7 +102,7 @@ def make_held_out(set_dir: Path, config: RunConfig, num_samples: int) -> LengthI
 def set_settings(
     max_seq_length: int, max_predictions: int, seed: int, dupe_factor: int = 1
 ) -> ShardSettings:
-    """Settings of a made-up set."""
+    """Settings of a synthetic set."""
     return ShardSettings(
         vocabulary_sha256=DIGEST,
         max_seq_length=max_seq_length,
@@ -113,7 +113,7 @@ def set_settings(
 
 
 def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> ShardArrays:
-    """What a shard holds of the samples, `repeats` times over; `dtype` is that of its words."""
+    """The samples as a shard holds them, `repeats` times; `dtype` is that of the words."""
 
     def offsets(counts: IntArray) -> NDArray[np.int64]:
         return np.concatenate(([0], np.cumsum(np.tile(counts, repeats))))
@@ -132,7 +132,7 @@ def as_examples(samples: Samples, dtype: str = "<u2", repeats: int = 1) -> Shard
 def write_set(
     set_dir: Path, shards: Sequence[ShardArrays], settings: ShardSettings, vocab_size: int
 ) -> Manifest:
-    """Write the shards and their index. Raises DataError where a file cannot be written."""
+    """Write the shards and their index. Raises DataError if a file cannot be written."""
     make_directory(set_dir / "shards")
     entries = []
     for number, examples in enumerate(shards):

@@ -1,6 +1,6 @@
-"""Seconds of steps: of several contenders in turn, or of one after the other, and want of memory.
+"""Times of steps of one contender or of several in turn, and handling of out-of-memory errors.
 
-Contenders do the same work in turn, so that a busy machine slows all.
+Contenders take turns on the same work, so that a busy machine slows all of them.
 """
 
 import gc
@@ -20,19 +20,19 @@ FEWEST_STEPS = 3
 
 
 def reason_of(error: torch.OutOfMemoryError) -> str:
-    """The error's first line, as the reason why there is no figure."""
+    """The error's first line: the reason why there is no figure."""
     return f"{OUT_OF_MEMORY} ({(str(error).splitlines() or [''])[0]})"
 
 
 def free_memory() -> None:
-    """Free what nothing holds any more; call it behind the `except`, as an error holds tensors."""
+    """Free unused memory; call it after the `except` block, as an error holds tensors."""
     gc.collect()  # a model's parts refer to each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def seconds_of(run: Contender, batch: int) -> float:
-    """Wall seconds of one step; reading its scalar waits for whatever device computes it."""
+    """Wall seconds of one step; reading its scalar waits for the device."""
     start = time.perf_counter()
     run(batch).item()
     return time.perf_counter() - start
@@ -41,9 +41,9 @@ def seconds_of(run: Contender, batch: int) -> float:
 def time_steps(
     run: Contender, device: torch.device, *, warm_up: int, steps: int, seconds: float
 ) -> list[float]:
-    """Milliseconds of each measured step, queued one behind the other; the host waits at the end.
+    """Milliseconds of each measured step, queued in a row; the host waits at the end.
 
-    As many as the last one of the warm-up lets expect within `seconds`: FEWEST_STEPS at least,
+    Runs as many as fit into `seconds` by the last one of the warm-up: FEWEST_STEPS at least,
     `steps` at most.
     """
     is_cuda = device.type == "cuda"
@@ -52,7 +52,7 @@ def time_steps(
         taken = seconds_of(run, number)
     count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
 
-    def mark() -> Any:  # on CUDA when all that was queued is done: marking does not wait
+    def mark() -> Any:  # on CUDA after all queued work: recording does not wait
         if not is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def time_steps(
 
 
 class InterleavedTimes:
-    """Wall seconds of every visit of every batch by every contender."""
+    """Wall seconds of every visit to every batch by every contender."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class InterleavedTimes:
         *,
         may_fail: Collection[str] = (),
     ) -> None:
-        """`may_fail`: which of them are left out when they run out of memory, and freed."""
+        """Contenders in `may_fail` are left out and freed when they run out of memory."""
         self._contenders = dict(contenders)
         self._may_fail = frozenset(may_fail)
-        self.reasons: dict[str, str] = {}  # why one was left out
+        self.reasons: dict[str, str] = {}  # reasons for those left out
         self._seconds: dict[str, list[list[float]]] = {
             name: [[] for _ in range(num_batches)] for name in contenders
         }
@@ -90,16 +90,16 @@ class InterleavedTimes:
 
     @property
     def names(self) -> list[str]:
-        """Of the contenders."""
+        """Names of the contenders."""
         return list(self._contenders)
 
     def run_once(self) -> None:
-        """Let each do the first batch, unmeasured."""
+        """Run the first batch on each, unmeasured."""
         for name in self.names:
             self._seconds_of(name, 0)
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
-        """Seconds of a step; None where it ran out of memory, and then no part of it is left."""
+        """Seconds of a step; None if it ran out of memory, after freeing its parts."""
         try:
             return seconds_of(self._contenders[name], batch)
         except torch.OutOfMemoryError as error:
@@ -111,10 +111,10 @@ class InterleavedTimes:
         return None
 
     def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
-        """Let all contenders do each step in turn, the batches one after the other, over and over.
+        """Run each step on all contenders in turn, batch after batch, again and again.
 
-        Stops after `num_steps` steps, or at the first step that ends after `seconds` when every
-        batch was visited; `report` gets a line of each step. Each contender must have run before.
+        Stops after `num_steps` steps, or at the first step that ends after `seconds` once every
+        batch was visited; `report` gets a line for each step. Each contender must have run before.
         One that may fail and runs out of memory has no times from then on.
         """
         num_batches = len(next(iter(self._seconds.values())))
@@ -135,12 +135,12 @@ class InterleavedTimes:
             report(f"step {self.num_steps}/{num_steps}: " + ", ".join(parts))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Mean over the visited batches of the median of each one's visits."""
+        """Mean over the visited batches of the median of their visits."""
         visits = [visits for visits in self._seconds[name] if visits]
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
-        """Lowest, median and highest quotient of two contenders' seconds for all batches once."""
+        """Lowest, median and highest ratio of two contenders' seconds, one pass over batches."""
         rounds = [
             [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
             for name in (above, below)

@@ -1,4 +1,4 @@
-"""`bench train`: how fast a training step of ours is, and what share of the machine it uses."""
+"""`bench train`: rate of our training step, and the share of the machine that it uses."""
 
 import math
 import statistics
@@ -26,9 +26,9 @@ def measure(
     seconds: float,
     peak_seconds: float,
 ) -> dict[str, Any]:
-    """The JSON object of `bench train`, of at most `steps` steps in about `seconds`.
+    """The JSON object of `bench train`, from at most `steps` steps in about `seconds`.
 
-    `peak_seconds`: of the long run of matrix products.
+    `peak_seconds`: length of the long run of matrix products.
     """
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
@@ -55,7 +55,7 @@ def timed(run: TrainingRun, steps: int, seconds: float) -> list[float]:
 
 
 def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
-    """Sequences and real tokens a second, and how even the steps were."""
+    """Sequences and real tokens per second, and the spread of the step times."""
     lengths = [
         length for update in run.host_updates for batch in update for length in batch.lengths
     ]
@@ -76,7 +76,7 @@ def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
 
 
 def _utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dict[str, Any]:
-    """Operations a sequence and a second, by the published count and as done, and MFU."""
+    """Operations per sequence and per second, by the published count and as done, and MFU."""
     model, num_updates = run.config.model, len(run.updates)
     batches = [batch for update in run.host_updates for batch in update]
     by_formula = sum(
@@ -101,7 +101,7 @@ def _utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dic
 
 
 def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
-    """What was asked for, and on which machine."""
+    """The question asked, and the machine."""
     is_cuda = device.type == "cuda"
     return {
         "config": config_to_tables(config),
@@ -113,7 +113,7 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def heading(result: dict[str, Any]) -> str:
-    """What was measured, in one line for people."""
+    """Heading of the measurement, one line for people."""
     config = result["config"]
     accum = config["parallel"]["grad_accum_steps"]
     return (

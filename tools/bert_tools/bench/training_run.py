@@ -1,6 +1,6 @@
-"""A step of ours as a run would do it, with batches for it on the device: what `bench` measures.
+"""The training step that `bench` measures, as in a run, with its batches on the device.
 
-The batches are of made-up words in published lengths, padded as a run would pad them.
+The batches have random words in published lengths, padded as in a run.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ Update = tuple[UnpaddedBatch, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRun:
-    """Calling it does one update, as the step of that number, on the updates in turn."""
+    """A call makes one update, as the step of that number, on the updates in turn."""
 
     config: RunConfig
     device: torch.device
@@ -47,13 +47,13 @@ class TrainingRun:
     updates: list[Update]  # on the device; padded where the step is captured
 
     def __call__(self, number: int) -> Tensor:
-        """Update for the `number`-th time, counted from 0; the loss before it, 0-d."""
+        """Make update `number`, counted from 0; returns the loss before it, 0-d."""
         update = self.updates[number % len(self.updates)]
         return self.step(1 + number % self.config.max_steps, update).loss
 
     @property
     def padding_share(self) -> float:
-        """Of the tokens that are computed, how many are padding."""
+        """Share of padding among the computed tokens."""
         real, computed = (
             sum(len(batch.input_ids) for update in updates for batch in update)
             for updates in (self.host_updates, self.updates)
@@ -62,7 +62,7 @@ class TrainingRun:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA a stream that is not the default one, which cannot be captured."""
+    """Use a stream of its own on CUDA, as the default one cannot be captured."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -72,12 +72,12 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 def training_run(
     config: RunConfig, device: torch.device, *, num_updates: int, tokens: int | None = None
 ) -> Iterator[TrainingRun]:
-    """Build it on one rank, as training does, and free it. Raises ConfigError for what cannot run.
+    """Build a run on one rank, as training does, and free it. Raises ConfigError if it cannot run.
 
-    `tokens`: of every forward, with a capacity to match; else real ones, and a run's capacities.
+    `tokens`: of every forward, with a matching capacity; None: real ones with a run's capacities.
     """
     seed = int(config.run.seed)
-    if device.type == "cuda":  # before the capture: a replay takes no memory of its own
+    if device.type == "cuda":  # before the capture, as a replay allocates nothing
         torch.cuda.reset_peak_memory_stats(device)
     updates = run_updates(config, num_updates, tokens)
     shapes: tuple[StaticShape, ...] = ()
@@ -98,14 +98,14 @@ def run_of_model(
     updates: list[Update],
     shapes: tuple[StaticShape, ...],
 ) -> Iterator[TrainingRun]:
-    """The step that a run of `config` gets on this one rank, ready; and free it.
+    """The step of a run of `config` on this one rank, ready to call; freed at the end.
 
-    A run's full-length warm-up is left out: it needs twice the memory of real lengths.
+    It skips a run's full-length warm-up, which needs twice the memory of real lengths.
 
     Args:
         model: with its initial weights, on its device.
         updates: on the host, without padding.
-        shapes: of a captured step; none for an eager one.
+        shapes: shapes of a captured step; none for an eager one.
     """
     device = model.step.device
     padded_updates = [padded(update, shapes) for update in updates]
@@ -126,9 +126,9 @@ def run_of_model(
 
 
 def run_updates(config: RunConfig, num_updates: int, tokens: int | None = None) -> list[Update]:
-    """Distinct updates as one rank of `config` gets them, on the host, not padded.
+    """Distinct updates as one rank of `config` gets them, on the host, unpadded.
 
-    `tokens`: of every forward; without it, as many as its sequences happen to have.
+    `tokens`: of every forward; None: as many as its sequences have.
     """
     seed, parallel, data = int(config.run.seed), config.parallel, config.data
     count = num_updates * parallel.grad_accum_steps * parallel.local_batch_size
@@ -162,7 +162,7 @@ def run_updates(config: RunConfig, num_updates: int, tokens: int | None = None) 
 
 
 def with_total(lengths: IntArray, total: int, longest: int) -> IntArray:
-    """Lengths, each within SHORTEST .. `longest`, that sum to `total`: the first ones changed."""
+    """Lengths within SHORTEST .. `longest` with sum `total`; the first ones are changed."""
     missing = total - int(lengths.sum())
     room = longest - lengths if missing > 0 else lengths - SHORTEST
     before = np.cumsum(room) - room
@@ -184,7 +184,7 @@ def shape_of(config: RunConfig, updates: list[Update]) -> StaticShape:
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
-    """The update padded to the smallest shape that holds it; as it is where none does."""
+    """The update padded to the smallest shape that holds it; unchanged if none does."""
     sizes = {
         "tokens": np.array([len(batch.input_ids) for batch in update]),
         "sequences": np.array([len(batch.lengths) for batch in update]),
@@ -197,7 +197,7 @@ def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
 def _largest_forward(
     config: RunConfig, updates: list[Update], shapes: tuple[StaticShape, ...]
 ) -> Forward:
-    """Of these updates, padded to the smallest of `shapes` that has the room."""
+    """The largest forward of these updates, padded to the smallest of `shapes` that holds it."""
     batches = [batch for update in updates for batch in update]
     largest = max(batches, key=lambda batch: len(batch.input_ids))
     tokens, masked = len(largest.input_ids), len(largest.labels)

@@ -1,1 +1,1 @@
-"""What several tools share."""
+"""Helpers that several tools share."""

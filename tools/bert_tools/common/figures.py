@@ -1,4 +1,4 @@
-"""Pictures of the tools, drawn by matplotlib where it is installed (extra `plots`)."""
+"""Pictures of the tools, drawn by matplotlib if it is installed (extra `plots`)."""
 
 import io
 import os
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_picture(path: Path, option: str = "--out") -> Path:
-    """The path, where a picture can be written to it: asked before anything is computed.
+    """The path, checked before any computation that a picture can be written there.
 
-    Raises ConfigError for a path that cannot be a picture's, and where matplotlib is not
-    installed; DataError for a path not to be written.
+    Raises ConfigError for a path unfit for a picture, and if matplotlib is not installed; DataError
+    for a path that cannot be written.
     """
     from mlperf_bert.common.atomic import check_writable
 
@@ -32,7 +32,7 @@ def check_picture(path: Path, option: str = "--out") -> Path:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches. Raises ConfigError where matplotlib is not installed."""
+    """An empty figure of so many inches. Raises ConfigError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads MLPerf logs strictly: they come from files that anybody may have written.
+"""Strict reader of MLPerf logs, which anybody may have written.
 
 Our own writer is `mlperf_bert/run/mlperf_log.py`; a line that it cannot have written is refused.
 """
@@ -13,13 +13,13 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import parse_json_object, read_regular_file
 
 TOKEN = ":::MLLOG "
-MAX_LOG_BYTES = 8 * 2**20  # a log of ours has 150 kB, that of a run on 1,024 ranks as well
+MAX_LOG_BYTES = 8 * 2**20  # a log of ours has 150 kB, also of a run on 1,024 ranks
 AS_WRITTEN = "use the log as the run wrote it"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, of that line of the file; `time_ms` since the epoch."""
+    """One record, on line `line` of the file; `time_ms` since the epoch."""
 
     key: str
     value: Any
@@ -40,18 +40,18 @@ class RunLog:
         return [record for record in self.records if record.key == key]
 
     def last_number(self, key: str) -> float | None:
-        """The last positive value that records of that key have; None where there is none."""
+        """The last positive value in records of that key; None if there is none."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if is_number(each) and each > 0), None)
 
     def last_text(self, key: str) -> str | None:
-        """The last text that a record of that key has; None where there is none."""
+        """The last text in a record of that key; None if there is none."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if isinstance(each, str)), None)
 
 
 def read_log(path: Path, name: str) -> RunLog:
-    """Read a log. Raises DataError where it is too large or holds anything but records."""
+    """Read a log. Raises DataError if it is too large or holds anything but records."""
     lines = _read_text(path, name).split("\n")  # str.splitlines would cut at more than that
     records = tuple(
         _read_record(text, name, line) for line, text in enumerate(lines, 1) if text.strip()
@@ -62,10 +62,10 @@ def read_log(path: Path, name: str) -> RunLog:
 
 
 def read_foreign_log(path: Path, name: str) -> RunLog:
-    """The records of anybody's log, wherever they stand among what else was printed.
+    """The records of a foreign log, wherever they stand among other output.
 
-    A last line without its end is left out: the run was killed, or is still running. Raises
-    DataError where the file is too large, holds no record, or one that cannot be read.
+    An unfinished last line is left out: the run was killed, or is still running. Raises DataError
+    if the file is too large, holds no record, or an unreadable one.
     """
     lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")[:-1]
     records = []
@@ -79,7 +79,7 @@ def read_foreign_log(path: Path, name: str) -> RunLog:
 
 
 def is_number(value: object) -> bool:
-    """Whether a JSON value is a finite number; true and false are none."""
+    """True if a JSON value is a finite number; booleans are none."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) is float and math.isfinite(value)

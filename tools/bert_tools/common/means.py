@@ -1,11 +1,11 @@
-"""Means of few measurements: MLPerf's, and how far one may be from the true one."""
+"""Means of few measurements: MLPerf's, and their 95 % intervals."""
 
 import math
 from collections.abc import Sequence
 
 
 def olympic_mean(minutes: Sequence[float]) -> float:
-    """MLPerf's: without the one fastest and the one slowest; at least three are needed.
+    """MLPerf's mean, without the fastest and the slowest; needs at least three values.
 
     Source: training rules, section on scoring.
     """
@@ -15,13 +15,13 @@ def olympic_mean(minutes: Sequence[float]) -> float:
 
 def quantile_95(degrees: int) -> float:
     """Student's two-sided 95 % quantile for that many degrees of freedom."""
-    from scipy.special import stdtrit  # a fifth of a second that only some answers need
+    from scipy.special import stdtrit  # takes 0.2 s, and few answers need it
 
     return float(stdtrit(degrees, 0.975))
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and half of its 95 % interval; None of one value, which has none.
+    """The mean of values, and half of its 95 % interval; None for a single value.
 
     For independent values of one normal distribution: t * s / sqrt(n).
     """

@@ -1,11 +1,11 @@
-"""NVML's handle of a GPU, where `pynvml` is installed and works: it only adds facts."""
+"""NVML's handle of a GPU, if `pynvml` is installed and works; NVML only adds facts."""
 
 import importlib
 from typing import Any
 
 
 def nvml_handle(index: int) -> tuple[Any, Any] | None:
-    """`pynvml` and its handle of torch's device `index`; None where there is no NVML."""
+    """`pynvml` and its handle of torch's device `index`; None if there is no NVML."""
     import torch
 
     try:

@@ -11,8 +11,8 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
 
     Args:
         header: names of the columns.
-        rows: cells; each shown on one line, whatever it holds, and never cut.
-        left: names of the columns whose cells begin at the left; others end at the right.
+        rows: cells; each is shown on one line and never cut.
+        left: names of the left-aligned columns; others are right-aligned.
     """
     from rich.console import Console  # a command that prints no table needs no rich
     from rich.table import Table
@@ -30,7 +30,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table with columns as wide as their widest cell; the first to the left, others right."""
+    """A table with columns as wide as their widest cell; the first left-aligned, others right."""
     cells = [[one_line(cell).replace("|", "/") for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [

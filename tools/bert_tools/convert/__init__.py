@@ -1,1 +1,1 @@
-"""Weights of other programs in: TensorFlow, Hugging Face."""
+"""Import of weights from other programs: TensorFlow, Hugging Face."""

@@ -1,4 +1,4 @@
-"""Foreign weights become a checkpoint of ours: planned and checked whole, then written.
+"""Converter of foreign weights to a checkpoint of ours: all planned and checked, then written.
 
 The checkpoint has the weights, a config that describes the model, the vocabulary, and its origin in
 the manifest; no optimizer's state.
@@ -8,30 +8,13 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any
 
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, setting_against_ours
-from mlperf_bert.checkpoint.huggingface.weights import (
-    MOST_SPARE_ROWS,
-    PADDING_BIAS,
-    WORD_BIAS,
-    WORDS,
-    Sizes,
-    Source,
-    check_floats,
-    drawn_weight,
-    missing_heads,
-    parameter_shapes,
-    sizes_of,
-    with_rows,
-)
+from mlperf_bert.checkpoint.first_weights import MODEL_OF_WEIGHTS, RATE_TO_CONTINUE
+from mlperf_bert.checkpoint.huggingface.conversion import Conversion
+from mlperf_bert.checkpoint.huggingface.weights import WORDS
 from mlperf_bert.checkpoint.manifest import (
     MANIFEST,
     MODEL,
@@ -44,84 +27,22 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
-from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.config.files import config_from_tables, config_to_tables, load_config
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
+from mlperf_bert.common.errors import CheckpointError, typed
+from mlperf_bert.config.files import config_to_tables, read_toml, tables_to_toml
+from mlperf_bert.config.options import find_config
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.vocabulary.any_vocabulary import file_name
 
-Missing = Literal["refuse", "draw"]
-USUAL_HEAD_SIZE = 64  # of every published BERT
-_MOST_PREDICTIONS = 255  # that an index can hold
-_PAIRS = "cls.seq_relationship.weight"
-_WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
+STARTING = "train.toml"
+_ABOUT_STARTING = """\
+# To go on training the weights beside this file: [model] is theirs, the rest own_text_cpu's but for
+# the learning rate, a tenth of it, not tuned. Steps and batch are yours to set.
+"""
 _SPARE_BYTES = 2**20  # of JSON and headers
-_NEXT_SENTENCE = frozenset(
-    f"{layer}.{part}"
-    for layer in ("bert.pooler.dense", "cls.seq_relationship")
-    for part in ("weight", "bias")
-)
-_FILLS = {WORDS: 0.0, WORD_BIAS: PADDING_BIAS}
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What is taken from where: made before anything is written.
-
-    `shapes` are our parameters'; `drawn` those of them that the source has not; `unused` tensors of
-    the source that this model has no place for, with the reason.
-    """
-
-    source: Source
-    config: RunConfig
-    vocabulary: AnyVocabulary
-    shapes: Mapping[str, tuple[int, ...]]
-    drawn: Mapping[str, str]
-    unused: Mapping[str, str]
-    word_rows: int
-    remarks: tuple[str, ...]
-
-    def weight(self, name: str) -> Tensor:
-        """One of our parameters, float32 in our shape. Raises CheckpointError."""
-        shape = self.shapes[name]
-        if name in self.drawn:
-            return drawn_weight(name, shape, self.config.model.initializer_range)
-        found = self.source.weights[name].read()
-        if name in _FILLS:
-            found = with_rows(found, shape[0], _FILLS[name])
-        return torch.from_numpy(found)
-
-
-def plan_conversion(
-    source: Source, given_vocabulary: Path | None, config_path: Path | None, missing: Missing
-) -> Conversion:
-    """Match every tensor and hold the settings against them; of the weights only copies are read.
-
-    Raises CheckpointError, ConfigError or DataError.
-    """
-    check_floats(source)
-    sizes = sizes_of(source)
-    vocabulary = find_vocabulary(source.folder, given_vocabulary)
-    _check_rows(source, sizes, vocabulary)
-    config, remarks = _config_of(source, sizes, len(vocabulary), config_path)
-    shapes = parameter_shapes(config.model)
-    drawn = missing_heads(source, shapes)
-    if drawn and missing == "refuse":
-        heads = " and no ".join(dict.fromkeys(drawn.values()))
-        remedy = "give weights that have it, or let it be drawn at random with --missing draw"
-        raise CheckpointError(str(source.path), f"has no {heads}", remedy)
-    unused = _unused(source, shapes, config.model.objective)
-    _check_shapes(source, shapes)
-    _check_copies(source)
-    setting = setting_against_ours(source.folder)
-    if setting and isinstance(vocabulary, Vocabulary):
-        remarks = (*remarks, f"its tokenizer has no {setting}, {_WORD_PIECES_DROP}")
-    remarks = (*source.remarks, *remarks)
-    return Conversion(source, config, vocabulary, shapes, drawn, unused, sizes.word_rows, remarks)
 
 
 def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
-    """Write the checkpoint directory. Raises CheckpointError; then there is none."""
+    """Write the checkpoint directory. Raises CheckpointError, and then leaves none."""
     if step_of(out) > 0:
         problem = "names a step, these weights are of step 0"
         raise CheckpointError(str(out), problem, "name it otherwise")
@@ -139,6 +60,7 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
         ):
             write_file(folder / name, contents)
             files[name] = FileEntry(len(contents), hashlib.sha256(contents).hexdigest())
+        write_file(folder / STARTING, _starting_config(conversion.config.model).encode())
         heads = dict.fromkeys(conversion.drawn.values())
         manifest = Manifest(
             step=0,
@@ -153,13 +75,23 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
         write_file(folder / MANIFEST, manifest.to_json())
 
 
-def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
-    """The JSON object of `convert`: what became of every tensor, read from `out` too.
+def _starting_config(model: ModelSection) -> str:
+    """The recipe of own_text_cpu for this model, with a learning rate for further training."""
+    tables = read_toml(find_config("own_text_cpu"))
+    tables["model"] |= {name: getattr(model, name) for name in MODEL_OF_WEIGHTS}
+    length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)
+    tables["data"]["max_seq_length"] = length
+    tables["optim"]["learning_rate"] = RATE_TO_CONTINUE
+    return f"{_ABOUT_STARTING}\n{tables_to_toml(tables)}"
 
-    `weights_sha256` is what `run.init_checkpoint_sha256` may ask for. `parameters` are numbers
-    taken over, padding not counted; `dtypes` tensors of the source by theirs; `copies` repeat
-    another tensor, and are equal to it; `ignored` and `drawn` say why, and as part of which head;
-    `rows` are the word embedding's here.
+
+def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
+    """The JSON object of `convert`: the fate of every tensor, also read back from `out`.
+
+    `weights_sha256` is the value for `run.init_checkpoint_sha256`. `parameters` counts numbers
+    taken over, without padding; `dtypes` counts the source's tensors by dtype; `copies` are equal
+    to another tensor; `ignored` and `drawn` give the reason, and the head; `rows` are those of the
+    word embedding here.
     """
     source, vocabulary = conversion.source, conversion.vocabulary
     taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}
@@ -181,6 +113,7 @@ def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
         "rows_in_source": conversion.word_rows,
         "rows": conversion.shapes[WORDS][0],
         "remarks": list(conversion.remarks),
+        "config": str(out / STARTING),
         "ignored": {**source.ignored, **conversion.unused},
         "drawn": dict(conversion.drawn),
     }
@@ -214,104 +147,10 @@ def in_words(report: dict[str, Any]) -> list[str]:
     for head, count in Counter(report["drawn"].values()).items():
         lines.append(f"NOT in the source, drawn at random: the {head} ({count} tensors)")
     lines += [f"note: {remark}" for remark in report["remarks"]]
-    return [*lines, f"written: {report['out']}, weights of sha256 {report['weights_sha256']}"]
-
-
-def _config_of(
-    source: Source, sizes: Sizes, num_tokens: int, config_path: Path | None
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """The complete config, and what had to be assumed.
-
-    Everything but [model] is there because a config is complete; training takes its own. Raises
-    ConfigError or CheckpointError where file, tensors and `config_path` contradict.
-    """
-    _check_stated(source, sizes)
-    if config_path is not None:
-        config = load_config(config_path)
-        _check_given(config, source, sizes, num_tokens)
-        return config, ()
-    model: dict[str, Any] = {**source.settings, **sizes.settings, "vocab_size": num_tokens}
-    model["objective"] = "mlm_nsp" if _PAIRS in source.weights else "mlm"
-    remarks: tuple[str, ...] = ()
-    if "num_heads" not in model:
-        heads, rest = divmod(model["hidden_size"], USUAL_HEAD_SIZE)
-        if rest or not heads:
-            remedy = "give a config that says model.num_heads with --config"
-            raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
-        model["num_heads"] = heads
-        remarks = (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
-    tables = {
-        "model": model,
-        "data": {
-            "max_seq_length": min(model["max_position_embeddings"], 65_535),
-            "max_predictions": _MOST_PREDICTIONS,
-        },
-        "parallel": {"local_batch_size": 1},
-        "optim": {"name": "lamb", "learning_rate": 0.0},
-        "schedule": {"decay_steps": 1},
-        "eval": {"target_accuracy": 0.72},
-    }
-    return config_from_tables(tables, source.stated_in or str(source.path)), remarks
-
-
-def _check_stated(source: Source, sizes: Sizes) -> None:
-    """What the source's own config says must be what its tensors are."""
-    found = {**sizes.settings, "vocab_size": sizes.word_rows}
-    for name, value in found.items():
-        stated = source.settings.get(name, value)
-        if stated != value:
-            problem = f"says {name} {stated}, the tensors have {value}"
-            raise CheckpointError(source.stated_in, problem, "give config and weights of one model")
-
-
-def _check_given(config: RunConfig, source: Source, sizes: Sizes, num_tokens: int) -> None:
-    """A config that a user gives must describe these weights."""
-    given = asdict(config.model)
-    names = ("num_heads", "layer_norm_epsilon")
-    stated = {name: source.settings[name] for name in names if name in source.settings}
-    for name, value in {**sizes.settings, **stated, "vocab_size": num_tokens}.items():
-        if given[name] != value:
-            problem = f"is {given[name]}, the weights in {source.path} have {value}"
-            raise ConfigError(f"model.{name}", problem, "set it to theirs")
-
-
-def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None:
-    rows, tokens = sizes.word_rows, len(vocabulary)
-    if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
-        problem = f"has {rows:,} words, its vocabulary {tokens:,}"
-        remedy = "give the vocabulary that it was trained with by --vocab"
-        raise CheckpointError(str(source.path), problem, remedy)
-
-
-def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dict[str, str]:
-    """Raises CheckpointError for a tensor that changes what the model computes."""
-    unused = {}
-    may_lack_use = _NEXT_SENTENCE if objective == "mlm" else frozenset()
-    for name, weight in source.weights.items():
-        if name in shapes or name in source.copies:
-            continue
-        if name not in may_lack_use:
-            problem = "is no part of the BERT that this program computes"
-            raise CheckpointError(weight.where or name, problem, "give the weights of a plain BERT")
-        unused[name] = "not used without next-sentence prediction"
-    return unused
-
-
-def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    words = source.weights[WORDS].shape[0]
-    for name, shape in shapes.items():
-        if name not in source.weights:
-            continue
-        weight = source.weights[name]
-        wanted = (words, *shape[1:]) if name in _FILLS else shape
-        if weight.shape != wanted:
-            problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
-            raise CheckpointError(weight.where, problem, "give the weights of a plain BERT")
-
-
-def _check_copies(source: Source) -> None:
-    for copy, original in source.copies.items():
-        ours, theirs = source.weights[original], source.weights[copy]
-        if ours.shape != theirs.shape or not np.array_equal(ours.read(), theirs.read()):
-            problem = f"is not equal to {original}, to which this program ties it"
-            raise CheckpointError(theirs.where, problem, "give a BERT with a tied decoder")
+    lines.append(f"written: {report['out']}, weights of sha256 {report['weights_sha256']}")
+    for words in (
+        ("own-text", "TEXT", "--out", "NEW"),
+        ("train", "--data", "DATA", "--config", report["config"]),
+    ):
+        lines.append(f"to go on from it: {typed(*words, '--init-checkpoint', report['out'])}")
+    return lines

@@ -1,4 +1,4 @@
-"""The sub-command `convert`: weights of another program become a checkpoint."""
+"""The sub-command `convert`: makes a checkpoint from another program's weights."""
 
 import argparse
 import json
@@ -35,17 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("refuse", "draw"),
         default="refuse",
-        help="a head that the source has not: refuse (default), or draw it at random",
+        help="for a head missing in the source: refuse (default), or draw it at random",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and print what became of every tensor."""
-    from bert_tools.convert.convert import in_words, plan_conversion, report_of, write_checkpoint
+    """Convert, and print the fate of every tensor."""
+    from bert_tools.convert.convert import in_words, report_of, write_checkpoint
+    from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
+    from mlperf_bert.config.files import load_config
 
     source = _open(args.format, args.source)
-    conversion = plan_conversion(source, args.vocab, args.config, args.missing)
+    config = None if args.config is None else load_config(args.config)
+    conversion = plan_conversion(source, args.vocab, config, args.missing)
     write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
     report = report_of(conversion, args.out)
     lines = [json.dumps(report)] if args.json else map(one_line, in_words(report))

@@ -1,7 +1,7 @@
-"""Reads messages of protocol buffers: numbers of fields and their values, nothing of any schema.
+"""Reader of protocol buffer messages: field numbers and values, without a schema.
 
-Source: the encoding's specification (https://protobuf.dev/programming-guides/encoding/). A value
-of a field that a schema has once is the last one; fields that are not known are left alone.
+Source: the encoding's specification (https://protobuf.dev/programming-guides/encoding/). The
+last value of a non-repeated field counts; unknown fields are ignored.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ Value = int | memoryview
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, Value]]:
-    """Number and value of each field, as they come: integers without a sign, or bytes in place.
+    """Number and value of each field, in order: unsigned integers, or bytes in place.
 
-    Raises ValueError where the message is not well-formed.
+    Raises ValueError if the message is not well-formed.
     """
     place = 0
     while place < len(message):
@@ -40,9 +40,9 @@ def fields(message: memoryview) -> Iterator[tuple[int, Value]]:
 
 
 def varint(message: memoryview, place: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, the low ones first, and the place after it.
+    """An integer of seven bits per byte, low ones first, and the place after it.
 
-    Raises ValueError where there is none, or one of more than 64 bits.
+    Raises ValueError if there is none, or one of more than 64 bits.
     """
     value = 0
     for count, byte in enumerate(message[place : place + _LONGEST_VARINT]):
@@ -75,7 +75,7 @@ def octets(value: Value) -> memoryview:
 
 
 def text(value: Value) -> str:
-    """A field's text. Raises ValueError for what is not UTF-8."""
+    """A field's text. Raises ValueError if it is not UTF-8."""
     try:
         return bytes(octets(value)).decode()
     except UnicodeDecodeError:
@@ -83,7 +83,7 @@ def text(value: Value) -> str:
 
 
 def _size(message: memoryview, place: int, kind: int) -> tuple[int, int]:
-    """Bytes of a field's value, and where it begins."""
+    """Number of bytes of a field's value, and its begin."""
     if kind == _BYTES:
         return varint(message, place)
     if kind == _FIXED64:

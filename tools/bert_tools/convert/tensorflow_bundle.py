@@ -1,4 +1,4 @@
-"""Reads TensorFlow's V2 checkpoints: a table of tensors (`.index`) beside files of their bytes.
+"""Reader of TensorFlow's V2 checkpoints: a table of tensors (`.index`) beside files of their bytes.
 
 Every number in the table is checked against the sizes of the files, and the bytes of a tensor
 against its CRC32C when it is read. Source of the format: the messages in
@@ -29,9 +29,9 @@ _MOST_TEXT_BYTES = 8 * 2**20
 _MOST_SHARDS = 100_000  # five digits in a file's name
 _MOST_DIMENSIONS = 8
 _MOST_PARTS = 10_000
-_ALL = -1  # length of a part in a dimension that it has all of
+_ALL = -1  # length of a part in a dimension that it covers
 _NOT_ALL = "has a tensor whose parts are not all of it"
-_BITS_PER_BYTE = 7  # of an integer with a sign in a key; one bit of all of them is the sign
+_BITS_PER_BYTE = 7  # bits of a signed integer in a key; one of them is the sign
 # Numbers of the dtypes in tensorflow/core/framework/types.proto.
 _DTYPES = MappingProxyType(
     {
@@ -62,9 +62,9 @@ Shape = tuple[int, ...]
 
 @contextmanager
 def damage_of(path: Path, name: str = "") -> Iterator[None]:
-    """Raise CheckpointError about a file, or a tensor in it, for ValueError and OSError.
+    """Turn ValueError and OSError into CheckpointError about a file, or a tensor in it.
 
-    The readers of formats raise these two: they know what is wrong, but not where.
+    The readers of formats raise these two, as they know the fault but not the file.
     """
     where = f"{path}: {name}" if name else str(path)
     remedy = "give a checkpoint that is whole, as TensorFlow wrote it"
@@ -81,7 +81,7 @@ def damage_of(path: Path, name: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BundleTensor:
-    """A tensor whose bytes lie in one piece; see `SourceTensor`."""
+    """A tensor stored in one piece; see `SourceTensor`."""
 
     path: Path
     name: str
@@ -94,7 +94,7 @@ class BundleTensor:
     def read(self) -> NDArray[Any]:
         """The numbers, bfloat16 as float32.
 
-        Raises CheckpointError where the file is damaged or holds no numbers there.
+        Raises CheckpointError if the file is damaged or holds no numbers there.
         """
         with damage_of(self.path, in_brief(self.name)):
             if self.dtype not in _READ:
@@ -108,9 +108,9 @@ class BundleTensor:
             return found.reshape(self.shape)
 
     def read_text(self) -> bytes:
-        """The one text, of at most 8 MiB, that a tensor without dimensions is.
+        """The text, at most 8 MiB, of a tensor without dimensions.
 
-        Before it stand its length and a checksum of that. Raises CheckpointError, as `read`.
+        Its length and a checksum of the length stand before it. Raises CheckpointError, as `read`.
         """
         with damage_of(self.path, in_brief(self.name)):
             if self.dtype != "string" or self.shape or self.num_bytes > _MOST_TEXT_BYTES:
@@ -130,7 +130,7 @@ class BundleTensor:
 
 @dataclass(frozen=True, slots=True)
 class PartedTensor:
-    """A tensor that is kept in parts, each with its place; see `SourceTensor`."""
+    """A tensor stored in parts, each with its place; see `SourceTensor`."""
 
     dtype: str
     shape: Shape
@@ -161,10 +161,10 @@ class _Entry:
 
 
 def read_bundle(prefix: Path) -> Mapping[str, BundleTensor | PartedTensor]:
-    """The tensors of `prefix`.index, none of them read, in the order of their names.
+    """The tensors of `prefix`.index, unread, in the order of their names.
 
-    Raises CheckpointError where a file is missing, damaged or not what it says. Of the table at
-    most 4 MiB are read, and every tensor lies within its file.
+    Raises CheckpointError if a file is missing, damaged or inconsistent. At most 4 MiB of the table
+    are read, and every tensor lies within its file.
     """
     path = prefix.with_name(f"{prefix.name}.index")
     with damage_of(path):
@@ -185,7 +185,7 @@ def read_bundle(prefix: Path) -> Mapping[str, BundleTensor | PartedTensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """The parsed table, and paths and sizes of the files as far as they were needed."""
+    """The parsed table, and paths and sizes of the files needed so far."""
 
     prefix: Path
     num_shards: int
@@ -232,12 +232,12 @@ class _Bundle:
 
 
 def _elements(dtype: str) -> np.dtype[Any]:
-    """Of one of _READ, as they are stored."""
+    """Elements of a dtype in _READ, as stored."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")
 
 
 def _parse_header(message: memoryview) -> int:
-    """Number of data files of a `BundleHeaderProto`. Raises ValueError for what we cannot read."""
+    """Number of data files of a `BundleHeaderProto`. Raises ValueError if we cannot read it."""
     num_shards = 0
     for number, value in fields(message):
         if number == 1:
@@ -265,7 +265,7 @@ def _parse_entry(message: memoryview) -> _Entry:
 
 
 def _int64s(message: memoryview, defaults: Mapping[int, int]) -> list[int]:
-    """Fields of these numbers, in their order."""
+    """Values of the fields with these numbers, in order."""
     found = {number: signed(value) for number, value in fields(message) if number in defaults}
     return [found.get(number, default) for number, default in defaults.items()]
 
@@ -300,9 +300,9 @@ def _parse_part(message: memoryview) -> Part:
 
 
 def _places(shape: Shape, parts: Sequence[Part]) -> list[Part]:
-    """Where parts lie that are, one after the other along one dimension, all of a tensor.
+    """Places of parts that make up a tensor one after the other along one dimension.
 
-    TensorFlow divides variables in no other way. Raises ValueError where they are not all of it.
+    TensorFlow divides variables in no other way. Raises ValueError if they are not the whole.
     """
     if len(parts) > _MOST_PARTS:
         raise ValueError(f"has a tensor in {len(parts):,} parts")
@@ -326,7 +326,7 @@ def _places(shape: Shape, parts: Sequence[Part]) -> list[Part]:
 
 
 def _place(shape: Shape, part: Part) -> Part:
-    """The part with the lengths that it really has."""
+    """The part with its real lengths."""
     if len(part) != len(shape):
         raise ValueError("has a part of another number of dimensions than its tensor")
     place = []
@@ -341,10 +341,9 @@ def _place(shape: Shape, part: Part) -> Part:
 def part_key(name: str, part: Sequence[tuple[int, int]]) -> bytes:
     """The key of a part of a tensor: (start, length) in each dimension, length -1 for all of it.
 
-    Keys sort as what they stand for. Facts of TensorFlow's ordered code: an integer without a sign
-    is its number of bytes and these, the high ones first; a text has its zero and 255 bytes escaped
-    and an end of its own; an integer with a sign has as many leading ones (for a negative one:
-    zeros) as it has bytes.
+    Keys sort like their values. Facts of TensorFlow's ordered code: an unsigned integer is its
+    number of bytes, then the bytes, high ones first; a text has its zero and 255 bytes escaped and
+    an end mark; a signed integer has as many leading ones (a negative one: zeros) as bytes.
     """
     key = _unsigned(0) + _text(name) + _unsigned(len(part))
     for start, length in part:
@@ -362,10 +361,10 @@ def _text(text: str) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    """Of an integer of 64 bits, as all are that a file says."""
+    """Key of a signed integer of 64 bits, as are all in a file."""
     magnitude = ~value if value < 0 else value
     size = magnitude.bit_length() // _BITS_PER_BYTE + 1
-    # Leading ones, as many as bytes, then the number. A negative one has all bits the other way.
+    # Leading ones, as many as bytes, then the number. A negative one has all bits inverted.
     bits = 8 * size
     code = ((1 << size) - 1) << (bits - size) | magnitude
     if value < 0:

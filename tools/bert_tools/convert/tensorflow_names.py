@@ -1,14 +1,14 @@
-"""Names of BERT's tensors in TensorFlow's checkpoints to ours.
+"""Translation of the names of BERT's tensors in TensorFlow's checkpoints to ours.
 
-Those of the first release go by the data that name ours for MLPerf's logs. A checkpoint of training
-holds more than weights: the optimizer's tensors, named after the weight that they belong to, and
-counters. They are known here, so that anything else is noticed.
+Names of the first release use the table that names ours for MLPerf's logs. A checkpoint of training
+also holds the optimizer's tensors, named after their weights, and counters. They are known here, so
+that anything else is noticed.
 
-TensorFlow 2's checkpoints of objects, as MLPerf's `tf2_ckpt`, are brought in the first release's
-form before. Their tensors are named by the way through the program's objects to a variable; a graph
-of these, kept as a text beside them, says each variable's own name. The model library of TensorFlow
-2 (https://github.com/tensorflow/models, official/nlp) names BERT's variables in a way of its own,
-and keeps heads as a dimension.
+TensorFlow 2's checkpoints of objects, such as MLPerf's `tf2_ckpt`, are first brought into the first
+release's form. Their tensors are named by the path through the program's objects to a variable; a
+graph of these, stored as a text beside them, has each variable's own name. The model library of
+TensorFlow 2 (https://github.com/tensorflow/models, official/nlp) has its own names for BERT's
+variables, and keeps heads as a dimension.
 """
 
 import math
@@ -33,9 +33,9 @@ _COUNTERS = (
     *("current_loss_scale", "loss_scale", "good_steps"),
 )
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of what an optimizer keeps of a variable
+_SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of an optimizer's state of a variable
 _MOST_VARIABLES = 50_000
-# The second release's name of a variable, or beginning of it -> the first release's.
+# A variable's name in the second release, or its beginning -> the first release's.
 _SECOND_WHOLE = MappingProxyType(
     {
         "word_embeddings/embeddings": "bert/embeddings/word_embeddings",
@@ -52,7 +52,7 @@ _BEGINNINGS = MappingProxyType(
         "pooler_transform/": "bert/pooler/dense/",
     }
 )
-# The same inside a layer.
+# The same, inside a layer.
 _LAYER = re.compile(r"transformer/(layer_\d{1,4}/)")
 _IN_LAYER = MappingProxyType(
     {
@@ -72,10 +72,10 @@ _ROWS = 2  # dimensions of a matrix
 
 
 def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Of names of a checkpoint: what each weight is here, and why each other one is passed over.
+    """Sort a checkpoint's names: our name of each weight, and why each other one is ignored.
 
-    A name of the model's own scopes, `bert` and `cls`, that is no weight's stands among the weights
-    as it is, so that whoever takes them over can refuse it.
+    An unknown name in the model's own scopes, `bert` and `cls`, stays among the weights unchanged,
+    so that the caller can refuse it.
     """
     weights, others, ignored = {}, [], {}
     for name in names:
@@ -97,7 +97,7 @@ def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def parameter_name(theirs: str) -> str | None:
-    """The inverse of `tensorflow_name`; None for what is no parameter's name."""
+    """The inverse of `tensorflow_name`; None if it is no parameter's name."""
     for ours, whole in WHOLE_NAMES.items():
         if theirs == whole:
             return ours
@@ -111,7 +111,7 @@ def parameter_name(theirs: str) -> str | None:
 
 
 def _parents(name: str) -> Iterable[str]:
-    """The names of the scopes that a name lies in."""
+    """The scopes that a name lies in."""
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
@@ -131,17 +131,17 @@ class ReshapedTensor:
         return self.tensor.dtype
 
     def read(self) -> NDArray[Any]:
-        """Raises CheckpointError, as the tensor does."""
+        """Read the numbers. Raises CheckpointError, as the tensor does."""
         found = self.tensor.read()
         return found.T if self.is_transposed else found.reshape(self.shape)
 
 
 def as_first_release(tensors: Mapping[str, SourceTensor], path: Path) -> Mapping[str, SourceTensor]:
-    """Tensors under their variables' names, BERT's of the second release as the first had them.
+    """Tensors under their variables' names; BERT's second release in the first one's form.
 
-    A name that is not known, or not one tensor's alone, stays as it was: the way through objects.
+    A name that is unknown, or not unique, stays as it was: the path through objects.
 
-    Raises CheckpointError where the graph of objects is damaged.
+    Raises CheckpointError if the graph of objects is damaged.
     """
     graph = tensors[OBJECT_GRAPH]
     if not isinstance(graph, BundleTensor):
@@ -161,7 +161,7 @@ def as_first_release(tensors: Mapping[str, SourceTensor], path: Path) -> Mapping
 
 
 def first_release_name(name: str) -> str:
-    """The first release's name of a variable of the second; any other name as it is."""
+    """The first release's name of a variable of the second; other names unchanged."""
     inner = name.removeprefix("bert/") if name.startswith("bert/cls/") else name
     if inner in _SECOND_WHOLE:
         return _SECOND_WHOLE[inner]
@@ -175,7 +175,7 @@ def first_release_name(name: str) -> str:
 
 
 def _reshaped(name: str, tensor: SourceTensor) -> SourceTensor:
-    """A tensor of BERT's with the dimensions that the first release has."""
+    """A tensor of BERT with the dimensions of the first release."""
     shape = tensor.shape
     if name == _PAIRS and len(shape) == _ROWS:
         return ReshapedTensor(tensor, shape[::-1], is_transposed=True)

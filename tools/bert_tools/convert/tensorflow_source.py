@@ -1,9 +1,8 @@
-"""A TensorFlow checkpoint (V2): named tensors that are read one by one, and BERT's under our names.
+"""Reader of a TensorFlow checkpoint (V2): its tensors one by one, and BERT's under our names.
 
-Also told is whether it is one of the two that MLPerf's BERT starts from. Sizes and digests as
-published (https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Only
-the table of tensors is looked at: it holds the CRC32C of every tensor, and each is checked when it
-is read.
+It also recognises the two checkpoints that MLPerf's BERT starts from, by the published sizes and
+digests (https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Only the
+table of tensors counts for this: it holds every tensor's CRC32C, which is checked on reading.
 """
 
 import hashlib
@@ -21,8 +20,8 @@ from mlperf_bert.common.errors import CheckpointError, DataError
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
 
-CONFIG = "bert_config.json"  # as the first release names it; its keys are Hugging Face's too
-# (bytes, md5) of model.ckpt-28252.index -> the folder that MLPerf gives it in.
+CONFIG = "bert_config.json"  # the first release's name; its keys are also Hugging Face's
+# (bytes, md5) of model.ckpt-28252.index -> the folder in which MLPerf publishes it.
 PUBLISHED = MappingProxyType(
     {
         (17_371, "f97de3ae180eb8d479555c939d50d048"): "tf1_ckpt",
@@ -30,14 +29,14 @@ PUBLISHED = MappingProxyType(
     }
 )
 _INDEX = ".index"
-# Of .meta, a program's graph, nothing is read.
+# .meta, a program's graph, is not read.
 _OTHER = re.compile(r"\.meta$|\.data-\d{5}-of-\d{5}$")
-_MOST_FILES = 1000  # looked at in a directory
+_MOST_FILES = 1000  # files to look at in a directory
 _REMEDY = "give the name that TensorFlow saved it under, such as DIR/model.ckpt-28252"
 
 
 def open_tensorflow_source(path: Path) -> Source:
-    """Weights by our names, and settings where bert_config.json lies beside them.
+    """Weights by our names, and settings if bert_config.json lies beside them.
 
     Raises CheckpointError, as `open_tensorflow`.
     """
@@ -77,18 +76,18 @@ def open_tensorflow_source(path: Path) -> Source:
 
 
 def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
-    """The tensors of a checkpoint by the names of their variables, none of them read.
+    """The tensors of a checkpoint by the names of their variables, unread.
 
-    Shapes fit the sizes of the files. Reading a tensor checks its CRC32C, holds one tensor in
-    memory, and may be done in any order. Tensors that hold no numbers, such as text, are listed
-    and refused when they are read.
+    Shapes fit the sizes of the files. Reading a tensor checks its CRC32C and holds one tensor in
+    memory; any order will do. Tensors without numbers, such as text, are listed, and refused when
+    they are read.
 
     Args:
-        source: the name that the checkpoint was saved under, which is a prefix of its files'; one
-            of its files; or a directory with just one.
+        source: the name that the checkpoint was saved under, a prefix of its files' names; one of
+            its files; or a directory with one checkpoint.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not what it says.
+        CheckpointError: it is missing, damaged or inconsistent.
     """
     with damage_of(source):
         prefix = _prefix_of(source)

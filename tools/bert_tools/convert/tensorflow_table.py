@@ -1,8 +1,8 @@
-"""Reads TensorFlow's sorted tables, which index its checkpoints: keys and values in checked blocks.
+"""Reader of TensorFlow's sorted tables, which index checkpoints: keys and values in checked blocks.
 
 The format is LevelDB's (https://github.com/google/leveldb, doc/table_format.md): blocks of entries
-whose keys leave out what they share with the key before, each block with its kind and masked
-CRC32C behind it, an index of the blocks, and a footer of 48 bytes.
+whose keys omit the prefix shared with the previous key, each block followed by its kind and masked
+CRC32C, an index of the blocks, and a footer of 48 bytes.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ Entry = tuple[bytes, memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where a block's contents are in the file; its trailer is not counted."""
+    """Place of a block's contents in the file, without its trailer."""
 
     start: int
     size: int
@@ -44,9 +44,9 @@ class SortedTable:
     blocks: list[Block] = field(repr=False)
 
     def items(self, max_bytes: int) -> Iterator[Entry]:
-        """All entries, with ascending keys, of blocks of at most `max_bytes` together.
+        """All entries, with ascending keys; their blocks may total `max_bytes`.
 
-        Raises ValueError where a block is damaged or too large; OSError.
+        Raises ValueError if a block is damaged or too large; OSError.
         """
         before, count = None, 0
         for block in self.blocks:
@@ -65,7 +65,7 @@ class SortedTable:
 def open_table(path: Path) -> SortedTable:
     """Read footer and index of a table.
 
-    Raises ValueError where it is none, or damaged; OSError.
+    Raises ValueError if it is damaged or no table; OSError.
     """
     with open_regular_file(path) as file:
         end = max(0, file.seek(0, 2) - _FOOTER_BYTES)
@@ -73,7 +73,7 @@ def open_table(path: Path) -> SortedTable:
         footer = memoryview(file.read(_FOOTER_BYTES) or b"")
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("is cut short, or no checkpoint of TensorFlow")
-    _, place = _handle(footer, 0, end)  # of more about the table, of which there is nothing
+    _, place = _handle(footer, 0, end)  # index of metadata, which is empty
     index, _ = _handle(footer, place, end)
     last_key = b""
     blocks: list[Block] = []
@@ -89,7 +89,7 @@ def open_table(path: Path) -> SortedTable:
 
 
 def read_block(path: Path, block: Block, max_bytes: int) -> NDArray[np.uint8]:
-    """A block's contents. Raises ValueError where it is damaged or too large."""
+    """A block's contents. Raises ValueError if it is damaged or too large."""
     if block.size > max_bytes:
         raise ValueError(f"has a block of more than {max_bytes:,} bytes")
     stored = np.empty(block.size + _TRAILER_BYTES, np.uint8)
@@ -103,7 +103,7 @@ def read_block(path: Path, block: Block, max_bytes: int) -> NDArray[np.uint8]:
 
 
 def read_into(path: Path, start: int, found: NDArray[Any]) -> None:
-    """Fill a contiguous array from a byte of a file on. Raises ValueError if it ends; OSError."""
+    """Fill a contiguous array from a place in a file. Raises ValueError at its end; OSError."""
     rest = found.reshape(-1).view(np.uint8).data
     with open_regular_file(path) as file:
         file.seek(start)
@@ -115,7 +115,7 @@ def read_into(path: Path, start: int, found: NDArray[Any]) -> None:
 
 
 def _handle(message: memoryview, place: int, end: int) -> tuple[Block, int]:
-    """A block's place, which is before `end`, and where the next number is."""
+    """A block's place, before `end`, and the place after it in the handle."""
     start, place = varint(message, place)
     size, place = varint(message, place)
     if start + size + _TRAILER_BYTES > end:
@@ -127,7 +127,7 @@ def _entries_of(contents: NDArray[np.uint8]) -> Iterator[Entry]:
     """Entries of a block: full keys, values in place."""
     block = contents.data
     num_restarts = int.from_bytes(block[-4:], "little")
-    # Behind the entries: where keys are written in full, for a search, and how many such there are.
+    # After the entries: the places of full keys, for a search, and their number.
     end = len(block) - 4 - 4 * num_restarts
     if len(block) < 4 or end < 0:
         raise ValueError("has a block without its end")

@@ -1,1 +1,1 @@
-"""Whether this machine, or these ranks, can train: `mlperf_bert doctor`."""
+"""Checks that this machine, or these ranks, can train: `mlperf_bert doctor`."""

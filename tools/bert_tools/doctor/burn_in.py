@@ -1,7 +1,7 @@
-"""`doctor --burn-in`: every device trains on its own for a time and is held against the others.
+"""`doctor --burn-in`: every device trains alone for a time and is compared with the others.
 
-Nothing is reduced over the ranks, so that one that is slow is seen and slows no other. Rates are
-also held against what MLPerf's submitters reached on such accelerators (published_rates.csv).
+Nothing is reduced over the ranks, so a slow one shows and slows no other. Rates are also compared
+with those of MLPerf's submitters on such accelerators (published_rates.csv).
 """
 
 import csv
@@ -39,18 +39,18 @@ from mlperf_bert.distributed.network_test.findings import (
 )
 from mlperf_bert.run.metrics import memory_bytes
 
-_NUM_UPDATES = {"cuda": 4, "cpu": 2}  # distinct ones
+_NUM_UPDATES = {"cuda": 4, "cpu": 2}  # distinct updates
 _CHUNK_S = 2.0  # of steps between two looks at the device
 _REPORT_S = 5.0
 _COMPARED_S = 60.0  # the first and the last minute, or a third of what there is
-_BUILD_S = 600.0  # by which the last rank may be later than the first: kernels are compiled
-_MORE_S = 30.0  # over a limit that rank 0 keeps
+_BUILD_S = 600.0  # most delay of the last rank after the first: kernels are compiled
+_MORE_S = 30.0  # beyond rank 0's own limit
 _NAME = "burn_in"
 SEED = 1
 _GIB = 2**30
 _LARGEST_BATCH = 448  # the global batch of the published runs on one node
-# Of BERT-large in 16 bits: weights, moments and kernels' own; then what a sequence of the mean
-# length keeps for its backward. By arithmetic, with room to spare; what does not fit is halved.
+# For BERT-large in 16 bits: weights, moments and kernels' buffers; then what a sequence of mean
+# length keeps for its backward. By arithmetic, with a margin; a batch that does not fit is halved.
 _FIXED_BYTES = 10 * _GIB
 _SEQUENCE_BYTES = 0.28 * _GIB
 _CPU_BATCH = 8
@@ -62,14 +62,14 @@ PUBLISHED_SHARE = 0.7  # of the published rate; below, something is likely to be
 
 Report = Callable[["Trace"], None]
 Show = Callable[[list[Finding], dict[str, Any]], None]
-"""Gets the findings, and what goes beside them into `--json`."""
+"""Shows the findings; other keys go into `--json`."""
 Device = Mapping[str, Any]
-"""The result of one, ready for JSON; rates in sequences a second."""
+"""The result of one device, ready for JSON; rates in sequences per second."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """What a device has done so far: seconds and samples of each chunk of steps."""
+    """A device's progress: seconds and samples of each chunk of steps."""
 
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -80,11 +80,11 @@ class Trace:
     throttled: set[str] = field(default_factory=set)
 
     def rate(self) -> float:
-        """Samples a second of all of it."""
+        """Samples per second over all chunks."""
         return sum(self.samples) / sum(self.seconds)
 
     def ends(self, longest_s: float) -> tuple[float, float, float]:
-        """Samples a second at the beginning and at the end, and how many seconds each was."""
+        """Samples per second at the beginning and at the end, and the seconds of each part."""
         part = min(longest_s, sum(self.seconds) / 3)
         first = _rate_of(list(zip(self.samples, self.seconds, strict=True)), part)
         last = _rate_of(list(zip(self.samples[::-1], self.seconds[::-1], strict=True)), part)
@@ -101,7 +101,7 @@ def _rate_of(chunks: list[tuple[int, float]], part_s: float) -> float:
 
 
 def num_devices(options: Options) -> int:
-    """How many devices of this machine are to train."""
+    """The number of devices of this machine that train."""
     if options.wanted_device == "cpu" or not torch.cuda.is_available():
         return 1
     return torch.cuda.device_count()
@@ -110,9 +110,9 @@ def num_devices(options: Options) -> int:
 def burn_in(info: RankInfo, seconds: float, options: Options, show: Show) -> int:
     """Train on this rank's device; every rank must call it.
 
-    What all devices did is shown on rank 0. A rank that cannot reach rank 0 shows that, if it is
-    the first of its node. Returns the exit status, the same on all ranks; 1 on those that lost
-    rank 0.
+    Rank 0 shows the results of all devices. A rank that cannot reach rank 0 reports that if it is
+    the first of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank
+    0.
     """
     if info.world_size == 1:
         result = _of_this_device(info, seconds, options, _reporter(info, seconds, None))
@@ -130,7 +130,7 @@ def burn_in(info: RankInfo, seconds: float, options: Options, show: Show) -> int
 def _with_others(info: RankInfo, seconds: float, options: Options, show: Show) -> int:
     meeting = meet(info, options.timeout_s)
     meeting.send("here", None)
-    end = time.monotonic() + seconds + _BUILD_S  # one that fails early waits for the others
+    end = time.monotonic() + seconds + _BUILD_S  # a rank that fails early waits for the others
     everyone = range(info.world_size)
     came = meeting.receive("here", everyone, options.timeout_s) if info.rank == 0 else everyone
     report = _reporter(info, seconds, meeting)
@@ -142,7 +142,7 @@ def _with_others(info: RankInfo, seconds: float, options: Options, show: Show) -
         meeting.part()
         return status
     results = meeting.receive("result", came, end - time.monotonic())
-    # Shown before any rank ends: where one fails, the launcher ends the others.
+    # Shown before any rank ends, because the launcher ends the others when one fails.
     status = _judged(results, info.world_size, show)
     meeting.announce("status", status)
     meeting.part(others=len(results) - 1)
@@ -160,11 +160,11 @@ def _judged(results: dict[int, dict[str, Any]], world_size: int, show: Show) -> 
 def _of_this_device(
     info: RankInfo, seconds: float, options: Options, report: Report
 ) -> dict[str, Any]:
-    """What this rank's device did; an `error` where it did not train."""
+    """The result of this rank's device; an `error` if it did not train."""
     own: dict[str, Any] = {"rank": info.rank, "host": host_name(), "error": None}
     try:
         own |= _on_device(info, seconds, options, report)
-    except Exception as error:  # a device that fails in the middle raises what it likes
+    except Exception as error:  # a device that fails in the middle may raise anything
         own["error"] = f"{error}" if isinstance(error, ConfigError) else in_short(error)
     return own
 
@@ -211,7 +211,7 @@ def candidates(
 ) -> Iterator[RunConfig]:
     """Configs of one rank to try in turn, until one runs and fits. `free_bytes`: of the GPU.
 
-    One that was given is the only one, as one rank of it.
+    A given config is the only candidate, reduced to one rank.
     """
     if given is not None:
         yield _one_rank(given)
@@ -231,14 +231,14 @@ def candidates(
 
 def _one_rank(given: RunConfig) -> RunConfig:
     data = given.data
-    if data.sampler.startswith("strata"):  # which one rank's batch may be too small for
+    if data.sampler.startswith("strata"):  # one rank's batch may be too small for it
         data = replace(data, sampler="uniform")
     parallel = replace(given.parallel, nodes=1, ranks_per_node=1)
     return replace(given, parallel=parallel, data=data, run=replace(given.run, seed=SEED))
 
 
 def batch_for(free_bytes: int) -> int:
-    """Sequences of BERT-large in 16 bits that should fit, a multiple of 8 where there are 8."""
+    """Sequences of BERT-large in 16 bits that should fit, a multiple of 8 if at least 8."""
     batch = int((free_bytes - _FIXED_BYTES) / _SEQUENCE_BYTES)
     batch = max(1, min(_LARGEST_BATCH, batch))
     return batch - batch % 8 if batch >= 8 else batch
@@ -251,7 +251,7 @@ def _config(batch: int, *settings: str) -> RunConfig:
 def train_what_runs(
     given: RunConfig | None, device: torch.device, seconds: float, report: Report
 ) -> tuple[RunConfig, Trace]:
-    """Train by the first candidate that runs and fits into memory; which one, and what it did.
+    """Train by the first candidate that runs and fits into memory; return it and its trace.
 
     Raises the last one's ConfigError, or torch's out-of-memory error.
     """
@@ -261,7 +261,7 @@ def train_what_runs(
         try:
             return config, _built_and_trained(config, device, seconds, report)
         except (torch.OutOfMemoryError, ConfigError) as error:
-            reason = error.with_traceback(None)  # which holds the model that did not fit
+            reason = error.with_traceback(None)  # the error holds the model that did not fit
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -281,9 +281,9 @@ def train_for(
     report: Report,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Trace:
-    """Train for about so long, after a step with each update; the device is read once a chunk.
+    """Train for about `seconds`, after a step with each update; read the device once per chunk.
 
-    A chunk has each update equally often, so that chunks differ in time alone.
+    A chunk has each update equally often, so chunks differ only in time.
     """
     updates = len(run.updates)
     samples = [sum(len(batch.lengths) for batch in update) for update in run.host_updates]
@@ -323,13 +323,13 @@ def _look(trace: Trace, device: torch.device) -> None:
 
 
 def _reporter(info: RankInfo, seconds: float, meeting: Meeting | None) -> Report:
-    """Rank 0 prints what all are doing now; the others tell it."""
+    """Rank 0 prints the progress of all ranks; the others report to it."""
 
     def report(trace: Trace) -> None:
         now = trace.samples[-1] / trace.seconds[-1]
         rates = {info.rank: now}
         if meeting is not None:
-            with suppress(MeetingError):  # progress alone: the end will tell
+            with suppress(MeetingError):  # only progress: the end will show a failure
                 meeting.send("rate", now)
                 if info.rank == 0:
                     rates = meeting.receive("rate", range(info.world_size), 0.0)
@@ -349,7 +349,7 @@ def judge(devices: Sequence[Device], missing: Sequence[int]) -> list[Finding]:
         findings.append(fail("burn_in.ranks", f"nothing came from rank {words}", remedy))
     for device in devices:
         if device["error"]:
-            remedy = "take the device out, or mend that"
+            remedy = "take the device out, or mend the cause"
             findings.append(fail("burn_in.errors", f"{_name(device)}: {device['error']}", remedy))
     trained = [device for device in devices if not device["error"]]
     if not trained:
@@ -366,7 +366,7 @@ def judge(devices: Sequence[Device], missing: Sequence[int]) -> list[Finding]:
 
 
 def _name(device: Device) -> str:
-    # With the rank: several may have a host's CPU, or be shown one GPU each by the launcher.
+    # With the rank, as several may share a host's CPU, or see one GPU each as device 0.
     return f"rank {device['rank']} ({device.get('device', 'no device')} on {device['host']})"
 
 
@@ -446,7 +446,7 @@ def _heat(trained: Sequence[Device]) -> list[Finding]:
 
 
 def published_rate(device_name: str) -> dict[str, str] | None:
-    """Row of the best published run on the accelerator that torch names so; None where unknown."""
+    """Row of the best published run on the accelerator with torch's name; None if unknown."""
     text = resources.files("bert_tools.doctor").joinpath("published_rates.csv").read_text("utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     found = (row for row in rows if re.search(row["pattern"], device_name, re.IGNORECASE))
@@ -460,7 +460,7 @@ def _published(trained: Sequence[Device]) -> Finding:
     row = published_rate(first["device_name"])
     if row is None:
         return ok(name, f"{first['device_name']} is not in our table of published results")
-    # Without evaluation where the logs tell it.
+    # Without evaluation if the logs give that.
     best = float(row["train_only"] or row["end_to_end"])
     share = statistics.median(device["samples_per_s"] for device in trained) / best
     found = (
@@ -477,7 +477,7 @@ def _published(trained: Sequence[Device]) -> Finding:
 
 
 def progress_line(done_s: float, total_s: float, rates: Mapping[int, float]) -> str:
-    """One line for people: how far, how fast, and the slowest of several ranks."""
+    """A progress line: time left, rate, and the slowest of several ranks."""
     left, plural = max(0, round(total_s - done_s)), "s" * (len(rates) > 1)
     line = (
         f"burn-in: {left // 60}:{left % 60:02d} left, {len(rates)} device{plural}, "

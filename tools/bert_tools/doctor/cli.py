@@ -1,4 +1,4 @@
-"""The sub-command `doctor`: its arguments, and what prints; heavy imports wait until it runs."""
+"""The sub-command `doctor`: its arguments and its printing; heavy imports wait until it runs."""
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ from mlperf_bert.distributed.network_test.findings import (
 if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
 
-_LOCAL = {  # the checks of a machine alone, in the order in which they are made
+_LOCAL = {  # the checks of a single machine, in order
     "gpus": "gpus.check",
     "machine": "host.check_machine",
     "disk": "storage.check_disk",
@@ -41,7 +41,7 @@ _LOCAL = {  # the checks of a machine alone, in the order in which they are made
 NAMES = (*_LOCAL, NETWORK)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST_S = 7 * 24 * 3600
-_CPU_RANKS = 2  # of the network check, where there are fewer than two GPUs
+_CPU_RANKS = 2  # ranks of the network check with fewer than two GPUs
 _BURN_IN = "burn_in"
 
 
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", metavar="NAME,...", help=f"make these checks only: {', '.join(NAMES)}"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="list optional packages that nothing here needs, too"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
         "--burn-in", metavar="10m", help="train on every device for so long (90s, 10m, 1h) instead"
@@ -61,15 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="for one check, and for a rank to come (default 60)",
+        help="time limit of a check, and of the wait for a rank (default 60)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    # Ranks that this command started leave their findings there and print nothing.
+    # Ranks that this command started write their findings there and print nothing.
     parser.add_argument("--hand-over", type=Path, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 0, or 1 where something fails. Raises ConfigError for a wrong option."""
+    """Print the findings; 0, or 1 if something fails. Raises ConfigError for a wrong option."""
     options = _options(args)
     names = _chosen(args)
     burn_in_s = None if args.burn_in is None else parse_duration("--burn-in", args.burn_in)
@@ -92,7 +95,7 @@ def _make(name: str, options: Options) -> list[Finding]:
     """Make one of the local checks; it never raises."""
 
     def check() -> list[Finding]:
-        # Imported here, so that what is not installed fails its own check and no other.
+        # Imported here, so that a missing package fails only its own check.
         module, _, function = _LOCAL[name].partition(".")
         found = importlib.import_module(f"bert_tools.doctor.{module}")
         findings: list[Finding] = getattr(found, function)(options)
@@ -154,6 +157,7 @@ def _options(args: argparse.Namespace) -> Options:
         config=load_config(args.config, args.set) if args.config else None,
         data=args.data,
         device=args.device,
+        all_packages=args.all,
         timeout_s=args.timeout,
         command=("doctor", *itertools.chain(*words)),
     )
@@ -170,7 +174,7 @@ def _chosen(args: argparse.Namespace) -> list[str]:
 
 
 def _rank_info() -> "RankInfo | None":
-    """Who this process is; None where torch cannot be imported, which the checks then tell."""
+    """This process's rank; None if torch cannot be imported, which the checks then report."""
     try:
         import torch  # noqa: F401
 
@@ -181,7 +185,7 @@ def _rank_info() -> "RankInfo | None":
 
 
 def _network_alone(options: Options) -> list[Finding]:
-    """Start ranks on this machine, which try the network between them."""
+    """Start ranks on this machine to test the network between them."""
     try:
         import torch
 
@@ -207,7 +211,7 @@ def _on_ranks(options: Options, ranks: int, name: str) -> tuple[list[Finding], d
         )
         if not path.exists():
             found = f"{ranks} ranks ended with status {status} before they found anything"
-            return [fail(name, found, "look above for what they said")], {}
+            return [fail(name, found, "look at their output above")], {}
         result = json.loads(path.read_text(encoding="utf-8"))
     return from_json(result.pop("checks")), result
 

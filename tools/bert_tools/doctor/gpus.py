@@ -1,4 +1,4 @@
-"""The check `gpus`: what torch and the driver see, and whether the config's ranks find theirs."""
+"""The check `gpus`: devices of torch and the driver, and their number for the config's ranks."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from typing import Any
 
 from bert_tools.common.nvml import nvml_handle
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, info, ok, warn
 
-LOWEST_CAPABILITY = (7, 0)  # what Triton compiles for
+LOWEST_CAPABILITY = (7, 0)  # the oldest that Triton compiles for
 _NAME = "gpus"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """One device as torch sees it; the last four are NVML's, None where it does not tell."""
+    """One device as torch sees it; the last four are NVML's, None if it does not say."""
 
     name: str
     memory_bytes: int
@@ -28,7 +28,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """All devices; `driver_gpus` is how many the driver lists, whether torch can use them or not.
+    """All devices; `driver_gpus` is the number that the driver lists, usable by torch or not.
 
     `cuda` is the CUDA version that torch was built with, None for a build without.
     """
@@ -41,12 +41,12 @@ class Facts:
 
 
 def check(options: Options) -> list[Finding]:
-    """Look at the GPUs of this machine."""
+    """Check the GPUs of this machine."""
     return judge(read_facts(), options.config, wants_cuda=options.wanted_device == "cuda")
 
 
 def judge(facts: Facts, config: RunConfig | None, *, wants_cuda: bool) -> list[Finding]:
-    """What there is to say of them."""
+    """Findings about the GPUs."""
     torch_in_words = f"torch {facts.torch}, " + (f"CUDA {facts.cuda}" if facts.cuda else "no CUDA")
     if not facts.gpus:
         return [_without(facts, torch_in_words, wants_cuda)]
@@ -68,7 +68,7 @@ def _without(facts: Facts, torch_in_words: str, wants_cuda: bool) -> Finding:
     if wants_cuda:
         remedy = "use a machine with GPUs, or run.device 'cpu'; docker run needs --gpus all"
         return fail(_NAME, found + ", the config asks for 'cuda'", remedy)
-    return warn(_NAME, found, "where there should be GPUs: install the driver; docker --gpus all")
+    return info(_NAME, found, "where there should be GPUs: install the driver; docker --gpus all")
 
 
 def _all_equal(facts: Facts, torch_in_words: str) -> Finding:
@@ -158,7 +158,7 @@ def _from_nvml(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _asked(question: Callable[[], object]) -> Any:
-    """NVML's answer; None where this GPU has none."""
+    """NVML's answer; None if this GPU has none."""
     try:
         return question()
     except Exception:

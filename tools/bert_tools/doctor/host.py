@@ -1,4 +1,4 @@
-"""The checks `machine`, `limits` and `caches`: processors, what ranks may use, the page cache."""
+"""The checks `machine`, `limits` and `caches`: processors, limits of ranks, the page cache."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlperf_bert.common.machine import Machine, format_cpu_list, read_machine, usable_cpus
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, info, ok, warn
 
 SHARED_MEMORY = Path("/dev/shm")
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -19,7 +19,7 @@ LEAST_OPEN_FILES = 8192  # the published data have up to 4,320 shards
 
 
 def check_machine(options: Options) -> list[Finding]:
-    """Look at processors, NUMA nodes and cards, and at the cores that ranks would be bound to."""
+    """Check processors, NUMA nodes and cards, and the cores that ranks would be bound to."""
     machine, usable = read_machine(), usable_cpus()
     findings = judge_machine(machine, usable, options.config)
     if options.config is not None and options.config.parallel.binding == "none":
@@ -28,7 +28,7 @@ def check_machine(options: Options) -> list[Finding]:
 
 
 def _choices(machine: Machine, usable: frozenset[int], options: Options) -> list[str]:
-    """The CPUs of each rank of a run on this machine, or why it would not be bound; in words."""
+    """The CPUs of each rank of a run on this machine, or why it would not be bound, in words."""
     import torch
 
     from mlperf_bert.distributed.binding import choose_cpus, near_nodes
@@ -46,7 +46,7 @@ def _choices(machine: Machine, usable: frozenset[int], options: Options) -> list
 
 
 def judge_binding(choices: Sequence[str]) -> Finding:
-    """`choices`: of each local rank, `CPUs <list>`, or why it would not be bound."""
+    """The finding on binding; `choices` has `CPUs <list>` or a problem for each local rank."""
     unbound = sorted({choice for choice in choices if not choice.startswith("CPUs ")})
     if unbound:
         return ok("machine.binding", f"ranks are not bound: {'; '.join(unbound)}")
@@ -57,7 +57,7 @@ def judge_binding(choices: Sequence[str]) -> Finding:
 def judge_machine(
     machine: Machine, usable: frozenset[int], config: RunConfig | None
 ) -> list[Finding]:
-    """`usable`: the CPUs that this process may run on."""
+    """Findings on the machine; `usable` are the CPUs that this process may run on."""
     findings = [_processors(machine, usable, config), _numa(machine)]
     if machine.nics:
         findings.append(ok("machine.nics", ", ".join(_nic_words(machine))))
@@ -103,14 +103,15 @@ def _nic_words(machine: Machine) -> list[str]:
 
 
 def check_limits(options: Options) -> list[Finding]:
-    """Look at shared memory, open files and locked memory."""
+    """Check shared memory, open files and locked memory."""
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
-    nics = read_machine().nics
+    machine = read_machine()
     return judge_limits(
         shared_memory_bytes=shared,
         open_files=_soft_limit(resource.RLIMIT_NOFILE),
         locked_memory_bytes=_soft_limit(resource.RLIMIT_MEMLOCK),
-        has_infiniband=any(nic.kind == "infiniband" for nic in nics),
+        has_gpus=bool(machine.gpus),
+        has_infiniband=any(nic.kind == "infiniband" for nic in machine.nics),
     )
 
 
@@ -124,23 +125,25 @@ def judge_limits(
     shared_memory_bytes: int | None,
     open_files: int | None,
     locked_memory_bytes: int | None,
+    has_gpus: bool,
     has_infiniband: bool,
 ) -> list[Finding]:
-    """What is too little for ranks that share a machine.
+    """Findings on limits that are too low for ranks that share a machine.
 
-    None where there is no limit, and for shared memory where there is no /dev/shm.
+    A number is None without a limit; for shared memory, without /dev/shm.
     """
     name, size = "limits.shared_memory", shared_memory_bytes
     found = "this system has no /dev/shm" if size is None else f"/dev/shm has {size / _GIB:.1f} GiB"
     remedy = "NCCL's ranks of a node share it: docker run --ipc=host, or --shm-size 8g"
-    is_small = size is not None and size < LEAST_SHARED_MEMORY
+    is_small = has_gpus and size is not None and size < LEAST_SHARED_MEMORY
     findings = [warn(name, found, remedy) if is_small else ok(name, found)]
 
     name, files = "limits.open_files", open_files
     remedy = f"a rank keeps a map of each shard open: ulimit -n {LEAST_OPEN_FILES}"
     is_few = files is not None and files < LEAST_OPEN_FILES
     found = str(files or "unlimited")
-    findings.append(warn(name, found, remedy) if is_few else ok(name, found))
+    lacks = warn if has_gpus else info  # sets for a CPU have few shards
+    findings.append(lacks(name, found, remedy) if is_few else ok(name, found))
 
     name, size = "limits.locked_memory", locked_memory_bytes
     if has_infiniband and size is None:
@@ -153,12 +156,14 @@ def judge_limits(
 
 
 def check_caches(options: Options) -> list[Finding]:
-    """Whether the page cache may be dropped before a timed run."""
-    return [judge_caches(direct=os.access(DROP_CACHES, os.W_OK), by_sudo=_sudo_may_drop())]
+    """Check that the page cache may be dropped before a timed run."""
+    is_closed = options.config is not None and options.config.mlperf.division == "closed"
+    may_write = os.access(DROP_CACHES, os.W_OK)
+    return [judge_caches(direct=may_write, by_sudo=_sudo_may_drop(), is_closed=is_closed)]
 
 
 def _sudo_may_drop() -> bool:
-    """Whether sudo lets this user write it without a password; it is not done."""
+    """True if sudo lets this user drop it without a password; nothing is dropped."""
     command = ["sudo", "-n", "-l", "sysctl", "vm.drop_caches=3"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=10, check=False)
@@ -167,9 +172,10 @@ def _sudo_may_drop() -> bool:
     return done.returncode == 0
 
 
-def judge_caches(*, direct: bool, by_sudo: bool) -> Finding:
-    """MLPerf logs say truthfully whether the caches were clear."""
+def judge_caches(*, direct: bool, by_sudo: bool, is_closed: bool) -> Finding:
+    """The finding on the page cache, as MLPerf logs must say if the caches were clear."""
     if direct or by_sudo:
         return ok("caches", "the page cache may be dropped" + ("" if direct else " through sudo"))
     found = "the page cache may not be dropped: the log will say that caches were not clear"
-    return warn("caches", found, "run as root, or let sudo run `sysctl vm.drop_caches=3`")
+    judged = warn if is_closed else info
+    return judged("caches", found, "run as root, or let sudo run `sysctl vm.drop_caches=3`")

@@ -1,4 +1,4 @@
-"""The check `packages`: what is installed, and what the lack of the rest costs."""
+"""The check `packages`: installed packages, and the cost of missing ones."""
 
 import importlib.metadata
 import importlib.util
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
+from mlperf_bert.common.machine import read_machine
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, info, ok, warn
 
-RULESET = "5.0.0"  # of MLPerf training, the last that knows BERT
+RULESET = "5.0.0"  # of MLPerf training, the last one with BERT
 _INSTALL = "run in the checkout: tools/venv.sh"
+_MPI = "mpi"
 _MPI_SECONDS = 20
 _ASK_MPI = (
     "import mpi4py; mpi4py.rc.initialize = False; mpi4py.rc.finalize = False; "
@@ -23,9 +26,9 @@ _ASK_MPI = (
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """`cost`: what is lost without it; `source`: what to install for it; needed where it is empty.
+    """A package: `cost` is lost without it; `source` installs it; needed if that is empty.
 
-    Tried from version `lowest` on, below `below`.
+    It was tried from version `lowest` on, below `below`.
     """
 
     name: str
@@ -62,19 +65,35 @@ OPTIONAL = (
 
 
 def check(options: Options) -> list[Finding]:
-    """Look for all of them; nothing is imported but an MPI, in a process of its own."""
-    needed, optional = (
-        [judge(package, installed_version(package)) for package in group]
-        for group in (NEEDED, OPTIONAL)
-    )
-    return [*needed, judge_ruleset(installed_rulesets()), *optional, judge_mpi(*_mpi_library())]
+    """Check the needed packages, or all; only an MPI is imported, in another process."""
+    needed = needed_here(options.config, has_gpus=bool(read_machine().gpus))
+    findings = [judge(package, installed_version(package)) for package in NEEDED]
+    findings.append(judge_ruleset(installed_rulesets()))
+    for package in OPTIONAL:
+        if options.all_packages or package.name in needed:
+            version = installed_version(package)
+            findings.append(judge(package, version, is_needed=package.name in needed))
+    if options.all_packages or _MPI in needed:
+        findings.append(judge_mpi(*_mpi_library(), is_needed=_MPI in needed))
+    return findings
 
 
-def judge(package: Package, version: str | None) -> Finding:
-    """`version`: None where it is not installed, empty where that is all that is known."""
+def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
+    """The optional packages that the config, or a GPU, needs."""
+    needed = {"triton", "pynvml"} if has_gpus else set()
+    if config is not None:
+        choices = {"apex": "apex", "dali": "nvidia-dali", "mpi_readers": _MPI}
+        chosen = {config.optim.implementation, config.data.loader}
+        needed |= {choices[each] for each in chosen & choices.keys()}
+    return needed
+
+
+def judge(package: Package, version: str | None, *, is_needed: bool = True) -> Finding:
+    """The finding on a package; `version` is None if not installed, empty if not known."""
     name = f"packages.{package.name}"
     if version is None and package.source:
-        return warn(name, f"not found: {package.cost}", f"if you need it: {package.source}")
+        lacks = warn if is_needed else info
+        return lacks(name, f"not found: {package.cost}", f"if you need it: {package.source}")
     if version is None:
         return fail(name, f"missing: {package.cost}", _INSTALL)
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
@@ -87,7 +106,7 @@ def judge(package: Package, version: str | None) -> Finding:
 
 
 def judge_ruleset(rulesets: tuple[str, ...] | None) -> Finding:
-    """`rulesets` of the installed mlperf-logging, None where there is none."""
+    """The finding on `rulesets` of the installed mlperf-logging; None if not installed."""
     name = "packages.ruleset"
     if rulesets is None:
         return warn(name, "no mlperf-logging: logs cannot be checked", _INSTALL)
@@ -97,17 +116,19 @@ def judge_ruleset(rulesets: tuple[str, ...] | None) -> Finding:
     return ok(name, f"mlperf-logging knows {RULESET}")
 
 
-def judge_mpi(library: str | None, reason: str) -> Finding:
-    """`library`: what MPI says of itself; `reason` why it says nothing."""
-    name = "packages.mpi"
+def judge_mpi(library: str | None, reason: str, *, is_needed: bool = True) -> Finding:
+    """The finding on MPI: `library` is its own description, `reason` why there is none."""
+    name = f"packages.{_MPI}"
     if library is None:
         remedy = "if you need it: extra 'mpi' and an MPI"
-        return warn(name, f"{reason}: no data.loader 'mpi_readers'", remedy)
+        return (warn if is_needed else info)(
+            name, f"{reason}: no data.loader 'mpi_readers'", remedy
+        )
     return ok(name, library)
 
 
 def installed_version(package: Package) -> str | None:
-    """Its version, empty where it has none, None where the module is not to be found."""
+    """The version of a package, empty if it has none, None if the module is not found."""
     if _spec(package.module) is None:
         return None
     for name in _distributions(package):
@@ -144,7 +165,7 @@ def installed_rulesets() -> tuple[str, ...] | None:
 
 
 def _mpi_library() -> tuple[str | None, str]:
-    # In a process of its own: loading an MPI library that does not fit may end it.
+    # In a separate process, because loading an unfit MPI library may end it.
     if importlib.util.find_spec("mpi4py") is None:
         return None, "mpi4py not found"
     try:

@@ -1,4 +1,4 @@
-"""The checks `disk` and `data`: how fast files are read, what room is left, whether data fit."""
+"""The checks `disk` and `data`: reading speed, free space, and prepared data."""
 
 import os
 import shutil
@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, ok, warn
+from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, info, ok, warn
 
 _MIB, _GIB = 2**20, 2**30
-# A node of the fastest accelerators reads 8 x 1,600 sequences a second, each at a place of its own:
+# A node of the fastest accelerators reads 8 x 1,600 sequences a second, each at a random place:
 # a page of 4 KiB or two of each is 50 to 100 MB/s.
 LEAST_READ_BYTES_PER_S = 100e6
 LEAST_FREE_BYTES, WANTED_FREE_BYTES = _GIB, 10 * _GIB  # a checkpoint of BERT-large has 4 GiB
@@ -19,13 +19,13 @@ _READ_BYTES = 256 * _MIB  # read at most
 _OWN_BYTES = 128 * _MIB  # written at most, where there are no shards to read
 _ENOUGH_BYTES = 16 * _MIB
 _BLOCK = 4 * _MIB
-_SECONDS = 3.0  # of writing and of reading, each
+_SECONDS = 3.0  # for writing and for reading, each
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRate:
-    """So many bytes of `source` were read from `where` in that time, none from the page cache."""
+    """A measured rate: bytes of `source` read from `where`, without the page cache."""
 
     where: Path
     source: str
@@ -35,14 +35,14 @@ class ReadRate:
 
 
 def check_disk(options: Options) -> list[Finding]:
-    """Read from the data's file system (else the one runs are written to); look for free space."""
-    here = Path.cwd()  # runs/ is made here
+    """Measure reading from the data's file system (else that of the runs), and its free space."""
+    here = Path.cwd()  # runs/ will be here
     rate = measure_read(options.data if options.data else here)
     return [judge_read(rate), judge_free(here, shutil.disk_usage(here).free)]
 
 
 def judge_read(rate: ReadRate | None) -> Finding:
-    """Whether a node's ranks could live on it; `rate` is None where there was nothing to read."""
+    """The finding on a read rate for a node's ranks; None if there was nothing to read."""
     name = "disk.read"
     if rate is None:
         remedy = "give --data DIR of prepared data, or run it in a directory you can write to"
@@ -61,7 +61,7 @@ def judge_read(rate: ReadRate | None) -> Finding:
 
 
 def judge_free(where: Path, free_bytes: int) -> Finding:
-    """Whether logs and a checkpoint have room."""
+    """The finding on free space for logs and a checkpoint."""
     name, found = "disk.space", f"{free_bytes / _GIB:,.1f} GiB free in {where}"
     remedy = "make room, or give --run-dir on another file system"
     if free_bytes < LEAST_FREE_BYTES:
@@ -72,17 +72,17 @@ def judge_free(where: Path, free_bytes: int) -> Finding:
 
 
 def measure_read(directory: Path) -> ReadRate | None:
-    """Read shards below `directory`, else a file of our own in it; None where neither can be.
+    """Read shards below `directory`, else our own file in it; None if neither is possible.
 
-    Shards come first: a file just written may come back out of a file server's memory.
-    Raises OSError where a file cannot be read.
+    Shards are preferred, because a new file may come from a file server's memory. Raises OSError if
+    a file cannot be read.
     """
     if not directory.is_dir():
         return None
     shards = sorted(directory.glob("**/shards/*.hdf5"))
     if sum(path.stat().st_size for path in shards) < _ENOUGH_BYTES:
         try:
-            # Without a name from the start, so that nothing is left behind whatever happens.
+            # Without a name from the start, so that nothing is ever left behind.
             with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
                 _fill(file.fileno())
                 read = _read_cold(file.fileno(), _READ_BYTES)
@@ -116,8 +116,8 @@ def _fill(descriptor: int) -> None:
 
 
 def _read_cold(descriptor: int, most: int) -> tuple[int, float]:
-    """Bytes that were read from the start, at most `most`, and the seconds that took."""
-    if hasattr(os, "posix_fadvise"):  # else (macOS) the page cache answers
+    """Read at most `most` bytes from the start; the bytes read, and the seconds it took."""
+    if hasattr(os, "posix_fadvise"):  # otherwise (macOS) the page cache answers
         with suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -131,13 +131,13 @@ def _read_cold(descriptor: int, most: int) -> tuple[int, float]:
 
 
 def file_system_of(directory: Path, mounts: str) -> str:
-    """The type of the file system that holds `directory`, by the lines of /proc/mounts."""
+    """The type of the file system of `directory`, from the lines of /proc/mounts."""
     absolute = directory.resolve()
     best, kind = -1, "unknown"
     for line in mounts.splitlines():
         words = line.split()
         if len(words) > 2:
-            # Blanks in mount points are written as octal.
+            # Spaces in mount points are written in octal.
             point = Path(words[1].replace("\\040", " "))
             if absolute.is_relative_to(point) and len(point.parts) >= best:
                 best, kind = len(point.parts), words[2]
@@ -145,9 +145,9 @@ def file_system_of(directory: Path, mounts: str) -> str:
 
 
 def check_data(options: Options) -> list[Finding]:
-    """Verify prepared data without reading a sample, and hold them against the config."""
+    """Verify prepared data without reading a sample, and compare them with the config."""
     if options.data is None:
-        return [warn("data", "no --data given: nothing verified", "give --data DIR")]
+        return [info("data", "no --data given: nothing verified", "--data DIR verifies a set")]
     from mlperf_bert.prepare.verify.check import verify
 
     report = verify(options.data, full=False, workers=1, quiet=True)

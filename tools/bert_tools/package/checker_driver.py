@@ -1,10 +1,10 @@
 """Runs MLCommons' checkers, each in a forked child of one process that has loaded them.
 
-A script of its own, started by `checkers.py`: a checker takes seconds to import and a tenth of one
-to run. In the child it runs as `python -m mlperf_logging.<checker>` would.
+A separate script, started by `checkers.py`, as a checker takes seconds to import and a tenth of one
+to run. The child runs it as `python -m mlperf_logging.<checker>` would.
 
-Reads from stdin a list of {"module", "arguments", "output"}; writes a list of exit statuses to
-stdout. What a checker prints goes to the file `output`.
+It reads from stdin a list of {"module", "arguments", "output"} and writes a list of exit statuses
+to stdout. A checker's output goes to the file `output`.
 """
 
 import importlib
@@ -20,7 +20,7 @@ LIMIT_S = 300  # a checker takes seconds; one that hangs is ended by the alarm
 
 
 def main() -> None:
-    """Run all commands of stdin, one after the other."""
+    """Run all commands from stdin, one after the other."""
     commands = json.load(sys.stdin)
     importlib.import_module(PRELOADED)
     statuses = []

@@ -1,7 +1,7 @@
-"""Asks MLCommons' checkers about a tree, and believes their words only.
+"""Runs MLCommons' checkers on a tree, and judges by their words only.
 
-Exit codes say little: three of the checkers leave with 0 whatever they found, one "accepts" a log
-that does not comply, and all skip what they do not know (docs/submission.md).
+Exit codes say little: three of the checkers always exit with 0, one "accepts" a log that does not
+comply, and all skip what they do not know (docs/start/submission.md).
 """
 
 import importlib.util
@@ -23,14 +23,14 @@ from mlperf_bert.common.errors import ConfigError, DataError
 _BAD = re.compile(
     r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"
 )
-_VERDICT = "ERROR - FAILED"  # the compliance checker's, after warnings that say why
+_VERDICT = "ERROR - FAILED"  # from the compliance checker, after warnings with the reason
 _MOST_LINES = 10  # shown of a checker's complaints
 _MOST_SHOWN = 200  # characters of a line
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One checker's run. `wanted`: how often a line that begins so must come, exactly."""
+    """One run of a checker. `wanted`: exact number of lines with each beginning."""
 
     ruleset: str
     checker: str
@@ -45,15 +45,15 @@ def run_checkers(
     """Run all checkers on copies of a tree.
 
     Args:
-        tree: an exported submission; stays as it is.
-        divisions: of each system in it.
-        rulesets: of `cli.RULESETS`.
+        tree: an exported submission; it is not changed.
+        divisions: division of each system in it.
+        rulesets: some of `cli.RULESETS`.
 
     Returns:
-        What the checkers found, and for each system the scaling factor that the first ruleset's
-        reference convergence points give it.
+        The problems found, and each system's scaling factor by the first ruleset's reference
+        convergence points.
 
-    Raises ConfigError where mlperf_logging is missing or cannot be run.
+    Raises ConfigError if mlperf_logging is missing or cannot be run.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
         remedy = "run in the checkout: tools/venv.sh"
@@ -76,14 +76,14 @@ def run_checkers(
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
-    """What speaks against a checker's success, in its own words; nothing where it succeeded."""
+    """Reasons against a checker's success, in its own words; none if it succeeded."""
     lines = output.splitlines()
     bad = [line for line in lines if _BAD.search(line)]
     found = {start: sum(line.startswith(start) for line in lines) for start in call.wanted}
     wrong = [start for start, count in call.wanted.items() if found[start] != count]
     if not bad and not wrong and status == 0:
         return ()
-    # A warning says why a log fails; alone it means nothing.
+    # A warning gives the reason of a failure; alone it means nothing.
     reasons = [line for line in lines if line.startswith("WARNING")]
     said = [line for line in (*reasons, *bad) if line != _VERDICT]
     if not said:
@@ -98,7 +98,7 @@ def _one_line(line: str) -> str:
 
 
 def scaling_of(copy: Path, system: str) -> float:
-    """The factor that the package checker left for a closed result; 1 where it left none."""
+    """The factor that the package checker left for a closed result; 1 if it left none."""
     path = copy / "results" / system / "bert" / "scaling.json"
     return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
 
@@ -159,7 +159,7 @@ def _output(place: Path, number: int) -> str:
 def _problems(
     calls: Sequence[Call], words: Sequence[tuple[str, ...]], copies: Mapping[str, Path]
 ) -> Problems:
-    """One problem for the same words about the same thing, whichever rulesets they come from."""
+    """Problems, with equal words about one thing merged across rulesets."""
     asked: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
     for call, said in zip(calls, words, strict=True):
         for line in said:

@@ -1,4 +1,4 @@
-"""The sub-command `package`: its arguments and what they call."""
+"""The sub-command `package`: its arguments and calls."""
 
 import argparse
 import os
@@ -22,20 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="repository with systems/, results/ and benchmarks/ (default: here)",
     )
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="where results are (default: ROOT/results)"
+        "--results", type=Path, metavar="DIR", help="directory of results (default: ROOT/results)"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="made new")
     parser.add_argument(
         "--ruleset",
         action="append",
         choices=RULESETS,
-        help=f"check by this one; may be repeated (default: {', '.join(DEFAULT_RULESETS)})",
+        help=f"check by this ruleset; may be repeated (default: {', '.join(DEFAULT_RULESETS)})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, check and print. Returns 0 where the submission is accepted, else 1.
+    """Export, check and print. Returns 0 if the submission is accepted, else 1.
 
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""Exports what a submission consists of: code, system descriptions and logs, nothing else."""
+"""Exports the parts of a submission: code, system descriptions and logs, nothing else."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from bert_tools.package.own_checks import Problems
 from mlperf_bert.common.errors import DataError
 
-# Together with the directories: what it takes to install this and to run it again.
+# With the directories, all files needed to install this and to run it again.
 CODE_FILES = (
     "Dockerfile",
     "LICENSE",
@@ -24,7 +24,7 @@ CODE_FILES = (
 CODE_DIRECTORIES = ("benchmarks/bert", "docs", "requirements")
 MAX_FILE_BYTES = 50 * 2**20  # the repository checker's limit
 _BUILT = {"__pycache__", "build", "dist", "runs"}  # directories that .gitignore names
-_OLD_PLACE = PurePosixPath("pytorch/configs")  # a link to where configs are, for who knows it
+_OLD_PLACE = PurePosixPath("pytorch/configs")  # a link to the configs
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _LOG = re.compile(r"result_.*\.txt")
 
@@ -35,12 +35,12 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
     Args:
         root: the repository, with systems/ and benchmarks/.
         results: directory with <system>/bert/result_<i>.txt.
-        tree: made here; whatever is found wrong is not in it.
+        tree: made here, without any wrong files.
 
     Returns:
         The names of the systems that have results, and all problems.
 
-    Raises DataError where a directory is missing or something cannot be read or written.
+    Raises DataError if a directory is missing or something cannot be read or written.
     """
     for directory in (results, root / "systems", *(root / name for name in CODE_DIRECTORIES)):
         if not directory.is_dir():
@@ -58,7 +58,7 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
         _export_descriptions(root / "systems", systems, tree, problems)
     except OSError as error:
         reason = error.strerror or "cannot be copied"
-        where = error.filename2 or error.filename  # of a copy that failed, the second is written
+        where = error.filename2 or error.filename  # for a failed copy, the second is written
         raise DataError(str(where), reason, "make it readable, check free space") from None
     return systems, problems
 
@@ -99,7 +99,7 @@ def _export_descriptions(source: Path, systems: list[str], tree: Path, problems:
         if name in found:
             _copy(found[name], tree / name)
         else:
-            remedy = f"add it: mlperf_bert system --describe --out {name}"
+            remedy = f"add it: mlperf_bert system describe --out {name}"
             problems.append(DataError(name, "is missing", remedy))
 
 
@@ -109,7 +109,7 @@ def _walk(
     problems: Problems,
     is_ignored: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[tuple[Path, str]]:
-    """Files below a directory with the names they get; what may not be there becomes a problem."""
+    """Files below a directory with their new names; forbidden ones become problems."""
     for path in sorted(directory.iterdir()):
         name = f"{shown}/{path.name}"
         if is_ignored(path):
@@ -126,7 +126,7 @@ def _walk(
 
 
 def _is_ignored(path: Path) -> bool:
-    """Whether git ignores it, or it is for git and other tools only."""
+    """True if git ignores it, or it is only for git and other tools."""
     if path.is_symlink() and path.name == _OLD_PLACE.name:
         return path.parent.name == _OLD_PLACE.parent.name
     is_built = path.name in _BUILT or path.name.endswith(".egg-info")
@@ -134,7 +134,7 @@ def _is_ignored(path: Path) -> bool:
 
 
 def _problem(path: Path) -> str | None:
-    """What the checkers or MLCommons' repository would dislike about a file or directory."""
+    """The fault that the checkers or MLCommons' repository would find in a file or directory."""
     status = path.lstat()
     if path.name.startswith("."):
         return "has a name that begins with a dot"

@@ -1,7 +1,7 @@
 """Our own checks of a system's results, in both divisions; stricter than MLCommons' checkers.
 
-Those accept in the open division any accuracy, any seed and an aborted run, and in both divisions
-one log that does not comply.
+MLCommons' accept any accuracy, any seed and an aborted run in the open division, and one log that
+does not comply in both.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ Problems = list[DataError]
 
 @dataclass(frozen=True, slots=True)
 class SystemResults:
-    """A system's runs in the order of their numbers; those that could be read."""
+    """The readable runs of a system, in the order of their numbers."""
 
     name: str
     division: str
@@ -43,7 +43,7 @@ class SystemResults:
 def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResults], Problems]:
     """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
 
-    Every problem is found, not the first alone.
+    It finds every problem, not only the first.
     """
     configs = published_configs(tree)
     checked, problems = [], []
@@ -59,7 +59,7 @@ def _check_system(
     tree: Path, system: str, configs: Sequence[PublishedConfig]
 ) -> tuple[SystemResults, Problems]:
     path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
-    # One that is missing, the export has found.
+    # The export has found missing ones.
     description, problems = read_description(path, name) if path.exists() else ({}, [])
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
@@ -142,7 +142,7 @@ def _check_against(
 
 
 def _count(text: object) -> int | None:
-    """A number of a description; check_description has complained where it is none."""
+    """A number in a description; check_description has reported invalid ones."""
     is_count = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdecimal()
     return int(str(text)) if is_count else None
 

@@ -1,7 +1,7 @@
-"""Whether a log can be true: its numbers must agree with each other, and with the other logs.
+"""Plausibility of a log: its numbers must agree with each other and with the other logs.
 
-A log is text, and whoever forges all its numbers so that they agree is not found out here. What is
-found is written in docs/submission.md.
+A log is text, and a forgery whose numbers all agree is not detected. docs/start/submission.md lists
+what is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 from mlperf_bert.run.mlperf_log import hyperparameters
 
 CONFIGS = "benchmarks/bert/implementations/pytorch/mlperf_bert/configs"
-# Throughputs are taken by another clock than records are. In 16 real runs of up to 500 s the two
-# differ by 13 ms at most; an operating system that corrects its clock may add 0.05 percent.
+# Throughputs and records use different clocks. In 16 real runs of up to 500 s the two differ by
+# 13 ms at most; an operating system that corrects its clock may add 0.05 percent.
 CLOCK_SLACK_MS, CLOCK_SLACK_SHARE = 500.0, 0.005
 STOP_SLACK_MS, STOP_SLACK_STEPS = 1000.0, 2  # the loop ends in the step that learns the accuracy
 # Accuracies are fractions of the same held-out tokens, so that one may be equal by chance.
@@ -36,22 +36,22 @@ class PublishedConfig:
 
 
 def published_configs(tree: Path) -> tuple[PublishedConfig, ...]:
-    """The configs of an exported tree; one that cannot be read speaks for no run."""
+    """The configs of an exported tree; unreadable ones justify no run."""
     found = []
     for path in sorted((tree / CONFIGS).glob("*.toml")):
         try:
             config = load_config(path)
         except ConfigError:
             continue
-        target = config.eval.target_accuracy
-        found.append(PublishedConfig(path.name, hyperparameters(config), target))
+        if (target := config.eval.target) is not None:
+            found.append(PublishedConfig(path.name, hyperparameters(config), target))
     return tuple(found)
 
 
 def check_target(run: RunFacts, configs: Sequence[PublishedConfig]) -> Iterator[DataError]:
-    """The target is the benchmark's, or that of a published config with these hyper-parameters.
+    """Check that the target is the benchmark's or that of a published config with its settings.
 
-    A lower one than the benchmark's in the closed division has been refused (`own_checks.py`).
+    `own_checks.py` has refused a lower one than the benchmark's in the closed division.
     """
     same = [each for each in configs if each.hyperparameters.items() <= run.settings.items()]
     allowed = {CLOSED_TARGET_ACCURACY, *(each.target_accuracy for each in same)}
@@ -68,10 +68,10 @@ def check_target(run: RunFacts, configs: Sequence[PublishedConfig]) -> Iterator[
 
 
 def check_course(run: RunFacts) -> Iterator[DataError]:
-    """What in one log contradicts itself.
+    """Find contradictions inside one log.
 
-    Nothing is asked of a run that was resumed or did not succeed: it is refused for that, and its
-    log may begin or end anywhere.
+    A run that was resumed or did not succeed is not checked: it is refused for that, and its log
+    may begin or end anywhere.
     """
     if run.status == "success" and not run.resumed:
         yield from _check_samples(run)
@@ -80,7 +80,7 @@ def check_course(run: RunFacts) -> Iterator[DataError]:
 
 
 def _check_samples(run: RunFacts) -> Iterator[DataError]:
-    """Samples are trained in whole global batches, and evaluated whenever an interval is full."""
+    """Check that samples come in whole global batches, with an evaluation at each full interval."""
     course, batch = run.course, run.global_batch_size
     forwards = run.ranks * run.grad_accum_steps
     if batch < 1 or forwards < 1 or batch % forwards:
@@ -105,7 +105,7 @@ def _check_samples(run: RunFacts) -> Iterator[DataError]:
 
 
 def _check_intervals(name: str, course: Course, batch: int) -> Iterator[DataError]:
-    """Evaluation n comes with the batch that completes n intervals, the last one earlier perhaps.
+    """Check that evaluation n follows the batch that completes n intervals; the last may be early.
 
     So n intervals are more than its samples less a batch, and at most its samples.
     """
@@ -121,7 +121,7 @@ def _check_intervals(name: str, course: Course, batch: int) -> Iterator[DataErro
 
 
 def _check_clock(name: str, course: Course) -> Iterator[DataError]:
-    """At each throughput, the clock shows the time of the samples and evaluations until then.
+    """Check at each throughput that the clock shows the time of samples and evaluations so far.
 
     Evaluations beside training may take none of it.
     """
@@ -135,7 +135,7 @@ def _check_clock(name: str, course: Course) -> Iterator[DataError]:
             number += 1
         most = trained_ms + evaluated_ms
         least = most if course.evaluates_in_turn else trained_ms
-        if number < len(course.evaluations):  # has begun beside training
+        if number < len(course.evaluations):  # began beside training
             most += max(0, rate.time_ms - course.evaluations[number].start_ms)
         clock_ms = rate.time_ms - course.start_ms
         slack_ms = CLOCK_SLACK_MS + CLOCK_SLACK_SHARE * clock_ms
@@ -151,7 +151,7 @@ def _check_clock(name: str, course: Course) -> Iterator[DataError]:
 
 
 def _check_stop(run: RunFacts) -> Iterator[DataError]:
-    """The first evaluation that reaches the target is the last, and the clock stops with it."""
+    """Check that the first evaluation at the target is the last, and stops the clock."""
     course = run.course
     last = course.evaluations[-1]
     first = next((e for e in course.evaluations if e.accuracy >= run.quality_target), last)
@@ -171,7 +171,7 @@ def _check_stop(run: RunFacts) -> Iterator[DataError]:
 
 
 def check_overlap(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]:
-    """The runs of one system come one after the other: it is one machine, or one cluster."""
+    """Check that the runs of one system, one machine or cluster, do not overlap."""
     in_order = sorted(runs, key=lambda run: (run.course.begin_ms, run.course.stop_ms))
     for before, after in pairwise(in_order):
         if after.course.begin_ms < before.course.stop_ms:
@@ -181,7 +181,7 @@ def check_overlap(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]:
 
 
 def check_copies(runs: Sequence[RunFacts]) -> Iterator[DataError]:
-    """No two runs, whatever their systems, have the same results after the same samples."""
+    """Check that no two runs of any systems have the same results after the same samples."""
     for one, other in combinations(runs, 2):
         accuracies = _shared(_accuracies(one), _accuracies(other))
         rates = _shared(_rates(one), _rates(other))

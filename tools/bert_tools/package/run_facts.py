@@ -1,8 +1,8 @@
-"""What one log says of its run, as far as a submission depends on it.
+"""Facts of a run, read from its log, on which a submission depends.
 
-Our loop writes times, evaluations and throughputs in one order (`mlperf_log.py`, `train.py`);
-records that stand in another were moved, left out or put in, and are refused here. Whether they
-agree is asked in `plausibility.py`.
+Our loop writes times, evaluations and throughputs in one order (`mlperf_log.py`, `train.py`).
+Another order means that records were moved, removed or added, and is refused here.
+`plausibility.py` checks that they agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ _FIRST = ("init_stop", "run_start", "epoch_start", "block_start")
 _EVALUATION = ("eval_start", "eval_accuracy", "eval_stop")
 _REPEATED = (*_EVALUATION, "tracked_stats")
 _LAST = ("block_stop", "epoch_stop", "train_samples", "eval_samples", "run_stop")
-# Each stands once in a log of ours (mlperf_log.py): its name among the facts (None: it is none),
-# and its type.
+# Records that stand once in a log of ours (mlperf_log.py): name among the facts (None: no fact),
+# and type.
 _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "submission_benchmark": ("benchmark", str),
     "submission_division": ("division", str),
@@ -35,8 +35,8 @@ _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "run_start": (None, type(None)),
     "run_stop": (None, type(None)),
 }
-_MAY_LACK = ("initial_weights",)  # older logs do; the closed division asks for it (own_checks.py)
-# Before `init_stop`: what ten runs need not have in common, or what is asked of each alone.
+_MAY_LACK = ("initial_weights",)  # not in older logs; the closed division asks for it
+# Before `init_stop`: facts in which ten runs may differ, or which are checked for each alone.
 _OF_ONE_RUN = (
     "cache_clear",
     "init_start",
@@ -55,7 +55,7 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The accuracy after `samples`; the loop used it when `known_at` samples were trained."""
+    """The accuracy after `samples`; the loop used it after `known_at` samples."""
 
     samples: int
     known_at: int
@@ -68,7 +68,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Samples per second of training, without evaluations, since the throughput before."""
+    """Samples per second of training, without evaluations, since the previous throughput."""
 
     samples: int
     per_s: float
@@ -89,16 +89,16 @@ class Course:
 
     @property
     def evaluates_in_turn(self) -> bool:
-        """Whether training stood still for evaluations; else they may have run beside it."""
+        """True if training paused for evaluations; else they may have run beside it."""
         return all(each.known_at == each.samples for each in self.evaluations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """One run. `accuracy` is the last one measured, `minutes` the time on the clock.
+    """One run. `accuracy` is the last measured one, `minutes` the time on the clock.
 
-    `initial_weights`: "checkpoint" or "random", None where the log does not say. `settings`: what
-    the runs of a system have in common, target and hyper-parameters above all.
+    `initial_weights`: "checkpoint" or "random", None if the log does not have it. `settings`: facts
+    that the runs of a system share, above all target and hyper-parameters.
     """
 
     name: str
@@ -122,7 +122,10 @@ class RunFacts:
 
 
 def read_facts(log: RunLog) -> RunFacts:
-    """The facts of a log. Raises DataError where a record is missing, twice there or of no use."""
+    """The facts of a log. Raises DataError if a record is missing, repeated or invalid."""
+    if log.last_text("quality_target") == "none":
+        problem = "is of a run without a target (eval.target_accuracy = 'none')"
+        raise DataError(log.name, problem, "no result can be claimed: set a target, run again")
     values = _single_values(log)
     stop = log.records[-1]
     if stop.key != "run_stop":
@@ -172,7 +175,7 @@ def _is_of(value: object, kind: type) -> bool:
 
 
 def read_course(log: RunLog) -> Course:
-    """The course of a run. Raises DataError where the log is not as our loop writes it.
+    """The course of a run. Raises DataError if the log is not as our loop writes it.
 
     Args:
         log: holds one `run_start`, and `run_stop` as its last record.
@@ -200,7 +203,7 @@ def read_course(log: RunLog) -> Course:
 
 
 def _check_order(log: RunLog, timed: Sequence[Record]) -> None:
-    """All but evaluations and throughputs stands once, before or after all of these."""
+    """Check that other records stand once, before or after all evaluations and throughputs."""
     repeated = [None] * (len(timed) - len(_FIRST) - len(_LAST))
     for record, wanted in zip(timed, (*_FIRST, *repeated, *_LAST), strict=False):
         if record.key == wanted or (wanted is None and record.key in _REPEATED):
@@ -212,11 +215,11 @@ def _check_order(log: RunLog, timed: Sequence[Record]) -> None:
 def _read_results(
     log: RunLog, records: Sequence[Record]
 ) -> tuple[tuple[Evaluation, ...], tuple[Throughput, ...]]:
-    """The evaluations in their order; after one or more of them comes a throughput."""
+    """Read the evaluations in order; a throughput follows after one or more of them."""
     evaluations: list[Evaluation] = []
     throughputs: list[Throughput] = []
-    open_records: list[Record] = []  # of the evaluation that is going on
-    ended: list[Sequence[Record]] = []  # evaluations that no throughput has followed yet
+    open_records: list[Record] = []  # of the evaluation in progress
+    ended: list[Sequence[Record]] = []  # evaluations not yet followed by a throughput
     for record in records:
         samples = _samples(log, record)
         if record.key == "tracked_stats":

@@ -1,4 +1,4 @@
-"""The sub-command `system`: describe this machine as MLPerf wants it, or check descriptions."""
+"""The sub-command `system`: describe this machine as MLPerf requires, or check descriptions."""
 
 import argparse
 import json
@@ -19,29 +19,32 @@ from mlperf_bert.common.machine import Machine, read_machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `system`."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--describe", action="store_true", help="print a description of this machine")
-    what.add_argument("--check", type=Path, nargs="+", metavar="FILE", help="check descriptions")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write it there; its name is the system's"
+    """Add the sub-commands of `system`."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    new = commands.add_parser("describe", help="print a description of this machine")
+    new.set_defaults(act=_describe)
+    new.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write; its name is the system's"
     )
-    parser.add_argument("--submitter", help="who submits (default: as configs have it)")
-    parser.add_argument("--nodes", type=int, default=1, help="how many such machines (default: 1)")
+    new.add_argument("--submitter", help="submitter (default: as in configs)")
+    new.add_argument("--nodes", type=int, default=1, help="number of such machines (default: 1)")
+    there = commands.add_parser("check", help="check descriptions")
+    there.set_defaults(act=_check)
+    there.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON files")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describe or check; one line on stderr for each problem. Returns 0, or 2 where there is one.
+    """Describe or check; one line on stderr per problem. Returns 0, or 2 if there is one.
 
-    Raises ConfigError for options that cannot be used, DataError where --out cannot be written.
+    Raises ConfigError for unusable options, DataError if --out cannot be written.
     """
-    if args.describe:
-        return _describe(args)
-    if args.out is not None or args.submitter is not None or args.nodes != 1:
-        problem = "--out, --submitter and --nodes belong to --describe"
-        raise ConfigError("--check", problem, "leave them out")
+    status: int = args.act(args)
+    return status
+
+
+def _check(args: argparse.Namespace) -> int:
     status = 0
-    for path in args.check:
+    for path in args.files:
         for error in read_description(path, str(path))[1]:
             say_error(error)
             status = error.exit_status
@@ -53,7 +56,7 @@ def _describe(args: argparse.Namespace) -> int:
 
     if args.nodes < 1:
         raise ConfigError("--nodes", f"is {args.nodes}", "count from 1")
-    if args.out and args.out.exists():  # somebody may have filled it in
+    if args.out and args.out.exists():  # it may have been filled in by hand
         raise ConfigError("--out", f"{args.out} exists", "name a new file, or remove that one")
     machine = read_machine()
     software = _software(machine)

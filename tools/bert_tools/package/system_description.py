@@ -62,7 +62,7 @@ STATUSES = (
 )
 DIVISIONS = ("closed", "open")
 
-# Whole numbers, written as strings, and the least there can be.
+# Whole numbers, written as strings, and their least values.
 _COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}
 _NEVER_EMPTY = ("submitter", "system_name", "framework")
 _GIB = 2**30
@@ -70,9 +70,9 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
-    """`stack`: the other packages that matter and their versions, "" for one that is not there.
+    """`stack`: other relevant packages and their versions, "" for a missing one.
 
-    `gpus`: names of those that the framework sees; `gpu_memory_bytes`: of one of them, 0 without.
+    `gpus`: names of the GPUs that the framework sees; `gpu_memory_bytes`: of one, 0 without any.
     """
 
     framework: str
@@ -82,13 +82,13 @@ class Software:
 
 
 def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
-    """The description in a file, and what is wrong with it; `name` is what problems call it."""
-    remedy = "mend it; `mlperf_bert system --describe` writes a new one"
+    """The description in a file, and its problems, which refer to it as `name`."""
+    remedy = "mend it; `mlperf_bert system describe` writes a new one"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
     except OSError as error:
         problem = f"cannot be read ({error.strerror or error})"
-        wanted = "name a JSON file; `mlperf_bert system --describe` writes one"
+        wanted = "name a JSON file; `mlperf_bert system describe` writes one"
         return {}, [DataError(name, problem, wanted)]
     except ValueError as error:
         return {}, [DataError(name, f"cannot be read ({error})", remedy)]
@@ -97,9 +97,9 @@ def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataEr
 
 
 def check_description(description: Mapping[str, object]) -> list[str]:
-    """What is wrong with a description, one problem a string; [] where nothing is.
+    """Problems of a description, one per string; [] if it has none.
 
-    Stricter than the checkers, which take a field that is no string until they fail on it. Fields
+    Stricter than the checkers, which accept a field that is no string and fail on it later. Fields
     beyond FIELDS are allowed.
     """
     problems = []
@@ -118,9 +118,9 @@ def check_description(description: Mapping[str, object]) -> list[str]:
 def describe(
     machine: Machine, software: Software, *, name: str, submitter: str, nodes: int
 ) -> dict[str, str]:
-    """A description of `nodes` machines such as this one; "" is what could not be read.
+    """A description of `nodes` machines such as this one; "" marks unknown values.
 
-    Division and status are those that claim least: open, and a system for research.
+    Division and status claim the least: open, and a system for research.
     """
     known = {
         "submitter": submitter,
@@ -146,7 +146,7 @@ def describe(
 
 
 def unknown_fields(description: Mapping[str, str]) -> list[str]:
-    """The fields that are empty and do not say "nothing of that kind" by it."""
+    """The empty fields in which "" does not mean "none"."""
     can_be_empty = {"hw_notes", "sw_notes"}
     without_accelerators = description["accelerators_per_node"] == "0"
     return [

@@ -1,4 +1,4 @@
-"""What becomes of a package: export, our checks, MLCommons' checkers, the verdict and the score."""
+"""The making of a package: export, our checks, MLCommons' checkers, verdict and score."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from bert_tools.package.own_checks import Problems, SystemResults, check_systems
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found, and the scores where nothing was."""
+    """Problems found, or the scores if there are none."""
 
     rulesets: tuple[str, ...]
     problems: Problems
@@ -22,11 +22,11 @@ class Verdict:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether everything passed."""
+        """True if all checks passed."""
         return not self.problems
 
     def to_json(self, out: Path) -> str:
-        """One JSON object; `out` is where an accepted package lies."""
+        """One JSON object; `out` is the directory of an accepted package."""
         answer = {
             "schema_version": 1,
             "accepted": self.is_accepted,
@@ -53,12 +53,12 @@ class Verdict:
 
 
 def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...]) -> Verdict:
-    """Export a repository into the new directory `tree` and check what is there.
+    """Export a repository into the new directory `tree` and check the result.
 
-    Raises ConfigError or DataError where that is not possible at all.
+    Raises ConfigError or DataError if that is not possible at all.
     """
     systems, problems = export(root, results, tree)
-    # The checkers would stumble over what was left out, with a traceback or silently.
+    # Without the files left out, the checkers would fail with a traceback or silently.
     ask_checkers = not problems
     checked, found = check_systems(tree, systems)
     problems += found
@@ -74,8 +74,8 @@ def make_package(root: Path, results: Path, tree: Path, rulesets: tuple[str, ...
 def _score_of(results: SystemResults, scaling_factor: float) -> dict[str, Any]:
     """The score of a system that passed all checks; times in minutes, before any scaling.
 
-    `scaling_factor` is what the reference convergence points make of runs that needed fewer samples
-    than the reference does (closed division); elsewhere 1.
+    `scaling_factor` comes from the reference convergence points, for runs that needed fewer samples
+    than the reference (closed division); else 1.
     """
     minutes = [run.minutes for run in results.runs]
     return {

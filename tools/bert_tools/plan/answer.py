@@ -1,4 +1,4 @@
-"""What every question gives: facts for --json, lines for people, pictures; and how it is shown."""
+"""The answer to a `plan` question: facts for --json, lines for people, pictures."""
 
 import argparse
 import json
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.common.figures import check_picture, new_figure, png
-from mlperf_bert.common.errors import ConfigError, one_line, say
+from bert_tools.common.figures import check_picture, png
+from mlperf_bert.common.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ Pictures = Mapping[Path, "Callable[[], Figure]"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """`facts` are those of --json; `lines` are made where they are printed; `end` goes last."""
+    """`facts` go to --json; `lines` are made only when printed; `end` is printed last."""
 
     facts: Mapping[str, Any]
     lines: Iterable[str]
@@ -27,7 +27,7 @@ class Answer:
 
 
 def show(answer: Answer, as_json: bool) -> None:
-    """Print it, then draw: where a picture fails, what was reckoned is not lost."""
+    """Print the answer, then draw it, so that a failing picture does not lose the results."""
     from mlperf_bert.common.atomic import write_file
 
     facts = {"schema_version": 1, **answer.facts}
@@ -38,29 +38,17 @@ def show(answer: Answer, as_json: bool) -> None:
         print(one_line(answer.end))
 
 
-def asked_picture(args: argparse.Namespace, default: str) -> tuple[Path | None, str]:
-    """Where --out or the default wants it, tried before minutes are spent; and what to say of it.
+def asked_picture(args: argparse.Namespace) -> tuple[Path | None, str]:
+    """The picture of --out, whose path is tried before minutes are spent, and the line about it.
 
-    Raises ConfigError or DataError where it cannot be written; one that nobody has asked for by
-    --out is left out where matplotlib is missing.
+    Raises ConfigError or DataError if it cannot be written.
     """
-    if args.no_plot:
-        return None, "no picture was asked for"
-    try:
-        new_figure(1, 1)
-    except ConfigError as error:
-        if args.out:
-            raise
-        where, _, remedy = error.args
-        left_out = f"picture: left out, as {where} is not installed; {remedy}, or add --no-plot"
-        if args.json:
-            say(left_out)
-        return None, left_out
-    picture = check_picture(args.out or Path(default))
-    return picture, f"picture: {picture}"
+    if args.out is None:
+        return None, ""
+    return check_picture(args.out), f"picture: {args.out}"
 
 
 def check_least(option: str, value: int, least: int) -> None:
-    """Raise ConfigError for a number below that."""
+    """Raise ConfigError for a number below `least`."""
     if value < least:
         raise ConfigError(option, f"is {value}", f"set it to {least} at least")

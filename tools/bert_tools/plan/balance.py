@@ -1,6 +1,6 @@
 """`plan balance`: measures every sampler with every policy by planning steps; reads no sample.
 
-Of a config, what is measured are its own sampler and the policies that its other settings allow.
+Given a config, it measures the config's own sampler with the policies that its settings allow.
 """
 
 import argparse
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 EXCHANGE = ("exchange_global", "exchange_local")
 _MOST_STEPS = 2**31 - 1
-_LEAST_SHOWN = 1e-4  # a share below this is drawn as this: the scale is logarithmic
+_LEAST_SHOWN = 1e-4  # smaller shares are drawn at this height: the scale is logarithmic
 _BAR_INCHES = 0.19
 _COLOURS = {
     "none": "#9a9a9a",
@@ -78,9 +78,9 @@ _LEGEND = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is to be measured: the ranks, their batches, the draws, and what a sequence costs.
+    """The measurement asked for: ranks, their batches, the draws, and the cost of a sequence.
 
-    Of a run of `steps`, as many as `draws` are planned, evenly spread.
+    `draws` steps are planned, spread evenly over a run of `steps`.
     """
 
     nodes: int
@@ -96,32 +96,32 @@ class Question:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole job."""
+        """Ranks in the whole job."""
         return self.nodes * self.gpus_per_node
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences a step."""
+        """Sequences per step."""
         return self.world_size * self.local_batch_size * self.grad_accum_steps
 
     @property
     def num_quantiles(self) -> int:
-        """Of the sampler `quantile`."""
+        """Quantiles of the sampler `quantile`."""
         auto = default_quantiles(self.global_batch_size)
         return auto if self.quantiles == "auto" else self.quantiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
-    """One sampler with one policy, measured over the draws (docs/glossary.md has the words).
+    """One sampler with one policy, measured over the draws (words: docs/reference/glossary.md).
 
-    Imbalances are means over the draws. `idle_fraction` is that of the balance model. Capacities
-    are for a forward of the run: "exact" where the draws are all of its steps, else a "bound" from
-    them. Wastes are of these; `capacity_waste_ladder` of the capacities that a captured run makes,
-    of which a step takes the smallest that holds all its forwards. Bytes are what a rank of the
-    first group gets from others in a step, mean over draws, as `exchange_*` sends packets of real
-    tokens; `padded_bytes_per_rank` is what the published packets of padded rows would take.
-    `planning_ms` is the median on one core. Keys without a meaning for the row are None.
+    Imbalances are means over the draws. `idle_fraction` comes from the balance model. Capacities
+    hold any forward of the run: "exact" if the draws are all of its steps, else a "bound" from the
+    draws. Wastes refer to these capacities; `capacity_waste_ladder` refers to the ones a captured
+    run makes, where a step takes the smallest that holds all its forwards. Bytes are those a rank
+    of the first group receives from others in a step, mean over draws, when `exchange_*` sends
+    packets of real tokens; `padded_bytes_per_rank` is the size of the published packets of padded
+    rows. `planning_ms` is the median on one core. Keys without a meaning for the row are None.
     """
 
     sampler: SamplerName
@@ -155,7 +155,7 @@ class BalanceRow:
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Measure all that can be. Raises ConfigError or DataError for what the user can mend."""
+    """Measure every possible combination. Raises ConfigError or DataError for a user's mistake."""
     config = None if args.config is None else load_config(args.config, args.set)
     question = asked_question(args, config)
     picture, end = _picture(args)
@@ -203,7 +203,7 @@ def answer(args: argparse.Namespace) -> Answer:
 
 
 def _settle(args: argparse.Namespace, config: RunConfig | None) -> None:
-    """Fill in what was not given. Raises ConfigError for what is missing, or said twice."""
+    """Fill in the defaults. Raises ConfigError for an option that is missing or given twice."""
     values: dict[str, Any] = {"balance_model": "tokens", "cost_a": 1.0, "quantiles": "auto"}
     values |= dict.fromkeys(("cost_b", "nodes", "gpus_per_node", "local_batch_size"))
     args.grad_accum_steps = 1
@@ -224,9 +224,10 @@ def _settle(args: argparse.Namespace, config: RunConfig | None) -> None:
 
 
 def policies_of(config: RunConfig) -> list[Balance]:
-    """A config's own policy, the one to hold it against, and all others that it allows.
+    """A config's own policy, the one to compare it with, and all others that it allows.
 
-    Held against is what could be better: unequal counts, else `presort_global`, else `none`.
+    The comparison is a policy that may be better: unequal counts, else `presort_global`, else
+    `none`.
     """
     data, parallel = config.data, config.parallel
     deal, group = data.deal, parallel.ranks_per_node
@@ -247,7 +248,7 @@ def policies_of(config: RunConfig) -> list[Balance]:
 
 
 def _is_allowed(config: RunConfig, balance: Balance) -> bool:
-    """Whether the config's other settings and its division take that policy."""
+    """True if the config's other settings and its division allow that policy."""
     changes: dict[str, Any] = {"balance": balance.policy, "counts_per_rank": balance.counts}
     try:
         replace(config, data=replace(config.data, **changes))
@@ -257,7 +258,7 @@ def _is_allowed(config: RunConfig, balance: Balance) -> bool:
 
 
 def as_configured(rows: Sequence[BalanceRow]) -> str:
-    """How even a config's own policy is, and the one it is held against: the first two rows."""
+    """Balance of a config's own policy and of the one it is compared with: the first two rows."""
     return "; ".join(
         f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f} %, padding "
         f"{100 * row.capacity_waste_ladder:.1f} %"
@@ -266,7 +267,7 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
 
 
 def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Question:
-    """What is asked, by options or a config. Raises ConfigError for an option that cannot be."""
+    """The question from the options or a config. Raises ConfigError for an impossible option."""
     _settle(args, config)
     for name in ("nodes", "gpus_per_node", "local_batch_size"):
         check_least("--" + name.replace("_", "-"), getattr(args, name), 1)
@@ -302,8 +303,7 @@ def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Questi
 
 
 def _picture(args: argparse.Namespace) -> tuple[Path | None, str]:
-    name = f"balance_{args.nodes}x{args.gpus_per_node}x{args.local_batch_size}.png"
-    path, end = asked_picture(args, name)
+    path, end = asked_picture(args)
     if path and args.histogram and os.path.realpath(path) == os.path.realpath(args.histogram):
         remedy = "name a .png file in a directory that exists"
         raise ConfigError("--out", f"{path} is the file of --histogram", remedy)
@@ -326,7 +326,7 @@ def make_samplers(
 
 
 def sampler_of(index: SampleIndex, question: Question, name: SamplerName) -> Sampler:
-    """One sampler over the index. Raises ConfigError where it cannot serve this batch."""
+    """One sampler over the index. Raises ConfigError if it cannot serve this batch."""
     return make_sampler(
         name,
         order_by_length=index.order_by_length,
@@ -338,7 +338,7 @@ def sampler_of(index: SampleIndex, question: Question, name: SamplerName) -> Sam
 
 
 def policies(group: int, local_batch_size: int) -> list[Balance]:
-    """Every policy, in nodes of `group`, with every option that changes what it does then."""
+    """Every policy on nodes of `group` ranks, with every option that changes its result there."""
     deals: tuple[Deal, ...] = ("one_direction", "snake")
     chosen = [Balance()]
     chosen += [Balance(policy="exchange_global", deal=deal) for deal in deals]
@@ -358,7 +358,7 @@ def measure_row(
     balance: Balance,
     advance: Callable[[], None] = lambda: None,
 ) -> BalanceRow:
-    """Plan every draw of one sampler, whose name is given, with one policy."""
+    """Plan every draw of the named sampler with one policy."""
     planner = StepPlanner(
         sampler,
         index.lengths,
@@ -414,7 +414,7 @@ def measure_row(
 def _exchanged_bytes(
     index: SampleIndex, question: Question, policy: BalancePolicy, plan: StepPlan
 ) -> int:
-    """What each rank of the first group gets from the others: packets of real tokens."""
+    """Bytes that each rank of the first group receives from the others: packets of real tokens."""
     if policy not in EXCHANGE:
         return 0
     drawn = plan.drawn_ids[: _group_size(question, policy)]
@@ -482,7 +482,7 @@ def _draw(question: Question, rows: Sequence[BalanceRow]) -> "Figure":
     figure = new_figure(13, 2.2 + _BAR_INCHES * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
     samplers = list(dict.fromkeys(row.sampler for row in rows))
-    # From the top, with a gap between samplers.
+    # Rows run from the top, with a gap between samplers.
     places = [-number - 1.2 * samplers.index(row.sampler) for number, row in enumerate(rows)]
     _bars(left, places, rows, [row.imbalance_tokens - 1 for row in rows])
     left.set_xlabel("tokens of the slowest rank above the mean (lower is better)")

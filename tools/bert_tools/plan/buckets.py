@@ -1,4 +1,4 @@
-"""`plan buckets`: parameters and backward pass by the config alone, and what is sent together.
+"""`plan buckets`: gradient buckets and the order of the backward pass, from the config alone.
 
 Shape letters: D hidden, F feed-forward width, V vocabulary (padded), S tokens of a sequence,
 P its masked positions, R rows that the last layer computes.
@@ -12,9 +12,9 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
-from bert_tools.common.figures import check_picture, new_figure
+from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer
+from bert_tools.plan.answer import Answer, asked_picture
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
@@ -36,10 +36,10 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of backward: parameters whose gradients it ends, in that order, and its work.
+    """A part of backward: the parameters whose gradients it completes, in order, and its work.
 
-    The work is the forward's multiply-adds for one sequence. Backward takes twice as many of every
-    matrix product (one for its input, one for its weight), so shares of one are shares of both.
+    The work is the forward's multiply-adds for one sequence. Backward takes twice as many for every
+    matrix product (one for its input, one for its weight), so both passes have the same shares.
     """
 
     shapes: Shapes
@@ -47,7 +47,7 @@ class _Part:
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """The buckets of a config's model. Raises ConfigError for what the user can mend."""
+    """The buckets of a config's model. Raises ConfigError for a user's mistake."""
     cap_mb, settings = args.bucket_cap_mb, list(args.set)
     if cap_mb is not None:
         if not 0 < cap_mb < float("inf"):
@@ -55,7 +55,7 @@ def answer(args: argparse.Namespace) -> Answer:
             raise ConfigError("--bucket-cap-mb", f"is {cap_mb:g}", remedy)
         settings.append(f"parallel.bucket_cap_mb={cap_mb!r}")
     config = load_config(args.config, settings)
-    picture = None if args.out is None else check_picture(args.out)
+    picture, end = asked_picture(args)
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
@@ -81,13 +81,13 @@ def answer(args: argparse.Namespace) -> Answer:
         facts=facts,
         lines=_in_words(title, buckets),
         pictures={picture: partial(_draw, title, buckets)} if picture else {},
-        end=f"picture: {picture}" if picture else "",
+        end=end,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpBucket:
-    """Gradients sent together, in one flat buffer; `offsets` are in elements of it."""
+    """Gradients sent together in one flat buffer; `offsets` count its elements."""
 
     names: tuple[str, ...]
     offsets: tuple[int, ...]
@@ -97,7 +97,7 @@ class DdpBucket:
 
 
 def ddp_bucket(gradients: Sequence[ReadyGradient], element_bytes: int) -> DdpBucket:
-    """The bucket of gradients that share one, in the order in which they become ready."""
+    """A bucket of these gradients, in the order in which they become ready."""
     ends = list(accumulate(gradient.numel for gradient in gradients))
     return DdpBucket(
         names=tuple(gradient.name for gradient in gradients),
@@ -109,11 +109,11 @@ def ddp_bucket(gradients: Sequence[ReadyGradient], element_bytes: int) -> DdpBuc
 
 
 def parameter_shapes(model: ModelSection, qkv: QkvLayout = "separate") -> Shapes:
-    """Shape of every parameter of `BertForPretraining`, in the order their gradients are ready.
+    """Shapes of the parameters of `BertForPretraining`, in the order their gradients are ready.
 
-    That order is eager backward's, without autocast: uses last to first, a bias before its matrix
-    and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, is ready only
-    when its use as a table, the very first, is through: last of all.
+    The order is that of eager backward without autocast: uses last to first, a bias before its
+    matrix and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, comes
+    last, because its use as a table comes first in the forward.
 
     `fused` puts the three projections of a layer into one, named `qkv`.
     """
@@ -127,11 +127,11 @@ def parameter_shapes(model: ModelSection, qkv: QkvLayout = "separate") -> Shapes
 def backward_order(
     model: ModelSection, qkv: QkvLayout, num_tokens: int, num_masked: int
 ) -> list[ReadyGradient]:
-    """All gradients as they become ready, and after which share of backward's multiply-adds.
+    """All gradients in the order they become ready, each with its share of backward's work done.
 
-    Counted are matrix products and attention, of sequences of `num_tokens` tokens (S) with
-    `num_masked` masked positions (P). Not counted is what moves memory and multiplies little:
-    embedding tables, LayerNorm, GELU, softmax, dropout. The gradients of one module are taken to
+    Work is the multiply-adds of matrix products and attention, for sequences of `num_tokens`
+    tokens (S) with `num_masked` masked positions (P). Memory-bound parts are not counted:
+    embedding tables, LayerNorm, GELU, softmax, dropout. The gradients of one module are assumed to
     be ready together, at its end.
     """
     parts = list(_backward(model, qkv, num_tokens, num_masked))
@@ -223,7 +223,7 @@ def _in_words(title: str, buckets: Sequence[DdpBucket]) -> Iterator[str]:
 
 
 def _draw(title: str, buckets: Sequence[DdpBucket]) -> "Figure":
-    """A row for each bucket: filling until its dot, from which on it can be sent."""
+    """Draw a row for each bucket: it fills until its dot and can be sent from there on."""
     figure = new_figure(9, 1.6 + _ROW_INCHES * len(buckets))
     axes = figure.subplots()
     begun = 0.0

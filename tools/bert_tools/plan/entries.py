@@ -19,18 +19,18 @@ COLUMNS = (
     *("seq_per_s_per_accelerator", "init_s"),
 )
 _SHIPPED = "published_results.csv"
-_MAX_BYTES = 2**20  # 348 entries have 36 kB
+_MAX_BYTES = 2**20  # 348 entries take 36 kB
 _LONGEST_CELL = 200
-_REMEDY = f"give a CSV file with the columns of {_SHIPPED} (docs/scaling.md)"
+_REMEDY = f"give a CSV file with the columns of {_SHIPPED} (docs/how/scaling.md)"
 _PLAIN_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One system's result. None, or empty text, where its source does not say.
+    """One system's result; None or empty text where its source does not give a value.
 
-    `time_min` is the olympic mean of its runs in minutes, `samples` the mean of the sequences that
-    a run trained on, `seq_per_s` the mean of a run's samples over its time, evaluation included.
+    `time_min` is the olympic mean of its runs in minutes, `samples` the mean number of sequences
+    a run trained on, `seq_per_s` the mean of samples over time of a run, evaluation included.
     """
 
     system: str
@@ -48,13 +48,13 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """As the tables and messages call it."""
+        """The entry's name in tables and messages."""
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What could not be used, and why."""
+    """A source that could not be used, and why."""
 
     name: str
     problem: str
@@ -72,9 +72,9 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 FILTER_HELP = (
-    "keep entries that meet it, as round=2.1, submitter=NVIDIA, accelerator~A100 or "
+    "keep entries that meet it, such as round=2.1, submitter=NVIDIA, accelerator~A100 or "
     "accelerators>=64; may be repeated, all must hold. KEY: "
-    f"{', '.join((*TEXT_KEYS, *NUMBER_KEYS))}; = and != compare (letters' case does not matter), "
+    f"{', '.join((*TEXT_KEYS, *NUMBER_KEYS))}; = and != compare (case is ignored), "
     "~ looks for the text, >= <= > < compare numbers, rounds too"
 )
 

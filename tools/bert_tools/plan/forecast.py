@@ -1,8 +1,8 @@
 """The one forecast of a time to train: a simulated step times the samples that a recipe needs.
 
-Every command and every table that says a time to train takes it from here. Its range has two
-parts: what the simulator's assumed constants leave open within their bounds, and how far published
-samples spread. The law of published entries, time = a * p^b, stands beside it as a cross-check.
+Every command and table that gives a time to train takes it from here. Its range has two parts:
+the bounds of the simulator's assumed constants, and the spread of the published samples. The law
+of published entries, time = a * p^b, stands beside it as a cross-check.
 """
 
 import math
@@ -26,7 +26,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 
-# As logs/2026-11-22-cluster-model/tables.json has it; a test compares.
+# From logs/2026-11-22-cluster-model/tables.json; a test compares.
 HELD_OUT = (
     "on held-out A100 runs the step is within 15 % in 17 of 19 classes, mean error 7.7 %, and step "
     "x samples in 10 of 16, mean error 12.0 %"
@@ -35,7 +35,7 @@ NOT_MODELLED = (
     "not modelled: faults, restarts, a shared or thinner network, reading of data, clocks that "
     "fall with heat; our program has not run on a GPU"
 )
-# Whose entries the law beside the forecast is fitted to: those of the rounds named.
+# The law beside the forecast is fitted to the entries of these rounds.
 LAW_FILTERS: dict[str, tuple[str, ...]] = {
     "a100": ("round=2.1", "submitter=NVIDIA", "division=closed", "accelerator~A100"),
     "h100": ("round>=3.0", "round<=3.1", "submitter~NVIDIA", "accelerator~H100"),
@@ -45,10 +45,10 @@ LAW_FILTERS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The time to train with one constant at its lower and at its upper bound, over the forecast's.
+    """Time to train with one constant at its lower and its upper bound, over the forecast's time.
 
-    `assumed`: its bounds count in the range. Those of a fitted one are the search's, and no run
-    that it was fitted to would be met at them.
+    The bounds of an `assumed` constant count in the range. Bounds of a fitted constant are those of
+    the search; at them the simulator would miss every run it was fitted to.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """Seconds to the target, and what they may become; `best` and `worst`: all constants at once.
+    """Seconds to the target and their range; `best` and `worst` move all constants at once.
 
-    `step_low` and `step_high` take assumed constants as independent: the root of their squares.
+    `step_low` and `step_high` take assumed constants as independent: root of the sum of squares.
     """
 
     simulated: Simulated
@@ -72,17 +72,17 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Expected."""
+        """Expected seconds to the target."""
         return self.simulated.run.seconds
 
     @property
     def step_low(self) -> float:
-        """Seconds with the samples expected, by the constants."""
+        """Fewest seconds within the constants' bounds, at the expected samples."""
         return self.seconds * (1 - self._together(min))
 
     @property
     def step_high(self) -> float:
-        """As `step_low`."""
+        """Most seconds within the constants' bounds, at the expected samples."""
         return self.seconds * (1 + self._together(max))
 
     def _together(self, end: Any) -> float:
@@ -91,12 +91,12 @@ class Forecast:
 
     @property
     def low(self) -> float:
-        """Both at once: the constants' and the fewest samples."""
+        """Seconds with both the constants' lower bounds and the fewest samples."""
         return self._with_samples(self.step_low, self.simulated.estimate.low)
 
     @property
     def high(self) -> float:
-        """Both at once: the constants' and the most samples."""
+        """Seconds with both the constants' upper bounds and the most samples."""
         return self._with_samples(self.step_high, self.simulated.estimate.high)
 
     def _with_samples(self, seconds: float, samples: float) -> float:
@@ -105,25 +105,25 @@ class Forecast:
 
     @property
     def law_seconds(self) -> float:
-        """What the law of published entries says for as many accelerators."""
+        """Seconds by the law of published entries for as many accelerators."""
         return 60 * self.law.time.at(self.simulated.question.world_size)
 
     @property
     def published(self) -> tuple[Entry, ...]:
-        """Entries of the law on as many accelerators."""
+        """Published entries of the law on as many accelerators."""
         ranks = self.simulated.question.world_size
         return tuple(each for each in self.law.entries if each.accelerators == ranks)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For --json; seconds."""
+        """Facts for --json; times in seconds."""
         names = ("seconds", "low", "high", "step_low", "step_high", "best", "worst", "law_seconds")
         facts = {name: getattr(self, name) for name in names}
         return facts | {"bounds": [asdict(each) for each in self.bounds], "held_out": HELD_OUT}
 
 
 def forecast(question: Question, index: SampleIndex) -> Forecast:
-    """The answer for one question. Raises ConfigError for what cannot be drawn or held."""
+    """The forecast of a question. Raises ConfigError if its batch cannot be drawn or held."""
     found = simulate(question, index)
     shipped = default_constants()
 
@@ -162,15 +162,15 @@ def law_of(accelerator: str) -> ScalingLaw:
 def question_of(
     config: RunConfig, origin: str, accelerator: AcceleratorName | None = None
 ) -> dict[str, Any]:
-    """What `Question` asks, of a config; `origin` is its name, which may tell the accelerator.
+    """The `Question` that a config asks; `origin` is its name, which may tell the accelerator.
 
-    Raises ConfigError for a run on a CPU, and for another model than BERT-large, other lengths and
-    other kernels than the simulator has.
+    Raises ConfigError for a run on a CPU, and for a model other than BERT-large, lengths or kernels
+    that the simulator does not have.
     """
     model, parallel, usual = config.model, config.parallel, ModelSection()
     shape = ("num_layers", "hidden_size", "intermediate_size", "num_heads")
     if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
-        problem = "is not BERT-large on GPUs, which alone is simulated"
+        problem = "is not BERT-large on GPUs, the only simulated case"
         raise ConfigError(origin, problem, "give another config, such as dgxa100_8x8x48x1")
     if config.data.max_seq_length != 512 or model.kernels == "reference":
         problem = "has lengths other than 512 or the reference kernels, which are not simulated"
@@ -197,7 +197,7 @@ def question_of(
 
 
 def too_few_steps(config: RunConfig, steps: int) -> str | None:
-    """A warning where the run stops before it is expected to reach the target."""
+    """A warning if the run stops before it is expected to reach the target."""
     if steps <= config.max_steps:
         return None
     return (
@@ -207,7 +207,7 @@ def too_few_steps(config: RunConfig, steps: int) -> str | None:
 
 
 def in_words(found: Forecast) -> Iterator[str]:
-    """Samples, time with its range, the model with its errors, and the law beside it."""
+    """Lines on samples, time with its range, the model with its errors, and the law beside it."""
     run, estimate = found.simulated.run, found.simulated.estimate
     known = "" if estimate.in_range else ", beyond what is published"
     spread = (
@@ -224,13 +224,13 @@ def in_words(found: Forecast) -> Iterator[str]:
         f"{found.step_low:,.1f} to {found.step_high:,.1f} s (every constant at its worse bound at "
         f"once, fitted ones too: {found.best:,.1f} to {found.worst:,.1f} s)"
     )
-    yield f"model: the simulated step (docs/cluster_model.md) x published samples; {HELD_OUT}"
+    yield f"model: the simulated step (docs/how/cluster_model.md) x published samples; {HELD_OUT}"
     yield from _law_in_words(found)
     yield NOT_MODELLED
 
 
 def _law_in_words(found: Forecast) -> Iterator[str]:
-    """The cross-check: how much longer the law says, and which of its two parts says so."""
+    """The cross-check: the law's time over the forecast's, split into samples and step."""
     law, question = found.law, found.simulated.question
     assert law.samples is not None, "the shipped entries have their samples"
     ratio = found.law_seconds / found.seconds

@@ -1,4 +1,4 @@
-"""`plan law`: results are read, fitted, and shown as text and as a picture."""
+"""`plan law`: fits the scale-out law to results, and shows it as text and as a picture."""
 
 import argparse
 import os
@@ -44,34 +44,34 @@ Value = Callable[[Entry], float | None]
 _MOST_SEED = 2**63 - 1
 _MOST_NAMED = 4
 _MOST_ACCELERATORS = 10**9
-_FEW = 8  # entries below which an interval by resampling them promises too much
+_FEW = 8  # with fewer entries a bootstrap interval is too narrow
 _MOST_LISTED = 40
 _LONGEST_NAME = 60
 _MOST_WRITTEN_OUT = 1e12
-_PLACES = 4  # of an exponent: what rounding of floats leaves of 0 is none
+_PLACES = 4  # a smaller exponent is 0 up to rounding
 _ENTRY_HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "over the law")
 _COST_HEADER = (
     *("accelerators", "time, min", "accelerator-min", "for one more"),
     *("for half the time", "accelerator-min more"),
 )
 _FIT, _IDEAL, _OTHER = "#2f7d4f", "#9a9a9a", "#d9722e"
-_POINTS = (  # one for each round that BERT was part of
+_POINTS = (  # one for each round with BERT
     *("#1f5f8b", "#b2478b", "#8a63b0", "#c9a227", "#3a9c9c"),
     *("#7a4b2a", "#555555", "#d62728", "#7fb3d8", "#111111"),
 )
 _LONGEST_TITLE = 110
-_FEW_DECADES = 30  # a range that powers of ten alone would leave with one label or none
+_FEW_DECADES = 30  # in a shorter range powers of ten alone give one label or none
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Fit what is given. Raises ConfigError or DataError for what the user can mend."""
+    """Fit the given results. Raises ConfigError or DataError for a user's mistake."""
     if not 0 <= args.seed <= _MOST_SEED:
         raise ConfigError("--seed", f"is {args.seed}", f"set it within 0 .. {_MOST_SEED}")
     for each in args.at:
         if not 1 <= each <= _MOST_ACCELERATORS:
             remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
             raise ConfigError("--at", f"is {each}", remedy)
-    picture, end = asked_picture(args, "law.png")
+    picture, end = asked_picture(args)
     everything, skipped = _read(args.paths)
     entries = chosen(everything, args.filter)
     usable = [each for each in entries if each.time_min and each.accelerators]
@@ -99,14 +99,14 @@ def answer(args: argparse.Namespace) -> Answer:
 def _read(paths: list[Path]) -> tuple[list[Entry], list[Skipped]]:
     entries: list[Entry] = []
     skipped: list[Skipped] = []
-    single: dict[Path, list[Path]] = {}  # logs by directory: those of one are a system's
+    single: dict[Path, list[Path]] = {}  # logs by directory; one directory is one system
     for path in paths or [Path(PUBLISHED)]:
         if str(path) == PUBLISHED:
             entries += published_entries()
         elif path.suffix == ".csv":
             entries += read_table(path)
         elif _is_directory(path):
-            found, problems = read_tree(path.resolve())  # `.` and `..` say no names of systems
+            found, problems = read_tree(path.resolve())  # `.` and `..` are no names of systems
             entries += found
             skipped += problems
         else:
@@ -130,7 +130,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _with_skipped(error: ConfigError, skipped: list[Skipped]) -> ConfigError:
-    """The error, naming what could not be read: that may be why."""
+    """The error, with the sources that could not be read, which may be its cause."""
     where, problem, remedy = error.args
     if not skipped:
         return error
@@ -207,7 +207,7 @@ def in_words(
 
 
 def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
-    """As `59.72 minutes * p^-0.701`."""
+    """The law in words, such as `59.72 minutes * p^-0.701`."""
     number = law.coefficient
     shown = f"{number:,.0f}" if 1000 <= number < _MOST_WRITTEN_OUT else f"{number:.4g}"
     exponent = round(law.exponent, _PLACES) + 0.0  # no -0
@@ -324,7 +324,7 @@ def _draw(title: str, law: ScalingLaw) -> "Figure":
             axes.plot(grid, cerebras, "--", color=_OTHER, label="228.3 * p^-0.7392 (v0.7 A100)")
         _finish(axes, name)
     short = title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}..."
-    # What a path is called may look like the notation of formulas.
+    # A path may look like the notation of formulas.
     figure.suptitle(ascii(short)[1:-1].replace("$", r"\$"), fontsize=10)
     return figure
 

@@ -1,8 +1,8 @@
-"""Finds MLPerf logs below a directory, and makes an entry of each system's. No torch.
+"""Finds MLPerf logs below a directory, and makes one entry per system. No torch.
 
 Source of a system's score: MLPerf's training rules, and `rcp_checker` and `package_checker` of
-mlperf-logging: the mean without the fastest and the slowest run, where one run may have failed
-and then is the slowest.
+mlperf-logging: the mean without the fastest and the slowest run; one run may have failed and
+then counts as the slowest.
 """
 
 import math
@@ -20,7 +20,7 @@ from bert_tools.plan.entries import Entry, Skipped
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
 
-# A clone of a round has some ten thousand files; depth six is MLPerf's layout in such a clone.
+# A clone of a round has some ten thousand files; MLPerf's layout in it is six directories deep.
 MOST_FILES, MOST_DEPTH = 500_000, 16
 _LOG = re.compile(r"result_\d{1,5}\.txt", re.ASCII)
 _BENCHMARK = "bert"
@@ -35,7 +35,7 @@ _REMEDY = "give the log of a run that ended"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _LoggedRun:
-    """One log's run: minutes on the clock, infinite where it failed, and samples where logged."""
+    """The run of one log: minutes on the clock, infinite if it failed, and samples if logged."""
 
     minutes: float
     samples: int | None
@@ -46,12 +46,12 @@ class _LoggedRun:
 
 
 def read_tree(root: Path) -> tuple[list[Entry], list[Skipped]]:
-    """The entries below a directory, by their paths, and what was left out of it.
+    """The entries below a directory, by path, and the sources that were left out.
 
-    Every directory with `result_<n>.txt` in it is a system's; links are not followed. In MLPerf's
-    layout, results/<system>/<benchmark>/, only the benchmark bert is read. A log that says another,
-    and what cannot be read, is left out and named. Raises DataError where there are no logs, or too
-    many files to look through.
+    Every directory with `result_<n>.txt` in it is one system; links are not followed. In MLPerf's
+    layout, results/<system>/<benchmark>/, only the benchmark bert is read. Logs of another
+    benchmark and unreadable ones are left out and named. Raises DataError if there are no logs, or
+    too many files to look through.
     """
     entries: list[Entry] = []
     skipped: list[Skipped] = []
@@ -69,7 +69,7 @@ def read_tree(root: Path) -> tuple[list[Entry], list[Skipped]]:
 
 
 def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, list[Path]]]:
-    """Directories with logs, by path, each with its logs by number; `skipped` gets the rest."""
+    """Directories with logs, by path, each with its logs by number; `skipped` takes the rest."""
     waiting = [(root, 0)]
     seen = 0
     while waiting:
@@ -100,10 +100,10 @@ def _directories(root: Path, skipped: list[Skipped]) -> Iterator[tuple[Path, lis
 
 
 def system_entry(directory: Path, logs: Sequence[Path]) -> tuple[Entry | None, list[Skipped]]:
-    """The entry of one directory's logs, and what of it could not be used.
+    """The entry made from one directory's logs, and the logs that could not be used.
 
-    A log that cannot be read counts as a failed run. None where the logs make no score, or say not
-    on how many accelerators; the reason is then among the second.
+    A log that cannot be read counts as a failed run. The entry is None if the logs make no score or
+    do not give the number of accelerators; the second value then has the reason.
     """
     runs, skipped = [], []
     for path in logs:
@@ -122,9 +122,9 @@ def system_entry(directory: Path, logs: Sequence[Path]) -> tuple[Entry | None, l
 
 
 def _read_run(path: Path, name: str) -> _LoggedRun:
-    """What one log says.
+    """Read the run of one log.
 
-    Raises DataError where it is no log, of another benchmark, or of a run that did not end.
+    Raises DataError if it is no log, is of another benchmark, or its run did not end.
     """
     log = read_foreign_log(path, name)
     benchmark = log.last_text("submission_benchmark")
@@ -172,7 +172,7 @@ def _entry(
 
 
 def _score(directory: Path, runs: Sequence[_LoggedRun], unreadable: int) -> float:
-    """The olympic mean; of fewer runs than that takes, the plain mean. Raises DataError."""
+    """The olympic mean, or the plain mean of too few runs for it. Raises DataError."""
     minutes = [run.minutes for run in runs] + [math.inf] * unreadable
     failed = sum(each == math.inf for each in minutes)
     most = _MOST_FAILED if len(minutes) >= _FEWEST_FOR_A_SCORE else 0
@@ -185,9 +185,9 @@ def _score(directory: Path, runs: Sequence[_LoggedRun], unreadable: int) -> floa
 
 
 def _samples(log: RunLog) -> int | None:
-    """Sequences trained on: `train_samples`, else what the last evaluation says.
+    """Sequences trained on: `train_samples`, else the count at the last evaluation.
 
-    Raises DataError for more than anybody trains on: what is made of it must stay a number.
+    Raises DataError for an absurdly large count, so that everything computed from it is finite.
     """
     logged = log.last_number("train_samples")
     samples = _evaluated_samples(log) if logged is None else int(logged) or None
@@ -202,12 +202,12 @@ def _evaluated_samples(log: RunLog) -> int | None:
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)
             if isinstance(value, int | float) and is_number(value) and value > 1:
-                return int(value)  # 1 is an epoch's number, which some write there
+                return int(value)  # 1 is an epoch number, which some logs have there
     return None
 
 
 def _ranks(log: RunLog) -> int | None:
-    """How many accelerators the log itself says: our own records, or those of MLPerf HPC."""
+    """Number of accelerators by the log itself: our own records, or those of MLPerf HPC."""
     ranks = log.last_number("number_of_ranks")
     if ranks is None:
         nodes, each = log.last_number("number_of_nodes"), log.last_number("accelerators_per_node")
@@ -234,7 +234,7 @@ def _accelerators(
 
 
 def _description(directory: Path) -> tuple[Mapping[str, Any], list[Skipped]]:
-    """Of results/<system>/<benchmark>: systems/<system>.json; empty where there is none."""
+    """systems/<system>.json for results/<system>/<benchmark>; empty if there is none."""
     system = _system(directory)
     path = directory.parents[2] / "systems" / f"{system}.json" if system else None
     if path is None or not os.path.lexists(path):
@@ -248,13 +248,13 @@ def _description(directory: Path) -> tuple[Mapping[str, Any], list[Skipped]]:
 
 
 def _system(directory: Path) -> str | None:
-    """The system's name where the directory is results/<system>/<benchmark>; else None."""
+    """The system's name if the directory is results/<system>/<benchmark>; else None."""
     parts = directory.parts
     return parts[-2] if len(parts) >= 3 and parts[-3] == "results" else None
 
 
 def _round(directory: Path) -> str:
-    """Of a clone's path, as training_results_v2.1; empty where none is named."""
+    """The round in a clone's path, such as training_results_v2.1; empty if none is named."""
     found = [match[1] for part in directory.parts if (match := _ROUND.fullmatch(part))]
     return found[-1] if found else ""
 
@@ -265,7 +265,7 @@ def _text(description: Mapping[str, Any], field: str) -> str:
 
 
 def _count(value: object) -> int:
-    """A positive number of a description, where most write a string; else 0."""
+    """A positive number in a description, where it is usually a string; else 0."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII):
         return int(value)
     return value if type(value) is int and 0 < value <= _MOST_COUNT else 0

@@ -1,4 +1,4 @@
-"""`plan memory`: what a rank's memory holds at its fullest, and the largest batch that fits."""
+"""`plan memory`: peak memory of a rank, part by part, and the largest batch that fits."""
 
 import argparse
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from mlperf_bert.parts.memory_plan import (
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """One rank's memory, part by part. Raises ConfigError for what the user can mend."""
+    """One rank's memory, part by part. Raises ConfigError for a user's mistake."""
     named = args.device_memory
     if named is not None and not 0 < named < float("inf"):
         raise ConfigError("--device-memory", f"is {named:g}", "set it to a finite number above 0")

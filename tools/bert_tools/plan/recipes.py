@@ -1,11 +1,12 @@
 """Hyper-parameters of published recipes for any global batch, and a batch for any job. No torch.
 
-LAMB's sets are those of MLPerf Training BERT, closed division (`published_sets.csv`); how the lines
-between them go, and what of them has been tried: docs/hyperparameters.md. Of the open recipes
-`open_adam` is Samsung's (MLPerf v2.0), `open_adamw` MosaicML's (v2.1), each published at one batch:
-below it the schedule keeps its samples and the rate goes with the batch's square root, above it
-both stay. `open_hypothesis` lies on straight lines of logarithms through the two, and beyond them
-has the values of the nearer one. How the batch is chosen and cut into forwards: docs/scaling.md.
+LAMB's sets are those of MLPerf Training BERT, closed division (`published_sets.csv`). The lines
+between them, and which of their points were tried: docs/reference/hyperparameters.md. The open
+recipes are `open_adam`, Samsung's (MLPerf v2.0), and `open_adamw`, MosaicML's (v2.1), each
+published at one batch: below it the schedule keeps its samples and the rate goes with the batch's
+square root, above it both stay. `open_hypothesis` lies on straight lines in logarithms through the
+two, and takes the values of the nearer one beyond them. How the batch is chosen and cut into
+forwards: docs/how/scaling.md.
 """
 
 import math
@@ -21,9 +22,9 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, MOST_OF_UNEQUAL_COUNTS, RunConfig
 
 Sections = dict[str, dict[str, Any]]
-UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences a forward that uneven counts even out
+UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences per forward that uneven counts balance
 
-_DIGITS = 4  # of an interpolated value: more would claim a precision that nobody measured
+_DIGITS = 4  # digits of an interpolated value: nobody measured more
 _BETA_PLACES = 5  # after the point, as published betas have
 
 _ADAM = {
@@ -44,7 +45,7 @@ _ADAMW = {
     "weight_decay": 0.1,
 }
 _ADAMW_STEPS, _ADAMW_WARM_UP, _ADAMW_EVALUATION_STEPS = 2800, 80, 55
-_HYPOTHESIS_DIGITS = 2  # its lines are no better than that
+_HYPOTHESIS_DIGITS = 2  # its lines are no more precise than that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class LambRecipe:
 
     @property
     def form(self) -> Literal["continuous", "published"]:
-        """Of the schedule: sets with a warm-up were tuned with the published form's jump."""
+        """Form of the schedule: sets with a warm-up were tuned with the published form's jump."""
         return "published" if self.warmup_steps else "continuous"
 
 
@@ -79,15 +80,15 @@ def published_sets() -> tuple[LambRecipe, ...]:
 
 @cache
 def knots() -> tuple[LambRecipe, ...]:
-    """The published sets that the interpolation goes through."""
+    """The published sets between which values are interpolated."""
     return tuple(each for each in published_sets() if each.role == "knot")
 
 
 def lamb_recipe(global_batch_size: int) -> LambRecipe:
     """The published set of this batch, or one interpolated for it.
 
-    Raises ConfigError for a batch below 1, or above the largest that the closed division has a
-    reference convergence point for.
+    Raises ConfigError for a batch below 1, or above the largest reference convergence point of the
+    closed division.
     """
     if not 1 <= global_batch_size <= CLOSED_MOST_BATCH:
         raise ConfigError(
@@ -106,7 +107,7 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
 
 
 def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
-    """As many samples as the smallest set, at a rate that goes with the batch's square root."""
+    """The samples of the smallest set, at a rate that goes with the batch's square root."""
     ratio = batch / smallest.global_batch_size
     return replace(
         smallest,
@@ -119,7 +120,7 @@ def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
 
 
 def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
-    """A straight line over the logarithm of the batch, of logarithms or of shares."""
+    """Interpolate logarithms, or shares, linearly over the logarithm of the batch."""
     share = share_between(batch, low.global_batch_size, high.global_batch_size)
 
     def between(a: float, b: float) -> float:
@@ -129,7 +130,7 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
         return round(1 - geometric(1 - a, 1 - b, share), _BETA_PLACES)
 
     def of_steps(a: int, b: int) -> int:
-        """Steps of the warm-up, whose share of the schedule is what goes in a straight line."""
+        """Steps of the warm-up, whose share of the schedule is interpolated linearly."""
         at_low, at_high = a / low.decay_steps, b / high.decay_steps
         return round(decay_steps * (at_low + share * (at_high - at_low)))
 
@@ -148,11 +149,11 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
 
 
 def recipe_of(config: RunConfig) -> Recipe:
-    """Whose samples a config's run is expected to need: told by its optimizer."""
+    """The recipe whose samples a config's run is expected to need, by its optimizer."""
     if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
     if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM["epsilon"]:
-        return "open_hypothesis"  # whose betas may be those of a point
+        return "open_hypothesis"  # its betas may be those of a point
     betas = config.optim.beta_1, config.optim.beta_2
     named: tuple[tuple[Recipe, dict[str, float]], ...] = (
         ("open_adam", _ADAM),
@@ -163,7 +164,7 @@ def recipe_of(config: RunConfig) -> Recipe:
 
 
 def open_sections(recipe: Recipe, global_batch_size: int, local_batch_size: int) -> Sections:
-    """Sections optim, schedule, clip, data and what else the recipe decides."""
+    """Sections optim, schedule, clip, data and the other settings that the recipe decides."""
     if recipe == "open_adam":
         return _adam(global_batch_size, local_batch_size)
     if recipe == "open_adamw":
@@ -200,7 +201,7 @@ def _adam(batch: int, local_batch: int) -> Sections:
 
 
 def _strata(batch: int, local_batch: int) -> str:
-    """The published draw of a rank's batch where it comes out even; else quantiles, unbiased."""
+    """The published draw if it divides a rank's batch evenly; else quantiles, unbiased."""
     for group, name in ((16, "strata_6_3_2_5"), (12, "strata_4_2_2_4")):
         if local_batch % group == 0:
             return name
@@ -265,26 +266,26 @@ ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 # of about two; this project 448 on an H200, alone. Of an H200 among others no more than of an H100.
 _MOST_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MOST_ALONE = {"h200": 448}
-_NEAR = 1.3  # a batch with a published set is taken where it is so near, by factor
-_MOST_SPLIT = 2  # times as many forwards as memory asks for, so that they divide it
+_NEAR = 1.3  # a batch with a published set is taken if it lies within this factor
+_MOST_SPLIT = 2  # forwards over those memory asks for, so that they divide the batch
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """Sequences of a rank and forward, and forwards of an update."""
+    """Sequences per rank and forward, and forwards per update."""
 
     local_batch_size: int
     grad_accum_steps: int
 
 
 def most_sequences(accelerator: Accelerator, ranks: int) -> int:
-    """Sequences of one forward on such an accelerator that somebody has run."""
+    """Most sequences in one forward that somebody has run on such an accelerator."""
     most = _MOST_SEQUENCES[accelerator]
     return _MOST_ALONE.get(accelerator, most) if ranks == 1 else most
 
 
 def choose_batch(ranks: int, recipe: Recipe, accelerator: Accelerator) -> BatchChoice:
-    """The batch for so many ranks: near the target one, and a published one where that fits.
+    """A batch for `ranks` near the target one; a published one if that fits.
 
     Raises ConfigError for more ranks than the largest batch of the closed division has sequences.
     """
@@ -304,7 +305,7 @@ def choose_batch(ranks: int, recipe: Recipe, accelerator: Accelerator) -> BatchC
 
 
 def target_batch(ranks: int, recipe: Recipe, accelerator: Accelerator) -> float:
-    """The batch before it is cut: that of `batch_sizes.csv`, or the one of a recipe with one."""
+    """The batch before it is cut: from `batch_sizes.csv`, or the recipe's only one."""
     if recipe in ("open_adam", "open_adamw"):
         return samples_points(recipe)[0].global_batch_size
     sizes = _batch_sizes(accelerator)
@@ -315,7 +316,7 @@ def target_batch(ranks: int, recipe: Recipe, accelerator: Accelerator) -> float:
 
 
 def _published_batches(recipe: Recipe) -> list[int]:
-    """Those that somebody has published hyper-parameters of, which ours go through."""
+    """Batches with published hyper-parameters, which ours go through."""
     if recipe.startswith("closed"):
         return [each.global_batch_size for each in knots()]
     return [point.global_batch_size for point in samples_points(recipe)]
@@ -327,7 +328,7 @@ def _by_nearness(batches: Sequence[int], target: float) -> list[int]:
 
 
 def _divided(batch: int, ranks: int, most: int) -> BatchChoice | None:
-    """The batch in equal forwards, as few as memory allows; None where that is not even."""
+    """The batch cut into as few equal forwards as memory allows; None if it does not divide."""
     each, rest = divmod(batch, ranks)
     if rest:
         return None
@@ -346,5 +347,5 @@ class _BatchSize:
 
 @cache
 def _batch_sizes(accelerator: Accelerator) -> tuple[_BatchSize, ...]:
-    """By accelerators."""
+    """Batch sizes by number of accelerators."""
     return shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)

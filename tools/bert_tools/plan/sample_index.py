@@ -1,4 +1,4 @@
-"""The length index that is planned over: of a prepared set, or made up from a length histogram."""
+"""The length index to plan over: of a prepared set, or made from a length histogram."""
 
 import argparse
 import os
@@ -26,7 +26,7 @@ MOST_SAMPLES = 2**28  # the made-up index is held in memory, 7 bytes a sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleIndex:
-    """What planning needs of N samples; `length_histogram[k]` of them have k tokens."""
+    """Lengths of N samples, as planning needs them; `length_histogram[k]` have k tokens."""
 
     source: str
     vocab_size: int
@@ -54,9 +54,9 @@ class SampleIndex:
 
     @classmethod
     def of_histogram(cls, histogram: LengthHistogram, source: str, max_predictions: int) -> Self:
-        """One sample for every one counted, by length; masked as the published preparation does.
+        """One sample for each one counted, by length; masked as in the published preparation.
 
-        Raises DataError where there are too many.
+        Raises DataError if there are too many.
         """
         if histogram.num_sequences > MOST_SAMPLES:
             problem = f"counts {histogram.num_sequences:,} sequences, above {MOST_SAMPLES:,}"
@@ -74,25 +74,25 @@ class SampleIndex:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sample there may be."""
+        """Tokens of the longest possible sample."""
         return len(self.length_histogram) - 1
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sample on average."""
+        """Mean tokens per sample."""
         total = sum(length * count for length, count in enumerate(self.length_histogram))
         return total / len(self.lengths)
 
 
 @cache
 def wikipedia_index(max_predictions: int = MAX_PREDICTIONS) -> SampleIndex:
-    """One sample for every one of the published lengths of Wikipedia."""
+    """One sample for each of the published lengths of Wikipedia."""
     histogram = wikipedia_lengths()
     return SampleIndex.of_histogram(histogram, "Wikipedia's lengths", max_predictions)
 
 
 def asked_index(args: argparse.Namespace) -> SampleIndex:
-    """Over which --data, --histogram and --max-predictions ask to plan. Raises ConfigError."""
+    """The index that --data, --histogram and --max-predictions ask for. Raises ConfigError."""
     most, given = vars(args).get("max_predictions"), args.histogram
     if vars(args).get("data") is not None:
         if most is not None:

@@ -1,9 +1,9 @@
-"""How many samples a recipe needs to reach masked-LM accuracy 0.720 at a global batch.
+"""Samples that a recipe needs to reach masked-LM accuracy 0.720 at a global batch.
 
 `samples_points.csv` holds published points. Between two points of a recipe the logarithm of the
-samples is a straight line over the logarithm of the batch. Beyond them it is not known: a smaller
-batch is then given the samples of the smallest point, a larger one the steps of the largest, which
-are the most that either can need where samples do not fall and steps do not rise with the batch.
+samples is a straight line over the logarithm of the batch. Beyond them nothing is known: a smaller
+batch takes the samples of the smallest point, a larger one the steps of the largest. Neither can
+need more, as long as samples do not fall and steps do not rise with the batch.
 No torch.
 """
 
@@ -17,7 +17,7 @@ from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
-# AdamW without dropout; the line through the latter two, which no third point has tried.
+# AdamW without dropout; the line through the latter two, which has no third point.
 Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
@@ -27,11 +27,11 @@ _LEAST_STEPS, _SATURATION = 145, 3_900
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Samples to the target, sequences counted: the mean of ten runs, and where most such lie.
+    """Samples (sequences) to the target: the mean of ten runs, and the range of most such means.
 
-    At points of few entries `low` and `high` are a single run's standard deviation away, of open
-    recipes as far as published means are apart. `in_range` is false where no published point of the
-    recipe lies at or around the batch; `source` says in words where the number comes from.
+    At points of few entries `low` and `high` are a single run's standard deviation away; for open
+    recipes they span the published means. `in_range` is false if no published point of the recipe
+    lies at or around the batch; `source` says in words where the number comes from.
     """
 
     samples: float
@@ -43,7 +43,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class SamplesPoint:
-    """A published point of a recipe; `entries` is of how many MLPerf entries it speaks."""
+    """A published point of a recipe, made from `entries` MLPerf entries."""
 
     global_batch_size: int
     samples: float
@@ -62,7 +62,7 @@ def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
 
 
 def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
-    """What the recipe needs at this global batch, in sequences. Raises ConfigError."""
+    """Sequences that the recipe needs at this global batch. Raises ConfigError."""
     if global_batch_size < 1:
         raise ConfigError("global batch", f"is {global_batch_size}", "set it to 1 at least")
     known = next((each for each in RECIPES if each == recipe), None)
@@ -79,7 +79,7 @@ def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
 
 
 def _below(smallest: SamplesPoint, batch: int) -> Estimate:
-    """Its samples at most, its steps at least."""
+    """Below the smallest point: at most its samples, at least its steps."""
     return Estimate(
         samples=smallest.samples,
         low=smallest.low * batch / smallest.global_batch_size,
@@ -90,7 +90,7 @@ def _below(smallest: SamplesPoint, batch: int) -> Estimate:
 
 
 def _above(largest: SamplesPoint, batch: int) -> Estimate:
-    """Its steps at most, its samples at least."""
+    """Above the largest point: at most its steps, at least its samples."""
     ratio = batch / largest.global_batch_size
     return Estimate(
         samples=largest.samples * ratio,
@@ -120,7 +120,7 @@ def _on_lines(points: Sequence[SamplesPoint], batch: int) -> Estimate:
 
 
 def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
-    """The line, within what the two points leave: samples do not fall, steps do not rise."""
+    """The hypothesis's line, held so that samples do not fall and steps do not rise."""
     small, large = points[0], points[-1]
     most = min(large.high, small.high * batch / small.global_batch_size)
     least = max(small.low, large.low * batch / large.global_batch_size)

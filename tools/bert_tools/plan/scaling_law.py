@@ -3,7 +3,7 @@
 Ordinary least squares on logarithms. As time = samples / throughput, the exponent of the time is
 that of the samples (the statistical part: larger batches need more of them) less that of the
 throughput (the hardware's part). Intervals: percentile bootstrap over entries (Efron, 1979), and
-beside it Student's, which says more where entries are few.
+Student's t, which says more for few entries.
 """
 
 import math
@@ -18,9 +18,9 @@ from bert_tools.plan.entries import Entry
 from mlperf_bert.common.errors import ConfigError
 
 RESAMPLES, LEVEL = 4000, 0.95
-_MOST_DRAWN = 10**6  # entries that are held at a time
-_MOST_LOGARITHM = 460  # of a value, about 1e200: what is multiplied with it stays a number
-_MOST_DOUBLINGS = 60  # of the accelerators for half the time; more is as good as never
+_MOST_DRAWN = 10**6  # entries held at a time
+_MOST_LOGARITHM = 460  # limit of a value's logarithm, about 1e200: products with it stay finite
+_MOST_DOUBLINGS = 60  # most accelerators for half the time; more counts as never
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,9 +29,9 @@ Floats = npt.NDArray[np.float64]
 class PowerLaw:
     """value = coefficient * p^exponent, through `count` entries.
 
-    `low` and `high` bound the exponent by bootstrap, `half_width` by Student's t; None where two
-    entries fix the line. `coefficient_low` and `_high` go with the former; None also where no float
-    holds them, as with sizes that hardly differ.
+    `low` and `high` bound the exponent by bootstrap, `half_width` by Student's t; None if two
+    entries fix the line. `coefficient_low` and `_high` go with the bootstrap; they are also None if
+    no float holds them, as with sizes that hardly differ.
     """
 
     coefficient: float
@@ -44,7 +44,7 @@ class PowerLaw:
     count: int = 0
 
     def at(self, accelerators: float) -> float:
-        """The value at so many accelerators; infinite where no float holds it."""
+        """The value at so many accelerators; infinite if no float holds it."""
         try:
             return float(self.coefficient * accelerators**self.exponent)
         except OverflowError:
@@ -57,10 +57,10 @@ CEREBRAS = PowerLaw(coefficient=228.3, exponent=-0.7392)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarginalCost:
-    """What more accelerators cost at a size; accelerator-minutes are those of one run.
+    """Cost of more accelerators at a size, in accelerator-minutes of one run.
 
-    `per_added` accelerator-minutes more for each further one. Half the time takes `for_half_time`
-    accelerators and `half_time_costs` accelerator-minutes more; None where it is out of reach.
+    Each further accelerator costs `per_added` accelerator-minutes more. Half the time takes
+    `for_half_time` accelerators and `half_time_costs` more; None if it is out of reach.
     """
 
     accelerators: float
@@ -73,7 +73,7 @@ class MarginalCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingLaw:
-    """The fits over the entries; throughput and samples None where too few entries have them."""
+    """The fits over the entries; throughput and samples are None if too few entries have them."""
 
     entries: tuple[Entry, ...]
     time: PowerLaw
@@ -82,24 +82,24 @@ class ScalingLaw:
 
     @property
     def split_remainder(self) -> float | None:
-        """Exponent less what the split makes of it: a score's mean is not that of the samples.
+        """Exponent of the time less that of the split: the means of time and samples differ.
 
-        And where entries without samples are in the time's fit alone, what these change.
+        Entries without samples, which only the time's fit uses, add to it.
         """
         if self.throughput is None or self.samples is None:
             return None
         return self.time.exponent - (self.samples.exponent - self.throughput.exponent)
 
     def residual(self, entry: Entry) -> float:
-        """The entry's time over the law's."""
+        """Ratio of the entry's time to the law's."""
         return _known(entry.time_min) / self.time.at(_known(entry.accelerators))
 
 
 def fit_law(entries: Sequence[Entry], seed: int = 0) -> ScalingLaw:
     """Fit entries that all have accelerators and a time.
 
-    Raises ConfigError for too few of them, and for sizes that hardly differ, whose line is so steep
-    that its coefficient is beyond floats.
+    Raises ConfigError for too few entries, and for sizes that differ so little that the line's
+    coefficient is beyond floats.
     """
     sizes = {entry.accelerators for entry in entries}
     if len(sizes) < 2:
@@ -120,9 +120,9 @@ def fit_law(entries: Sequence[Entry], seed: int = 0) -> ScalingLaw:
 
 
 def marginal_cost(law: PowerLaw, accelerators: float) -> MarginalCost:
-    """By the law of the time: cost = p * time, a * p^(1 + b), and its derivative.
+    """The cost by the time's law, p * time = a * p^(1 + b), and its derivative.
 
-    Raises ConfigError where the law's time is beyond floats.
+    Raises ConfigError if the law's time is beyond floats.
     """
     logarithm = math.log(law.coefficient) + law.exponent * math.log(accelerators)
     if abs(logarithm) > _MOST_LOGARITHM:
@@ -184,7 +184,7 @@ def _check_line(x: Floats, slope: float, intercept: float) -> None:
 
 
 def _resampled(x: Floats, y: Floats, seed: int) -> tuple[Floats, Floats]:
-    """Slopes and intercepts of resampled entries; those of one size only have none, left out."""
+    """Slopes and intercepts of resampled entries; resamples of one size only are left out."""
     generator = np.random.default_rng(seed)
     found = []
     part = max(1, min(RESAMPLES, _MOST_DRAWN // len(x)))  # at a time

@@ -1,4 +1,4 @@
-"""Tables that are shipped beside the code, and the lines between their points."""
+"""Tables shipped beside the code, and interpolation between their points."""
 
 import csv
 import math
@@ -9,9 +9,9 @@ Row = TypeVar("Row")
 
 
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
-    """Rows of a CSV file below `plan`, as the dataclass: its fields are columns, int, float or str.
+    """Rows of a CSV file below `plan` as dataclasses: fields are columns of int, float or str.
 
-    `chosen` keeps the rows with that value in that column.
+    `chosen` keeps the rows with the given value in the given column.
     """
     text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -26,15 +26,15 @@ def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
 
 
 def share_between(value: float, low: float, high: float) -> float:
-    """How far from `low` to `high` a value lies by its logarithm: 0 .. 1 between them."""
+    """Share of the way from `low` to `high` of a value, by logarithms: 0 .. 1 between them."""
     return math.log(value / low) / math.log(high / low)
 
 
 def geometric(low: float, high: float, share: float) -> float:
-    """The value that lies so far on the straight line of logarithms."""
+    """The value at that share of the straight line in logarithms."""
     return low * math.exp(share * math.log(high / low))
 
 
 def rounded(value: float, digits: int) -> float:
-    """To so many digits that count."""
+    """The value rounded to so many significant digits."""
     return float(f"{value:.{digits}g}")

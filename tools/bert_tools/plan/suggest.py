@@ -1,7 +1,7 @@
 """`plan suggest`: a config for a job of any size, with the samples and the time to expect.
 
-Hyper-parameters are those of published recipes or lie between them (`recipes`), the batch is of
-`recipes`, and samples and time are those of `forecast`.
+`recipes` chooses the batch and takes hyper-parameters from published recipes or interpolates
+them; `forecast` gives samples and time.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bert_tools.plan.recipes import (
 from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from mlperf_bert.cli.config import in_words as config_in_words
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
@@ -43,7 +43,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """The sections that are set, the whole config they make, what to expect, what to doubt."""
+    """The sections set, the whole config they make, the expected result and the doubts."""
 
     name: str
     recipe: Recipe
@@ -56,26 +56,28 @@ class Suggestion:
 
     @property
     def steps(self) -> int:
-        """To the samples expected."""
+        """Steps to the expected samples."""
         return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Write the config, a new file. Raises ConfigError or DataError."""
+    """Write the config to a new file. Raises ConfigError or DataError."""
     found = suggest(
         args.nodes,
-        args.gpus,
+        args.gpus_per_node,
         accelerator=args.accelerator,
         recipe=args.recipe,
         local_batch_size=args.local_batch_size,
     )
-    path = args.out or Path(found.name)
+    path = args.out or Path("runs") / found.name
     if path.suffix != ".toml":
         raise ConfigError("--out", f"{path} does not end in .toml", f"name it {found.name}")
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
     check_file_name(path, found.config)
     expected = expected_time(found)
+    if args.out is None:
+        make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
     parallel = found.config.parallel
     facts = {
@@ -114,9 +116,9 @@ def suggest(
     recipe: Recipe = "closed_lamb",
     local_batch_size: int | None = None,
 ) -> Suggestion:
-    """The config for `nodes` of `gpus` each. Raises ConfigError for sizes that cannot be."""
+    """The config for `nodes` of `gpus` each. Raises ConfigError for impossible sizes."""
     check_least("--nodes", nodes, 1)
-    check_least("--gpus", gpus, 1)
+    check_least("--gpus-per-node", gpus, 1)
     ranks = nodes * gpus
     if ranks > MOST_RANKS:
         raise ConfigError("--nodes", f"makes {ranks:,} ranks", f"use {MOST_RANKS:,} at most")
@@ -149,7 +151,7 @@ def expected_time(suggestion: Suggestion) -> Forecast:
 
 
 def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tuple[Sections, str]:
-    """What the config sets, in the order of its sections, and where its values come from."""
+    """The sections the config sets, in order, and the source of its values."""
     ranks = nodes * gpus
     total = ranks * batch.local_batch_size * batch.grad_accum_steps
     if recipe.startswith("closed"):
@@ -166,7 +168,7 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
             "ranks_per_node": gpus,
             "local_batch_size": batch.local_batch_size,
             "grad_accum_steps": batch.grad_accum_steps,
-            # No futures, which a capture would have to follow (docs/captured_step.md).
+            # No futures, which a capture would have to follow (docs/how/captured_step.md).
             **({"data_parallel": "flat"} if ranks > 1 else {}),
         },
         "optim": {},
@@ -226,7 +228,7 @@ def _warnings(
 
 
 def to_toml(suggestion: Suggestion) -> str:
-    """A file that `mlperf_bert config` accepts: comments that say whence, then what is set."""
+    """Text of a file that `mlperf_bert train` accepts: comments on its sources, then settings."""
     lines = []
     for paragraph in _comments(suggestion):
         lines += textwrap.wrap(
@@ -240,7 +242,7 @@ def to_toml(suggestion: Suggestion) -> str:
 
 
 def _in_words(suggestion: Suggestion, expected: Forecast) -> Iterator[str]:
-    """The config in words, what to expect of it, and what to doubt."""
+    """Lines on the config, the expected result and the doubts."""
     yield f"recipe          {suggestion.recipe}: {suggestion.source}"
     yield config_in_words(suggestion.config)
     yield from ("", *forecast_in_words(expected))

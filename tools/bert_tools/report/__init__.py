@@ -1,1 +1,1 @@
-"""What a run's own files say about it."""
+"""Reports on runs, from the runs' own files."""

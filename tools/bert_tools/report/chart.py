@@ -1,4 +1,4 @@
-"""What a chart is, whoever draws it: curves, scales, and numbers with few digits."""
+"""Charts, independent of how they are drawn: curves, scales, and short numbers."""
 
 import math
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Style: TypeAlias = Literal["solid", "second", "published"]
-Point: TypeAlias = tuple[float, float | None]  # where, and the value; None is a gap
+Point: TypeAlias = tuple[float, float | None]  # position and value; None is a gap
 
 MINUS = "\N{MINUS SIGN}"
 _MINUTE, _HOUR = 60.0, 3600.0
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_PLAIN = 1e15
-_ROOM = 0.06  # above the highest value, and below the lowest where nothing else is the floor
+_ROOM = 0.06  # above the highest value, and below the lowest unless a floor is given
 MOST_DOTS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One curve: values at so many samples; `run` is the number of its run, -1 of none."""
+    """One curve: values by samples; `run` is the number of its run, -1 for no run."""
 
     run: int
     label: str
@@ -27,7 +27,7 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """Without the gaps."""
+        """The values without gaps."""
         return [value for _, value in self.points if value is not None]
 
 
@@ -40,17 +40,16 @@ class Scale:
     ticks: tuple[tuple[float, str], ...]
 
     def share(self, value: float) -> float:
-        """Where a value lies, 0 at the low end and 1 at the high one."""
+        """The relative position of a value, 0 at the low end and 1 at the high one."""
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Curves on one scale, over samples, or over what else `across` says.
+    """Curves on one scale, over samples or the quantity in `across`.
 
-    `floor` is where the scale begins at the latest; `levels` are horizontal lines (value, what it
-    is), `marks` vertical ones (samples, what happened there, number of the run, -1 of none);
-    `has_dots` shows each value.
+    The scale begins at `floor` or below; `levels` are horizontal lines (value, label), `marks`
+    vertical ones (samples, label, number of the run, -1 for none); `has_dots` shows each value.
     """
 
     key: str
@@ -65,13 +64,13 @@ class Chart:
     across: str = "samples"
 
     def sample_scale(self) -> Scale:
-        """From 0 to the last value or mark."""
+        """The scale from 0 to the last value or mark."""
         ends = [x for series in self.series for x, _ in series.points]
         ends += [x for x, _, _ in self.marks]
         return _scale(0.0, max(ends, default=0.0) or 1.0)
 
     def value_scale(self) -> Scale:
-        """Around all values and levels, from the floor where there is one."""
+        """The scale around all values and levels, from the floor if there is one."""
         values = [value for series in self.series for value in series.values]
         values += [value for value, _ in self.levels]
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -84,7 +83,7 @@ class Chart:
         return _scale(low if self.floor == low else low - room, high + room)
 
     def dots_of(self, series: Series) -> bool:
-        """Whether its values are shown one by one: a single one makes no line."""
+        """True if single values are shown as dots, as a lone value makes no line."""
         few = len(series.values) <= (MOST_DOTS if self.has_dots else 1)
         return few and series.style != "published"
 
@@ -95,7 +94,7 @@ def _scale(low: float, high: float) -> Scale:
 
 
 def curve_label(run_label: str, name: str, *, several: bool) -> str:
-    """What a curve is called: by its run, where there are several, and by its own name."""
+    """The label of a curve: its run, if there are several, and its own name."""
     return ", ".join(filter(None, (run_label if several else "", name))) or "this run"
 
 
@@ -120,7 +119,7 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """With so many significant digits or all those before the point, as 36,272 or 0.2719."""
+    """A number with significant digits, or all digits before the point, as 36,272 or 0.2719."""
     if value == 0:
         return "0"
     if not 1e-4 <= abs(value) < _MOST_PLAIN:
@@ -130,7 +129,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def seconds(value: float) -> str:
-    """As `95.2 s`, `12 min 05 s` or `3 h 07 min`."""
+    """A time as `95.2 s`, `12 min 05 s` or `3 h 07 min`."""
     if value < 2 * _MINUTE:
         return f"{value:.1f} s" if value >= 1 or value == 0 else f"{value:.3f} s"
     if value < 2 * _HOUR:
@@ -152,20 +151,20 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
         return [low, high]
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    if last - first > 2 * most:  # a range below what floating point can part
+    if last - first > 2 * most:  # a range below floating-point resolution
         return [low, high]
     return [number * step for number in range(first, last + 1)] or [low, high]
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Of ticks in a row: as many decimals as they differ by, and one prefix for all, as 40 k."""
+    """Labels of a row of ticks: just enough decimals, and one prefix for all, as 40 k."""
     largest = max(map(abs, values), default=0.0)
     step = values[1] - values[0] if len(values) > 1 else largest
     if largest >= _MOST_PLAIN or 0 < step < 1e-4:
         return [f"{value:.1e}".replace("-", MINUS) if value else "0" for value in values]
     found = [pair for pair in _PREFIXES if largest >= max(1e4, pair[0])]
     factor, prefix = found[0] if found else (1.0, "")
-    decimals = 0  # in which multiples of the step differ
+    decimals = 0  # enough for the step
     while decimals < 6 and abs((step / factor * 10**decimals + 0.5) % 1 - 0.5) > 1e-6:
         decimals += 1
     return [

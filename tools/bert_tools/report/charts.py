@@ -1,4 +1,4 @@
-"""What a report draws: for each chart its curves, levels and marks, for one run or several."""
+"""The charts of a report: their curves, levels and marks, for one run or several."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from bert_tools.report.goodput import batch_charts
 from bert_tools.report.published import Curve, convergence_point, curves_for
 
 CONVERGENCE_POINT = "reference convergence point"
-POINTS_OF_A_CHART = 1600  # of all curves together that runs bring
-_FEWEST_POINTS = 64  # of a curve
+POINTS_OF_A_CHART = 1600  # over all curves from runs
+_FEWEST_POINTS = 64  # per curve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +79,13 @@ def _series_of(keys: Mapping[str, str], scale: float, runs: Sequence[RunFacts]) 
 
 
 def _points(facts: RunFacts, key: str, scale: float) -> list[Point]:
-    """Of the metrics; the throughput of a run without them is the log's."""
+    """Points from the metrics; a run without metrics has the log's throughput."""
     if key == "samples_per_s" and not facts.run.records and facts.run.timing:
         return [(samples, rate) for samples, rate in facts.run.timing.rates]
     points: list[Point] = []
     for record in facts.run.records:
         value = record.get(key)
-        if value is not None or key == "loss":  # a loss that is no number is a gap to be seen
+        if value is not None or key == "loss":  # a loss that is not finite is shown as a gap
             points.append((record["samples"], None if value is None else value * scale))
     return points
 

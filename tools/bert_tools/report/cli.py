@@ -1,4 +1,4 @@
-"""The sub-command `report`: its arguments, what prints, and which files it writes."""
+"""The sub-command `report`: its arguments, its printing, and its files."""
 
 import argparse
 import json
@@ -16,46 +16,46 @@ PAGE = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `report`."""
-    parser.add_argument(
-        "run_paths",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="run directory, its run_<i>, or an MLPerf log; several, one after the other, "
-        "are laid side by side",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"the page (default: {PAGE} in the run directory; of several here)",
-    )
-    parser.add_argument("--png", type=Path, metavar="DIR", help="each chart as a picture as well")
-    parser.add_argument(
-        "--tensorboard", type=Path, metavar="DIR", help="all numbers as TensorBoard scalars as well"
-    )
-    parser.add_argument(
-        "--doctor", action="store_true", help="whether the run is on track, and if not, why"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="of the run, with --doctor: how good a guess is on its held-out set",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object; a page only with --out"
-    )
+    """Add the sub-commands of `report`."""
+    commands = parser.add_subparsers(required=True, metavar="KIND")
+    for name, make, text, out in (
+        ("page", _page, "a page to open in a browser", f"default: {PAGE} in the run, or in runs/"),
+        ("pictures", _pictures, "each chart as a PNG", "directory of the pictures"),
+        ("tensorboard", _tensorboard, "all numbers as TensorBoard scalars", "log directory"),
+        ("doctor", None, "whether a run is on track, and if not, why", ""),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(make=make)
+        text = "run directory, its run_<i>, or an MLPerf log"
+        text += "; several are compared side by side" if make else ""
+        count = "+" if make else 1
+        command.add_argument("run_paths", type=Path, nargs=count, metavar="RUN", help=text)
+        if make is None:
+            text = "the run's data, for the accuracy of a guess on its held-out set"
+            command.add_argument("--data", type=Path, metavar="DIR", help=text)
+        else:
+            more = {"metavar": "FILE"} if make is _page else {"metavar": "DIR", "required": True}
+            command.add_argument("--out", type=Path, help=out, **more)
+        command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report and say where, 0; or with --doctor print the diagnosis.
+    """Write the requested files and print their names; `doctor` prints a diagnosis instead.
 
-    The latter is 0 on track, 1 behind or off, 3 cannot be judged. Raises ConfigError for options
-    that do not fit, DataError for files that are missing or wrong.
+    Returns 0; for `doctor` 0 on track, 1 behind or off, 3 cannot be judged. Raises ConfigError for
+    options that do not fit, DataError for files that are missing or wrong.
     """
-    return _diagnose(args) if args.doctor else _report(args)
+    if args.make is None:
+        return _diagnose(args)
+    from bert_tools.report.facts import read_facts
+    from bert_tools.report.measures import as_json, lines_of
+    from bert_tools.report.run_files import find_runs
+
+    runs = [read_facts(files) for files in find_runs(args.run_paths)]
+    written = args.make(args, runs)
+    shown = [*lines_of(runs), *filter(None, [one_line(written)])]
+    print(json.dumps(as_json(runs)) if args.json else "\n".join(shown))
+    return 0
 
 
 def _diagnose(args: argparse.Namespace) -> int:
@@ -64,11 +64,6 @@ def _diagnose(args: argparse.Namespace) -> int:
     from bert_tools.report.run_files import only_run
     from mlperf_bert.data.index import Manifest
 
-    if len(args.run_paths) > 1:
-        raise ConfigError("--doctor", f"was given {len(args.run_paths)} runs", "give one")
-    if args.out or args.png or args.tensorboard:
-        problem = "writes no files"
-        raise ConfigError("--doctor", problem, "leave out --out, --png and --tensorboard")
     baseline = Manifest.load(args.data / "eval").baseline if args.data else None
     run = read_run(only_run(args.run_paths[0]), needs_config=True)
     diagnosis = diagnose(run, baseline)
@@ -76,66 +71,58 @@ def _diagnose(args: argparse.Namespace) -> int:
     return diagnosis.exit_status
 
 
-def _report(args: argparse.Namespace) -> int:
+def _page(args: argparse.Namespace, runs: "Sequence[RunFacts]") -> str:
+    """Write the page, with --json only if --out is given."""
     from bert_tools.report.charts import charts_of
-    from bert_tools.report.facts import read_facts
-    from bert_tools.report.measures import as_json, lines_of
-    from bert_tools.report.pictures import chart_picture
-    from bert_tools.report.run_files import find_runs
-    from bert_tools.report.tensorboard import write_scalars
-    from mlperf_bert.common.atomic import write_file
+    from mlperf_bert.common.atomic import check_writable, make_directory, write_file
 
-    if args.data:
-        raise ConfigError("--data", "is for --doctor", "leave it out, or add --doctor")
-    runs = [read_facts(files) for files in find_runs(args.run_paths)]
-    charts, quiet = charts_of(runs)
-    scalars = _scalar_directories(args.tensorboard, runs) if args.tensorboard else []
-    page = args.out
-    if page is None and not args.json:  # of the only run, or here
-        paths = args.run_paths
-        page = paths[0] / PAGE if len(paths) == 1 and paths[0].is_dir() else Path(PAGE)
-    _check_places(page, args.png, scalars)
-    written = []
-    if scalars:
-        count = sum(write_scalars(*each) for each in zip(scalars, runs, strict=True))
-        written.append(f"{count:,} scalars, for tensorboard --logdir {args.tensorboard}")
-    if args.png:
-        for chart in charts:
-            write_file(args.png / f"{chart.key}.png", chart_picture(chart))
-        written.append(f"{len(charts)} pictures: {args.png}")
-    if page:
-        from bert_tools.report.page import report_page  # with jinja2
+    page, paths = args.out, args.run_paths
+    if page is None and args.json:
+        return ""
+    if page is None:
+        in_run = len(paths) == 1 and paths[0].is_dir()
+        page = (paths[0] if in_run else Path("runs")) / PAGE
+        make_directory(page.parent)
+    if page.is_dir():
+        raise ConfigError("--out", f"{page} is a directory", f"name a file, as {page / PAGE}")
+    check_writable(page)
+    from bert_tools.report.page import report_page  # with jinja2
 
-        contents = report_page(runs, charts, quiet).encode("utf-8")
-        write_file(page, contents)
-        size = f"{len(contents) / 1e3:,.0f} kB"
-        written.append(f"page, {size}, to be opened in a browser: {page}")
-    shown = [*lines_of(runs), *map(one_line, written)]
-    print(json.dumps(as_json(runs)) if args.json else "\n".join(shown))
-    return 0
+    contents = report_page(runs, *charts_of(runs)).encode("utf-8")
+    write_file(page, contents)
+    return f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {page}"
 
 
-def _check_places(page: Path | None, pictures: Path | None, scalars: Sequence[Path]) -> None:
-    """Raise DataError or ConfigError where one of them cannot be written, before any is."""
+def _pictures(args: argparse.Namespace, runs: "Sequence[RunFacts]") -> str:
     from bert_tools.common.figures import new_figure
-    from bert_tools.report.tensorboard import check_directory
+    from bert_tools.report.charts import charts_of
+    from bert_tools.report.pictures import chart_picture
+    from mlperf_bert.common.atomic import make_directory, write_file
+
+    new_figure(1, 1)  # reports a missing matplotlib
+    make_directory(args.out)
+    charts, _ = charts_of(runs)
+    for chart in charts:
+        write_file(args.out / f"{chart.key}.png", chart_picture(chart))
+    return f"{len(charts)} pictures: {args.out}"
+
+
+def _tensorboard(args: argparse.Namespace, runs: "Sequence[RunFacts]") -> str:
+    from bert_tools.report.tensorboard import check_directory, write_scalars
     from mlperf_bert.common.atomic import check_writable, make_directory
 
-    if page is not None:
-        if page.is_dir():
-            raise ConfigError("--out", f"{page} is a directory", f"name a file, as {page / PAGE}")
-        check_writable(page)
-    if pictures is not None:
-        new_figure(1, 1)  # says where matplotlib is missing
-    for directory in scalars:
+    directories = _scalar_directories(args.out, runs)
+    for directory in directories:
         check_directory(directory)
-    for directory in (*scalars, *filter(None, [pictures])):
+    for directory in directories:  # before anything is written to the first
         make_directory(directory)
         check_writable(directory / PAGE)
+    count = sum(write_scalars(*each) for each in zip(directories, runs, strict=True))
+    return f"{count:,} scalars, for tensorboard --logdir {args.out}"
 
 
 def _scalar_directories(directory: Path, runs: "Sequence[RunFacts]") -> list[Path]:
-    """Of several runs one for each, by its label; numbered where two come out the same."""
+    """One directory per run, named by its label, with a number if two names are equal."""
     if len(runs) == 1:
         return [directory]
     names = [re.sub(r"[^A-Za-z0-9._-]+", "_", each.label).strip(".") or "run" for each in runs]

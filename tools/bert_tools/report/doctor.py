@@ -1,7 +1,7 @@
 """The diagnosis of a run: a verdict, the likeliest causes, and what made it slow.
 
-Known ways for a run to go wrong (causes.toml) are told by what they leave in its own files. Most
-were met in public: docs/report.md names the threads.
+Known causes of failure (causes.toml) are recognised by their traces in the run's files. Most were
+reported in public: docs/tools/report.md names the threads.
 """
 
 import math
@@ -22,23 +22,24 @@ from mlperf_bert.data.index import Baseline
 SCHEMA_VERSION = 1
 EXIT_STATUSES: dict[Kind, int] = {"on track": 0, "behind": 1, "off": 1, "cannot be judged": 3}
 
-LEAST_EVALUATIONS = 3  # that make a plateau
-FLAT = 0.03  # between the lowest and the highest of them
-INITIAL = (0.30, 0.40)  # where the reference stands with MLPerf's initial checkpoint
-INITIAL_SHARE = 0.55  # of the expected samples, by which published runs have left it
-REPEATED = (0.60, 0.66)  # where runs stuck whose shards held one sample over and over
+LEAST_EVALUATIONS = 3  # evaluations for a plateau
+FLAT = 0.03  # most difference between them
+RISE = 0.01  # least rise from the first to the last of them
+INITIAL = (0.30, 0.40)  # accuracy of the reference around MLPerf's initial checkpoint
+INITIAL_SHARE = 0.55  # share of the expected samples after which published runs are above that
+REPEATED = (0.60, 0.66)  # accuracy of stuck runs on shards of one repeated sample
 UNLOADED_ACCURACY, UNLOADED_LOSS_SHARE = 0.2, 0.8  # of ln(vocabulary), the loss of a guess
-MISMATCH = 0.5  # of exp(-loss), the accuracy that a training loss speaks for
+MISMATCH = 0.5  # of exp(-loss), the accuracy that a training loss implies
 GUESS_ERRORS = 5.0  # standard errors of an accuracy
-LEAST_RATES = 6  # that have a first and a last third
+LEAST_RATES = 6  # records needed to compare thirds
 DROP = 0.9  # of the first third's median rate
-SLOW_RANK = 1.5  # where the run's config is not there to say
+SLOW_RANK = 1.5  # if the run's config is missing
 WAITING_SHARE = 0.05  # of a step's time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """What may have happened, what in this run speaks for it, and what to do: see causes.toml."""
+    """A possible cause, its evidence in this run, and the remedy: see causes.toml."""
 
     name: str
     cause: str
@@ -49,7 +50,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `report --doctor` says of one run."""
+    """The diagnosis of one run."""
 
     name: str
     verdict: Verdict
@@ -62,7 +63,7 @@ class Diagnosis:
         return EXIT_STATUSES[self.verdict.kind]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The diagnosis in lines of text."""
         lines = [f"{self.name}: {self.verdict.kind}", f"  {self.verdict.why}"]
         for title, causes in (
             ("likeliest causes", self.causes),
@@ -75,7 +76,7 @@ class Diagnosis:
         return [one_line(line) for line in lines]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; keys are only added."""
+        """The diagnosis for programs; keys are only added."""
         return {
             "schema_version": SCHEMA_VERSION,
             "run": self.name,
@@ -87,8 +88,9 @@ class Diagnosis:
 
 
 def diagnose(run: Run, baseline: Baseline | None = None) -> Diagnosis:
-    """Of a run; `baseline` is what a guess without context reaches on its held-out set."""
-    verdict = judge(run.task, run.evaluations)
+    """Diagnose a run; `baseline` is the accuracy of a guess without context on its held-out set."""
+    guess = baseline.context_free_accuracy if baseline else run.guess
+    verdict = judge(run.task, run.evaluations, guess)
     causes = _alarms(run, baseline) + _found(
         false_success=_false_success(run),
         no_learning_rate=_no_learning_rate(run),
@@ -101,7 +103,9 @@ def diagnose(run: Run, baseline: Baseline | None = None) -> Diagnosis:
     )
     if any(cause.decisive for cause in causes):
         verdict = replace(verdict, kind="off")
-    if not causes and verdict.kind in ("behind", "off"):
+    if not any(cause.decisive for cause in causes):
+        verdict = replace(verdict, why=verdict.why + _what_next(run, guess))
+    if not causes and run.task.is_reference and verdict.kind in ("behind", "off"):
         causes = _found(hyper_parameters=_hyper_parameters(run))
     slowness = _found(
         throughput_drop=_throughput_drop(run),
@@ -111,6 +115,23 @@ def diagnose(run: Run, baseline: Baseline | None = None) -> Diagnosis:
     return Diagnosis(run.name, verdict, tuple(causes), tuple(slowness))
 
 
+def _what_next(run: Run, guess: float | None) -> str:
+    """What an ended run that no published curve fits needs, by its last evaluations."""
+    best, target, outcome = run.best_accuracy, run.task.target_accuracy, run.outcome
+    last = [each.accuracy for each in run.evaluations[-LEAST_EVALUATIONS:]]
+    is_over = outcome is not None and outcome.stopped_by is None and best < (target or 1)
+    if run.config is None or run.task.is_reference or not is_over or not last:
+        return ""
+    if len(last) == 1 or best == last[-1] > last[0] + RISE:
+        seen = "It still rises" if len(last) > 1 else "One evaluation does not show if it rises"
+        steps = 2 * run.config.max_steps
+        more = f"--set run.max_steps={steps} --set schedule.decay_steps={steps}"
+        return f". {seen}: train longer, by {more}"
+    if guess and best <= guess:
+        return ". It does not rise: look at optim.learning_rate, and at the data (verify --full)"
+    return ". It rises no more: a larger model, more text or another learning rate may reach more"
+
+
 @cache
 def _known() -> dict[str, dict[str, Any]]:
     text = resources.files(__package__).joinpath("causes.toml").read_text("utf-8")
@@ -118,7 +139,7 @@ def _known() -> dict[str, dict[str, Any]]:
 
 
 def _found(**evidence: str | None) -> list[Cause]:
-    """The causes by name that something speaks for."""
+    """The causes that have evidence."""
     return [
         Cause(name=name, evidence=seen, **_known()[name])
         for name, seen in evidence.items()
@@ -127,8 +148,8 @@ def _found(**evidence: str | None) -> list[Cause]:
 
 
 def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
-    """What `health` would have said during the run; decisive where it has not recovered."""
-    # Of a log, which knows neither loss nor skipped steps, its evaluations.
+    """Alarms that `health` would have raised; decisive if the run has not recovered."""
+    # A log has neither loss nor skipped steps: use its evaluations.
     records: Sequence[Mapping[str, Any]] = run.records or [
         {"step": number, "loss": 1.0, "mlm_accuracy": each.accuracy, "skipped_steps": 0}
         for number, each in enumerate(run.evaluations, 1)
@@ -146,7 +167,7 @@ def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
 
 
 def _hyper_parameters(run: Run) -> str:
-    """What is left where a run is late and none of the others speaks up."""
+    """The fallback cause of a late run without other evidence."""
     batch = run.task.global_batch_size
     seen = f"no other cause is seen; global batch {'not known' if batch is None else f'{batch:,}'}"
     seen += f", optimizer {run.task.optimizer or 'not known'}"
@@ -184,7 +205,7 @@ def _other_vocabulary(run: Run) -> str | None:
 
 
 def _below_initial(run: Run) -> str | None:
-    """What speaks against MLPerf's initial checkpoint as the start, if anything does."""
+    """Evidence that the run did not start from MLPerf's initial checkpoint, if any."""
     if not run.task.is_reference or not run.evaluations:
         return None
     if (accuracy := run.evaluations[0].accuracy) >= UNLOADED_ACCURACY:
@@ -198,10 +219,11 @@ def _below_initial(run: Run) -> str | None:
 
 
 def _other_held_out_set(run: Run) -> str | None:
-    """An accuracy far below what the training loss speaks for.
+    """Evidence of an accuracy far below the one that the training loss implies.
 
-    A model whose mean cross-entropy is L gives the right word exp(-L) or more on average (Jensen),
-    and is right about as often. The loss has the next-sentence task's in it, so this is cautious.
+    A model with mean cross-entropy L gives the right word a probability of exp(-L) or more on
+    average (Jensen), and is right about as often. The loss includes the next-sentence task's, so
+    this is cautious.
     """
     records = [each for each in run.records if each["mlm_accuracy"] is not None]
     if not records or not records[-1]["loss"] or records[-1]["loss"] < 0:
@@ -216,7 +238,7 @@ def _other_held_out_set(run: Run) -> str | None:
 
 
 def _last_plateau(run: Run) -> tuple[float, float] | None:
-    """Lowest and highest of the last evaluations, where they are flat."""
+    """Lowest and highest of the last evaluations if they are flat."""
     last = [each.accuracy for each in run.evaluations[-LEAST_EVALUATIONS:]]
     if len(last) < LEAST_EVALUATIONS or max(last) - min(last) > FLAT:
         return None
@@ -278,7 +300,7 @@ def _slow_rank(run: Run) -> str | None:
 
 
 def shares_waited(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of the time of each record's steps, how much went by waiting for data."""
+    """The share of each record's step time that was spent waiting for data."""
     return [
         record["wait_ms"] / record["step_ms"]
         for record in records

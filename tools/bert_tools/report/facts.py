@@ -1,4 +1,4 @@
-"""Everything that a report shows of one run, read from its files; what is not there is named."""
+"""All facts that a report shows about one run, read from its files; missing files are named."""
 
 import os
 from collections.abc import Mapping
@@ -11,10 +11,17 @@ from bert_tools.report.doctor import Diagnosis, diagnose
 from bert_tools.report.run import Run, read_if_there, read_run, resumed_at
 from bert_tools.report.run_files import RunFiles, read_environment, read_last_lines
 
-State = Literal["target reached", "target missed", "stopped", "no end recorded"]
+State = Literal[
+    "target reached",
+    "target missed",
+    "finished, no target",
+    "ended, no target",
+    "stopped",
+    "no end recorded",
+]
 
-_BYTES_OF_A_RECORD = 100  # of a log, at least
-MAX_ATTEMPTS = 100  # interrupted ones, that are looked at
+_BYTES_OF_A_RECORD = 100  # least size of a log's record
+MAX_ATTEMPTS = 100  # most interrupted attempts that are read
 _NO_CURVES = "loss, tokens/s, step times, imbalance, clipping, skipped steps and memory"
 
 
@@ -22,9 +29,9 @@ _NO_CURVES = "loss, tokens/s, step times, imbalance, clipping, skipped steps and
 class RunFacts:
     """One run of a report.
 
-    `run.timing` is of the last attempt; `resumes` says after how many samples each attempt went on;
-    `attempts` counts those before the last. `last_written` is when a file of a run without an end
-    was last written, in seconds since the epoch. `absent` are sentences for people.
+    `run.timing` is of the last attempt; `resumes` has the samples after which each attempt resumed;
+    `attempts` counts those before the last. `last_written` is the time of the last write to a file
+    of a run without an end, in seconds since the epoch. `absent` has sentences about missing files.
     """
 
     label: str
@@ -40,14 +47,14 @@ class RunFacts:
 
     @property
     def steps(self) -> int | None:
-        """Updates so far, where that is known."""
+        """Updates so far, if known."""
         if self.run.outcome is not None:
             return self.run.outcome.steps
         return self.run.records[-1]["step"] if self.run.records else None
 
     @property
     def samples(self) -> int | None:
-        """Sequences trained so far, where that is known."""
+        """Sequences trained so far, if known."""
         run = self.run
         if run.outcome is not None:
             return run.outcome.samples
@@ -88,6 +95,10 @@ def read_facts(files: RunFiles) -> RunFacts:
 def _state(run: Run) -> State:
     if run.ended is None:
         return "no end recorded"
+    if not run.task.has_target:
+        if run.outcome is None:  # a log alone says "aborted", finished or stopped
+            return "ended, no target"
+        return "finished, no target" if run.ended == "success" else "stopped"
     if run.ended == "success":
         return "target reached"
     return "stopped" if run.outcome is not None and run.outcome.stopped_by else "target missed"
@@ -108,7 +119,7 @@ def _absent(files: RunFiles, run: Run, environment: Mapping[str, str]) -> tuple[
 
 
 def _earlier_attempts(folder: Path) -> list[int | None]:
-    """The attempts before the last: after how many samples each had gone on, if it had."""
+    """The attempts before the last: the samples after which each resumed, if it did."""
     stem = folder.name.replace("run_", "result_")
     found: list[int | None] = []
     for number in range(MAX_ATTEMPTS):
@@ -116,7 +127,7 @@ def _earlier_attempts(folder: Path) -> list[int | None]:
         if not os.path.lexists(path):
             break
         if path.is_file() and path.stat().st_size < _BYTES_OF_A_RECORD:
-            found.append(None)  # killed before its first record was whole
+            found.append(None)  # killed before its first record was complete
         else:
             found.append(resumed_at(read_foreign_log(path, str(path))))
     return found

@@ -1,6 +1,6 @@
-"""Which batch would be best now: of runs that measured their gradients' noise (docs/goodput.md).
+"""The best batch for runs that measured gradient noise (docs/how/goodput.md).
 
-How long an update takes by ranks and batch is Pollux's model, fitted to measured updates:
+The time of an update by ranks and batch follows Pollux's model, fitted to measured updates:
 
     forward and backward    T_grad = alpha_g + beta_g m             m sequences on a rank
     all-reduce              T_sync = 0 on one rank, else alpha + beta (K - 2) of K ranks,
@@ -31,13 +31,13 @@ from mlperf_bert.optim.noise_scale import efficiency, goodput, learning_rate_gai
 Floats = npt.NDArray[np.float64]
 
 _GAMMAS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
-_STARTS = (0.02, 0.5, 0.98)  # of a time that is split in two, the constant part
-_LEAST_SHARE = 1e-9  # of the shortest measured time: the smallest constant
+_STARTS = (0.02, 0.5, 0.98)  # constant part of a time that is split in two
+_LEAST_SHARE = 1e-9  # smallest constant, as a share of the shortest measured time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Who computes an update: ranks on nodes, sequences a forward, forwards an update."""
+    """The setup of an update: ranks, nodes, sequences per forward, forwards per update."""
 
     ranks: int
     nodes: int = 1
@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an update took."""
+    """The measured time of an update."""
 
     setup: Setup
     seconds: float
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputModel:
-    """The model's constants: seconds, but for gamma; `error` is the fit's in logarithms (RMS)."""
+    """The model's constants in seconds, except gamma; `error` is the fit's in logarithms (RMS)."""
 
     alpha_grad: float = 0.0
     beta_grad: float = 0.0  # a sequence
@@ -72,7 +72,7 @@ class ThroughputModel:
     error: float = 0.0
 
     def seconds(self, setup: Setup) -> float:
-        """Of one update."""
+        """Seconds of one update."""
         grad = self.alpha_grad + self.beta_grad * setup.local_batch_size
         on_one = setup.nodes == 1
         alpha = self.alpha_node if on_one else self.alpha_network
@@ -81,23 +81,23 @@ class ThroughputModel:
         longer = max(grad, sync)
         if longer <= 0:
             return 0.0
-        # Divided by the longer one: no power of it can leave the range of floats.
+        # Divided by the longer one, so that no power overflows.
         powers = (grad / longer) ** self.gamma + (sync / longer) ** self.gamma
         return (setup.grad_accum_steps - 1) * grad + float(longer * powers ** (1 / self.gamma))
 
     def throughput(self, setup: Setup) -> float:
-        """Sequences a second."""
+        """Sequences per second."""
         return setup.global_batch_size / self.seconds(setup)
 
 
 def fit(measured: Sequence[Measured]) -> ThroughputModel:
-    """The model with the least error in the logarithms of the measured times (seconds > 0).
+    """Fit the model with the least error in the logarithms of measured times (seconds > 0).
 
-    A constant that no two measurements tell apart stays 0: alpha_g where all had one batch a rank,
-    the all-reduce's where all were on one rank, its beta where all were on as many. gamma stays 1
-    where there are not more setups than constants.
+    A constant that no two measurements can distinguish stays 0: alpha_g if all had the same batch
+    per rank, the all-reduce's if all were on one rank, its beta if all had the same number of
+    ranks. gamma stays 1 unless there are more setups than constants.
 
-    Raises ValueError where nothing was measured, or a time is not above zero.
+    Raises ValueError if nothing was measured, or a time is not above zero.
     """
     if not measured or not all(0 < each.seconds < math.inf for each in measured):
         raise ValueError("at least one measured time is needed, and all above zero")
@@ -112,7 +112,7 @@ def fit(measured: Sequence[Measured]) -> ThroughputModel:
 def best_setup(
     model: ThroughputModel, setups: Iterable[Setup], noise_scale: float, initial_batch: float
 ) -> Setup:
-    """Of several setups that one of the highest goodput; among equals, the first."""
+    """The setup of the highest goodput; among equals, the first."""
     return max(
         setups,
         key=lambda setup: goodput(
@@ -128,7 +128,7 @@ def _told_apart(setups: Sequence[Setup]) -> list[str]:
     for place in ("node", "network"):
         here = [setup for setup in setups if (setup.nodes == 1) == (place == "node")]
         ranks = {setup.ranks for setup in here if setup.ranks > 1}
-        # Beside one time of a forward alone, or two batches, an all-reduce can be told from it.
+        # An all-reduce is distinguishable given a time of a forward alone, or two batches.
         if ranks and len(set(setups)) > len(names):
             names.append(f"alpha_{place}")
             if len(ranks) > 1 and len(set(setups)) > len(names):
@@ -161,9 +161,9 @@ def _fit_from(
 
 
 BATCH = "sequences a batch"
-_MOST_NOISE, _MOST_SECONDS = 1e12, 1e9  # beyond: not what a run of ours wrote
+_MOST_NOISE, _MOST_SECONDS = 1e12, 1e9  # larger values do not come from our runs
 _POINTS = 60  # of a curve
-_LARGER_FORWARDS = 4  # than any that was measured: beyond, memory and speed are guesses
+_LARGER_FORWARDS = 4  # times the largest measured: beyond, memory and speed are guesses
 _MOST_FORWARDS = 64
 _FACTORS = (1, 2, 4, 8, 16, 32)
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -171,12 +171,12 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchFacts:
-    """What a run says about its batch.
+    """Facts about a run's batch.
 
-    `noise_scale` (sequences) is the last one that is known, as the optimizer scales gradients;
-    `plain` may be None. `model` is of the times of the report's runs, and `best` of `candidates`,
-    all on the run's ranks and the run's own setup among them; both None where only one setup was
-    timed. `largest_forward`: of all that were timed, in sequences.
+    `noise_scale` (sequences) is the last known one, for gradients as the optimizer scales them;
+    `plain` may be None. `model` is fitted to the times of the report's runs; `best` is one of
+    `candidates`, which are all on the run's ranks and include its own setup; both are None if only
+    one setup was timed. `largest_forward` is the largest that was timed, in sequences.
     """
 
     run: int
@@ -193,40 +193,40 @@ class BatchFacts:
 
     @property
     def batch(self) -> int:
-        """Of the run, in sequences."""
+        """The run's batch in sequences."""
         return self.setup.global_batch_size
 
     def efficiency_at(self, batch: float) -> float:
-        """Of a sample in another batch, over one in the run's."""
+        """Efficiency of a sample in another batch, relative to the run's batch."""
         return efficiency(self.noise_scale, self.batch, batch)
 
     def batch_of(self, share: float) -> float:
-        """The batch at which a sample is worth that share of one in the run's batch."""
+        """The batch at which a sample has this share of its worth in the run's batch."""
         return (self.noise_scale + self.batch) / share - self.noise_scale
 
     def goodput_of(self, setup: Setup) -> float:
-        """Samples a second, counted as samples in the run's batch; by the fitted times."""
+        """Samples per second, counted as samples in the run's batch, from the fitted times."""
         assert self.model is not None
         batch = setup.global_batch_size
         return goodput(self.model.throughput(setup), self.noise_scale, self.batch, batch)
 
     def with_more_ranks(self, batch: float) -> float:
-        """The same where the batch grows with the ranks and each stays as fast: at most that."""
+        """An upper bound if the batch grows with the ranks and each rank stays as fast."""
         return goodput(self.samples_per_s * batch / self.batch, self.noise_scale, self.batch, batch)
 
 
 def batch_facts(runs: Sequence[RunFacts]) -> list[BatchFacts]:
-    """Of those runs that know their noise scale."""
+    """Facts of the runs with a known noise scale."""
     return [found for number, each in enumerate(runs) if (found := _of_run(number, each, runs))]
 
 
 def batch_charts(runs: Sequence[RunFacts]) -> list[Chart]:
-    """Efficiency and goodput over the batch."""
+    """Charts of efficiency and goodput over the batch."""
     found = batch_facts(runs)
     if not found:
         return []
     several = len(runs) > 1
-    # Those of several runs lie close together: their colours say whose they are.
+    # Curves of several runs lie close together: colours tell them apart.
     now = tuple((float(each.batch), "" if several else "batch now", each.run) for each in found)
     best = tuple(
         (float(each.best.global_batch_size), "" if several else "best", each.run)
@@ -286,7 +286,7 @@ def _goodput_curve(each: BatchFacts, *, several: bool) -> Series:
 
 
 def _batches(each: BatchFacts) -> list[float]:
-    """Of a curve: from the run's own to where a sample is worth a quarter."""
+    """Batches of a curve, from the run's own to the one at which a sample is worth a quarter."""
     low, high = float(each.batch), max(4.0 * each.batch, each.batch_of(0.25))
     return [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
 
@@ -322,7 +322,7 @@ def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFact
 
 @lru_cache(maxsize=32)
 def _fitted(measured: tuple[Measured, ...]) -> ThroughputModel:
-    """Once for all runs that cost the same, and for charts and words."""
+    """The fitted model, cached for all runs of equal cost, for charts and text."""
     return fit(measured)
 
 
@@ -331,7 +331,7 @@ def _is_noise(value: float | None) -> bool:
 
 
 def _is_alike(config: RunConfig, other: RunFacts) -> bool:
-    """Whether sequences of both runs cost the same."""
+    """True if sequences of both runs cost the same."""
     theirs = other.run.config
     return theirs is not None and (theirs.model, theirs.data.max_seq_length) == (
         config.model,
@@ -340,7 +340,7 @@ def _is_alike(config: RunConfig, other: RunFacts) -> bool:
 
 
 def _measured(facts: RunFacts) -> Measured | None:
-    """What an update of a run took, the median of its intervals."""
+    """The time of a run's update, the median over its intervals."""
     config = facts.run.config
     known = [each / 1e3 for each in facts.run.known("step_ms") if 0 < each < 1e3 * _MOST_SECONDS]
     if config is None or not known:
@@ -370,7 +370,7 @@ def _candidates(setup: Setup, largest: int) -> Iterator[Setup]:
 
 
 def in_words(each: BatchFacts) -> list[str]:
-    """What follows from the noise scale, in sentences."""
+    """The conclusions from the noise scale, in sentences."""
     plain = "" if each.plain is None else f" ({significant(each.plain, 3)} of plain gradients)"
     words = [
         f"At step {each.step:,} the noise scale is {significant(each.noise_scale, 3)} "
@@ -384,7 +384,7 @@ def in_words(each: BatchFacts) -> list[str]:
             "together with short ones of another local_batch_size to see the best on these ranks."
         )
         return words
-    best, error = each.best, each.model.error  # of the fitted times, in logarithms
+    best, error = each.best, each.model.error  # error of the fitted times, in logarithms
     gain = each.goodput_of(best) / each.goodput_of(each.setup)
     last = (
         f"On these {each.setup.ranks} ranks the best batch is {best.global_batch_size:,} "
@@ -400,12 +400,12 @@ def in_words(each: BatchFacts) -> list[str]:
 
 
 def batch_rows(each: BatchFacts) -> Iterator[list[str]]:
-    """The run's batch and larger ones: worth, samples and updates needed, learning rates."""
+    """Rows for the run's batch and larger ones: worth, samples, updates, learning rates."""
     for factor in _FACTORS:
         batch = each.batch * factor
         worth = each.efficiency_at(batch)
         root = learning_rate_gain(each.noise_scale, each.batch, batch, "square_root")
-        # AdaScale is of SGD, which sees gradients as they are.
+        # AdaScale is for SGD, which uses unscaled gradients.
         adascale = None
         if each.plain is not None:
             adascale = learning_rate_gain(each.plain, each.batch, batch, "adascale")

@@ -1,4 +1,4 @@
-"""What runs come to in single numbers, and in which settings they differ: tables, lines, JSON."""
+"""Single numbers of runs, and the settings in which they differ, as tables, lines and JSON."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from mlperf_bert.config.files import config_to_tables
 SCHEMA_VERSION = 1
 Number: TypeAlias = int | float
 _IN_A_LINE = ("time_to_train_s", "samples_to_target", "best_accuracy", "samples_per_s")
-_OF_EACH_RUN = ("utc", "seed")  # surroundings that always differ
+_OF_EACH_RUN = ("utc", "seed")  # facts of the environment that always differ
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _FORMS: dict[str, Callable[[Number], str]] = {
     "count": lambda value: f"{value:,}",
@@ -27,7 +27,7 @@ _FORMS: dict[str, Callable[[Number], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run: `value`, of a run and the key, is in `unit`, which `key` names too."""
+    """One number of a run: `value` of a run and the key is in `unit`, which `key` names too."""
 
     key: str
     label: str
@@ -43,22 +43,21 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting: its name, and its value in each run in words, None where it has none."""
+    """One setting: its name, and its value in words for each run, None for a run without it."""
 
     name: str
     values: tuple[str | None, ...]
 
     @property
     def differs(self) -> bool:
-        """Whether two runs that have it have it otherwise, or only some have it."""
+        """True if runs have different values, or only some runs have one."""
         return len(set(self.values)) > 1
 
 
 def time_split(facts: RunFacts) -> dict[str, float] | None:
-    """Seconds of a whole run by what they went into; None of a resumed one, whose log has a part.
+    """Seconds of a whole run by activity; None for a resumed run, whose log has only a part.
 
-    They begin with start-up and end with the last that the files tell of; `rest` is what no part
-    claims.
+    They run from start-up to the last known moment; `rest` belongs to no other part.
     """
     timing, steps = facts.run.timing, _step_seconds(facts, "step_ms")
     run_s = (timing.run_s or timing.seen_s) if timing else None
@@ -77,12 +76,12 @@ def time_split(facts: RunFacts) -> dict[str, float] | None:
 
 
 def numbers_of(facts: RunFacts) -> dict[str, Number | None]:
-    """All measures of a run by their keys; None where its files do not tell."""
+    """All measures of a run by their keys; None if its files do not say."""
     return {each.key: each.value(facts, each.key) for each in MEASURES}
 
 
 def _told(path: str) -> Callable[[RunFacts, str], Any]:
-    """What is found along attributes; None where one of them is."""
+    """A getter for a path of attributes; None if one of them is None."""
 
     def value(facts: RunFacts, _: str) -> Any:
         found: Any = facts
@@ -107,7 +106,7 @@ def _throughput(facts: RunFacts, _: str) -> float | None:
 
 
 def _with_steps(facts: RunFacts, key: str) -> Iterable[tuple[Number, int]]:
-    """A key's numbers, and how many steps each is of."""
+    """A key's numbers, each with its number of steps."""
     before = 0
     for record in facts.run.records:
         if record.get(key) is not None:
@@ -178,7 +177,7 @@ MEASURES = (
 
 
 def setting_rows(runs: Sequence[RunFacts]) -> list[Row]:
-    """All settings of the configs, as `section.field`; of a log those that it tells."""
+    """All settings of the configs, as `section.field`; for a log the settings in it."""
     return _rows([_settings(each) for each in runs])
 
 
@@ -188,7 +187,7 @@ def environment_rows(runs: Sequence[RunFacts]) -> list[Row]:
 
 
 def differences(runs: Sequence[RunFacts]) -> list[Row]:
-    """Settings, and facts of the surroundings, in which the runs that tell them differ."""
+    """Settings, and facts of the environment, that differ between the runs that have them."""
     told = [each.run.config is not None for each in runs]
     rows = [row for row in setting_rows(runs) if _is_told(row, told)]
     told = [bool(each.environment) for each in runs]
@@ -201,7 +200,7 @@ def differences(runs: Sequence[RunFacts]) -> list[Row]:
 
 
 def _is_told(row: Row, is_there: Sequence[bool]) -> bool:
-    """Whether it differs among runs that have a value, or lack it though its file is there."""
+    """True if it differs among the runs whose files are there."""
     pairs = zip(row.values, is_there, strict=True)
     return len({value for value, there in pairs if there or value is not None}) > 1
 
@@ -230,7 +229,7 @@ def _rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:
 
 
 def as_json(runs: Sequence[RunFacts]) -> dict[str, Any]:
-    """The schema of docs/report.md; keys are only added."""
+    """The object that `--json` prints; keys are only added."""
     found = differences(runs) if len(runs) > 1 else []
     return {
         "schema_version": SCHEMA_VERSION,
@@ -259,7 +258,7 @@ def _run_as_json(facts: RunFacts) -> dict[str, Any]:
 
 
 def lines_of(runs: Sequence[RunFacts]) -> list[str]:
-    """Two lines for each run: how it ended, and the numbers one asks for first."""
+    """Two lines for each run: its outcome, and its main numbers."""
     lines = []
     for facts in runs:
         numbers = numbers_of(facts)

@@ -1,6 +1,6 @@
-"""The page of a report: one HTML file that asks nothing of any network, made of page.html.
+"""The page of a report: one HTML file without network access, made from page.html.
 
-The values that its script shows under the pointer stand in it as JSON.
+It contains the values that its script shows under the pointer as JSON.
 """
 
 import base64
@@ -31,11 +31,11 @@ from bert_tools.report.published import curves_for
 from bert_tools.report.run_files import device_in_words
 from mlperf_bert.common.errors import one_line
 
-COLOURS = 8  # of the style sheet, --c0 and on
+COLOURS = 8  # in the style sheet, from --c0
 _BOX = 1000  # units of the stretched part of a chart, across and up
-_LEAST_CHANGE = 0.0005  # which is written as 0.1 %
+_LEAST_CHANGE = 0.0005  # written as 0.1 %
 _DIGITS = 7  # significant
-_MOST_EXACT = 2**53  # of JavaScript's numbers
+_MOST_EXACT = 2**53  # the largest exact integer of JavaScript
 _TILES = (
     *("time_to_train_s", "samples_to_target", "best_accuracy"),
     *("samples_per_s", "tokens_per_s", "memory_gib"),
@@ -43,6 +43,8 @@ _TILES = (
 _STATE_SIGNS = {
     "target reached": ("good", "\N{CHECK MARK}"),
     "target missed": ("bad", "\N{MULTIPLICATION SIGN}"),
+    "finished, no target": ("good", "\N{CHECK MARK}"),
+    "ended, no target": ("plain", "\N{EM DASH}"),
     "stopped": ("warn", "\N{BLACK SQUARE}"),
     "no end recorded": ("warn", "\N{HORIZONTAL ELLIPSIS}"),
 }
@@ -78,7 +80,7 @@ def _template() -> Template:
 
 
 def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequence[str]) -> str:
-    """The whole page for one run or several; `quiet`: what is not drawn, in words."""
+    """The whole page for one run or several; `quiet` says in words what is not drawn."""
     style, script = _text_of("page.css"), _text_of("page.js")
     first = numbers_of(runs[0])
     drawn = [(chart, chart.sample_scale(), chart.value_scale()) for chart in charts]
@@ -114,8 +116,8 @@ def report_page(runs: Sequence[RunFacts], charts: Sequence[Chart], quiet: Sequen
 
 
 def _finalized(value: object) -> object:
-    """What the page may hold of a value, before it is escaped: one printable line."""
-    if value is None or hasattr(value, "__html__"):  # markup of the template's own
+    """A value as one printable line for the page, before it is escaped."""
+    if value is None or hasattr(value, "__html__"):  # the template's own markup
         return value or ""
     return one_line(str(value))
 
@@ -125,7 +127,7 @@ def _text_of(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is loaded, and only this style sheet and this script are obeyed."""
+    """The content policy: nothing is loaded, and only this style sheet and this script apply."""
     digests = (hashlib.sha256(text.encode()).digest() for text in (style, script))
     of_style, of_script = (base64.b64encode(each).decode("ascii") for each in digests)
     return (
@@ -140,12 +142,12 @@ def run_class(run: int) -> str:
 
 
 def percent(share: float) -> str:
-    """As SVG takes it."""
+    """A percentage for SVG."""
     return f"{100 * share:.2f}%"
 
 
 def path_of(series: Series, across: Scale, up: Scale) -> str:
-    """The curve in the stretched units; a gap begins it anew."""
+    """The curve in the stretched units; a gap starts a new segment."""
     words, pen = [], "M"
     for x, value in series.points:
         if value is None:
@@ -158,7 +160,7 @@ def path_of(series: Series, across: Scale, up: Scale) -> str:
 
 
 def _said(chart: Chart) -> str:
-    """The chart for who cannot see it."""
+    """The chart in words, for readers who cannot see it."""
     curves = "; ".join(
         f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
         for each in chart.series
@@ -207,7 +209,7 @@ def _state_in_words(facts: RunFacts) -> str:
 
 
 def _measure_rows(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """All single numbers: for each run how much it differs from the first, and the number."""
+    """Rows of all single numbers: for each run its difference from the first, and the number."""
     columns = [numbers_of(each) for each in runs]
     for measure in MEASURES:
         values = [column[measure.key] for column in columns]
@@ -253,7 +255,7 @@ def _time_bars(runs: Sequence[RunFacts]) -> Iterator[tuple[object, ...]]:
 
 
 def _not_shown(runs: Sequence[RunFacts], quiet: Sequence[str]) -> list[str]:
-    """What is not there, and what is not drawn because it never changes."""
+    """Sentences on missing files, and on charts that are left out because they never change."""
     words = [
         f"{facts.label}: {each}" if len(runs) > 1 else each
         for facts in runs

@@ -35,7 +35,7 @@ def chart_picture(chart: Chart) -> bytes:
         axes.axvline(x, color=colour, linestyle=(0, (5, 4)), linewidth=1)
         axes.annotate(_plain(label), (x, 0.02), (4, 0), places, points, color=colour)
     _frame(axes, chart)
-    with warnings.catch_warnings():  # a sign that the font lacks is drawn as a box
+    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         return png(figure, _DOTS_PER_INCH)
 
@@ -81,8 +81,8 @@ def _frame(axes: "Axes", chart: Chart) -> None:
 
 
 def _legend(axes: "Axes", chart: Chart) -> None:
-    """Among the curves; of many below them, for which the picture grows."""
-    # Labels that begin with an underscore matplotlib leaves out, unless set afterwards.
+    """Draw the legend among the curves; below them if it is long, in a taller picture."""
+    # matplotlib omits labels that begin with an underscore, unless set afterwards.
     lines = axes.get_lines()[: len(chart.series)]
     numbers = [str(number) for number in range(len(lines))]
     if len(lines) <= _MOST_AMONG_CURVES:
@@ -114,5 +114,5 @@ def _colour(run: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """For matplotlib, which takes what stands between dollar signs for a formula."""
+    """Escape dollar signs, because matplotlib reads text between them as a formula."""
     return one_line(text).replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""Whether a run's accuracy is where it should be: beside published curves, or reference points.
+"""The verdict on a run's accuracy, compared with published curves or reference points.
 
-The curves are published_curves.csv. Times are compared, not heights: a curve that is late by a
-tenth looks far off where it is steep.
+The curves are in published_curves.csv. Samples are compared, not accuracies: a curve that is late
+by a tenth looks far off where it is steep.
 """
 
 import csv
@@ -16,11 +16,11 @@ from bert_tools.report.run import Evaluation, Task
 from mlperf_bert.evaluation.convergence import expected_samples
 
 INITIAL_ACCURACY = 0.34085  # of MLPerf's initial checkpoint, before the first step
-_SAME_BATCH = 0.05  # a curve serves batches that differ from its own by so much at most
+_SAME_BATCH = 0.05  # most difference of a batch from a curve's own
 
-LATE, FAR_TOO_LATE = 1.15, 1.5  # times the samples of the runs compared with
+LATE, FAR_TOO_LATE = 1.15, 1.5  # times the samples of the compared runs
 NOISE = 0.01  # of an accuracy, between runs
-# Where only the samples to the target are known. The published curves are within 0.01 of the target
+# Used if only the samples to the target are known. Published curves are within 0.01 of the target
 # from two thirds of their samples on.
 LAST_PART, NEAR, FAR = 0.8, 0.03, 0.08
 
@@ -37,14 +37,14 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def accuracy_at(self, samples: float) -> float:
-        """Linear between points; after the last one, the last one's."""
+        """The accuracy after `samples`: linear between points, constant after the last one."""
         for (low, before), (high, after) in pairwise(self.points):
             if samples <= high:
                 return before + (after - before) * (samples - low) / (high - low)
         return self.points[-1][1]
 
     def samples_at(self, accuracy: float) -> float | None:
-        """Samples after which an accuracy is first reached; None where it is not."""
+        """Samples after which an accuracy is first reached; None if it is not."""
         for (low, before), (high, after) in pairwise(self.points):
             if before < accuracy <= after:
                 return low + (high - low) * (accuracy - before) / (after - before)
@@ -53,14 +53,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One of four words, and the comparison behind it in one line."""
+    """A verdict of one of four kinds, and the comparison behind it in one line."""
 
     kind: Kind
     why: str
 
 
 def curves_for(task: Task) -> list[Curve]:
-    """Published curves of about a task's batch and of its optimizer, of any where none is told."""
+    """Published curves of about a task's batch and of its optimizer, or of any if it has none."""
     if not task.is_reference or task.global_batch_size is None:
         return []
     return [
@@ -83,7 +83,7 @@ def _published_curves() -> tuple[Curve, ...]:
 
 
 def convergence_point(task: Task) -> float | None:
-    """MLPerf's mean samples to the target at a task's batch, where no curve is published."""
+    """MLPerf's mean samples to the target at a task's batch, for tasks without a curve."""
     if not task.is_reference or task.global_batch_size is None or curves_for(task):
         return None
     point = expected_samples(task.global_batch_size)
@@ -100,11 +100,13 @@ def published_samples(task: Task) -> list[float]:
     return reached or ([point] if point is not None else [])
 
 
-def judge(task: Task, evaluations: Sequence[Evaluation]) -> Verdict:
-    """By the last evaluation, or by the one that reached the target."""
+def judge(task: Task, evaluations: Sequence[Evaluation], guess: float | None = None) -> Verdict:
+    """Judge by the last evaluation; without a curve by `guess`, that without context."""
     if not evaluations:
         return _cannot("there is no evaluation yet")
     last, target = evaluations[-1], task.target_accuracy
+    if not task.has_target:
+        return _by_guess(task, evaluations, guess)
     if target is None:
         return _cannot("the log does not say its target, nor that it is MLPerf's")
     has_reached = last.accuracy >= target
@@ -112,7 +114,7 @@ def judge(task: Task, evaluations: Sequence[Evaluation]) -> Verdict:
         if has_reached:
             why = f"{_reached(target, last)}; nothing is published to compare"
             return Verdict("on track", why)
-        return _cannot("no curve is published but of BERT-large on MLPerf's target, 0.72 at 512")
+        return _by_guess(task, evaluations, guess)
     expected = max(published_samples(task), default=None)
     if expected is None:
         return _cannot(f"nothing is published for a global batch of {task.global_batch_size:,}")
@@ -122,6 +124,19 @@ def judge(task: Task, evaluations: Sequence[Evaluation]) -> Verdict:
         return Verdict(_kind(ratio <= LATE, ratio <= FAR_TOO_LATE), f"{why} batch")
     curves = curves_for(task)
     return _by_curve(last, curves) if curves else _by_expected(target, last, expected)
+
+
+def _by_guess(task: Task, evaluations: Sequence[Evaluation], guess: float | None) -> Verdict:
+    best = max(each.accuracy for each in evaluations)
+    why = f"best accuracy {best:.4f} in {evaluations[-1].samples:,} samples"
+    why += f", {best / guess:.2f} x the context-free guess" if guess else ""
+    if task.target_accuracy is None:
+        why += "; the run has no target"
+    else:
+        why += f"; the target {task.target_accuracy:g} is not reached, and no published curve fits"
+    if guess and best <= guess:
+        return Verdict("behind", why)
+    return Verdict("on track", why) if not task.has_target else _cannot(why)
 
 
 def _by_curve(last: Evaluation, curves: Sequence[Curve]) -> Verdict:

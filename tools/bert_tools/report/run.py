@@ -1,4 +1,4 @@
-"""One run as its files tell it: its run directory, or an MLPerf log of anybody's."""
+"""One run, read from its run directory or from anybody's MLPerf log."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_tools.common.log_reader import Record, RunLog, is_number, read_foreign_log
-from bert_tools.report.run_files import RunFiles, read_metrics
+from bert_tools.report.run_files import RunFiles, read_guess, read_metrics
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.files import load_config
@@ -24,7 +24,7 @@ Contents = TypeVar("Contents")
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The accuracy after so many samples."""
+    """An accuracy after a number of samples."""
 
     samples: int
     accuracy: float
@@ -32,26 +32,28 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a run is to reach, and by what; None where its files do not tell.
+    """A run's target, batch and optimizer; None if its files do not say.
 
-    `is_reference`: whether it may be BERT-large on MLPerf's target, whose results are published.
+    `has_target` is false if they say that there is none. `is_reference` if it may be BERT-large on
+    MLPerf's target, whose results are published.
     """
 
     global_batch_size: int | None = None
     optimizer: str | None = None
     target_accuracy: float | None = None
     is_reference: bool = False
+    has_target: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds by the log; None where it does not tell both ends of a phase.
+    """Seconds from the log; None if it lacks an end of a phase.
 
-    `run_s` is MLPerf's time to train, from `run_start` to `run_stop`; `evaluation_s` is all
-    evaluations together; `init_s` the time before. `train_samples` is the last that is told, as
-    MLPerf's checkers take it. `seen_s` is from `run_start` to the last record
-    of a run that has not stopped. `rates` are samples and samples a second at that point;
-    `resumed_at` says after how many samples a resumed run went on, if the log says that it is one.
+    `run_s` is MLPerf's time to train, from `run_start` to `run_stop`; `evaluation_s` is the sum of
+    all evaluations; `init_s` the time before. `train_samples` is the last one in the log, as in
+    MLPerf's checkers. `seen_s` is from `run_start` to the last record of a run that has not
+    stopped. `rates` are samples and samples per second at that point; `resumed_at` is the number of
+    samples after which a resumed run continued, if the log says so.
     """
 
     init_s: float | None
@@ -65,10 +67,11 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run as its files tell it; None, or empty, where they do not.
+    """One run as described by its files; None or empty for missing facts.
 
-    `records` are those of `metrics.jsonl`, `throughputs` samples a second in the order of time;
-    `ended` is None for a run that is under way or was killed; `timing` is the log's.
+    `records` are those of `metrics.jsonl`, `throughputs` samples per second in order of time;
+    `ended` is None for a run that is still running or was killed; `timing` is the log's.
+    `guess` is the accuracy of a guess without context on the held-out set.
     """
 
     name: str
@@ -81,14 +84,15 @@ class Run:
     ended: Status | None = None
     outcome: RunOutcome | None = None
     timing: Timing | None = None
+    guess: float | None = None
 
     @property
     def best_accuracy(self) -> float:
-        """0 where there was no evaluation."""
+        """The best accuracy; 0 without evaluations."""
         return max((each.accuracy for each in self.evaluations), default=0.0)
 
     def known(self, key: str) -> list[Any]:
-        """The numbers that the records have of a key."""
+        """The numbers of a key in the records."""
         return [each[key] for each in self.records if each.get(key) is not None]
 
 
@@ -100,7 +104,7 @@ def read_run(files: RunFiles, *, needs_config: bool = False) -> Run:
     log = read_foreign_log(files.log, str(files.log)) if files.log else None
     by_log = replace(_run_of_log(log), name=files.name) if log else Run(name=files.name)
     if needs_config and files.folder and not files.has("config.toml"):
-        load_config(files.folder / "config.toml")  # says what is missing
+        load_config(files.folder / "config.toml")  # raises for a missing file
     config = read_if_there(files, "config.toml", load_config)
     records = tuple(read_if_there(files, "metrics.jsonl", read_metrics) or ())
     outcome = read_if_there(files, "outcome.json", read_outcome)
@@ -110,6 +114,7 @@ def read_run(files: RunFiles, *, needs_config: bool = False) -> Run:
         records=records,
         evaluations=_evaluations_in(records) or by_log.evaluations,
         outcome=outcome,
+        guess=read_if_there(files, "stdout.log", read_guess),
         ended=outcome.status if outcome else by_log.ended,
     )
     if config is None:
@@ -121,18 +126,19 @@ def read_run(files: RunFiles, *, needs_config: bool = False) -> Run:
 def read_if_there(
     files: RunFiles, name: str, reader: Callable[[Path], Contents]
 ) -> Contents | None:
-    """What the reader makes of a file; what is there and is no file is refused by it."""
+    """The reader's result for a file, None if it is missing; the reader refuses other things."""
     return reader(files.folder / name) if files.folder and files.has(name) else None
 
 
 def task_of(config: RunConfig) -> Task:
-    """What a config asks for."""
-    length, target = config.data.max_seq_length, config.eval.target_accuracy
+    """The task of a config."""
+    length, target = config.data.max_seq_length, config.eval.target
     return Task(
         config.parallel.global_batch_size,
         config.optim.name,
         target,
         has_bert_large_sizes(config.model) and _is_reference_task(length, target),
+        has_target=target is not None,
     )
 
 
@@ -149,16 +155,18 @@ def _evaluations_in(records: Iterable[Mapping[str, Any]]) -> tuple[Evaluation, .
 
 
 def _run_of_log(log: RunLog) -> Run:
-    """The run that a log alone tells of. Raises DataError where its evaluations are wrong."""
+    """The run described by a log alone. Raises DataError if its evaluations are wrong."""
     batch = log.last_number("global_batch_size")
     length = int(log.last_number("max_sequence_length") or MLPERF_LENGTH)
-    # Only logs of ours say it, and not the older ones.
-    assumed = CLOSED_TARGET_ACCURACY if length == MLPERF_LENGTH else None
+    # Only our logs say it, and not the older ones.
+    has_target = log.last_text("quality_target") != "none"
+    assumed = CLOSED_TARGET_ACCURACY if has_target and length == MLPERF_LENGTH else None
     target = log.last_number("quality_target") or assumed
     is_reference = _is_reference_task(length, target)
+    optimizer = log.last_text("opt_name")
     return Run(
         name=log.name,
-        task=Task(int(batch) if batch else None, log.last_text("opt_name"), target, is_reference),
+        task=Task(int(batch) if batch else None, optimizer, target, is_reference, has_target),
         evaluations=_evaluations(log),
         throughputs=tuple(rate for _, rate in _told_rates(log)),
         initial_weights=log.last_text("initial_weights"),
@@ -179,7 +187,7 @@ def _ended(log: RunLog) -> Status | None:
 
 
 def _evaluations(log: RunLog) -> tuple[Evaluation, ...]:
-    """In the order of the log; samples are where the writer has put them."""
+    """Evaluations in the order of the log, with samples from the field that its writer used."""
     found: list[Evaluation] = []
     for record in log.named("eval_accuracy"):
         samples = _count(told := _told_samples(record))
@@ -205,7 +213,7 @@ def _told_rates(log: RunLog) -> Iterator[tuple[int | None, float]]:
 
 
 def _timing_of(log: RunLog) -> Timing:
-    """Times that go backwards count as not told."""
+    """Timing from a log; times that go backwards count as missing."""
     start, stop = _first(log, "run_start"), _first(log, "run_stop")
     samples = log.named("train_samples")
     rates: list[tuple[int, float]] = []
@@ -224,7 +232,7 @@ def _timing_of(log: RunLog) -> Timing:
 
 
 def resumed_at(log: RunLog) -> int | None:
-    """Samples of the checkpoint that a log's run went on from; None where it began anew."""
+    """Samples of the checkpoint that a log's run continued from; None for a fresh start."""
     record = _first(log, "resumed")
     if record is None or record.value is not True:
         return None
@@ -246,7 +254,7 @@ def _between(start: Record | None, stop: Record | None) -> float | None:
 
 
 def _evaluations_s(log: RunLog) -> float | None:
-    """Of evaluations that have begun and ended, one after the other."""
+    """Seconds of complete evaluations, which must follow one another."""
     total, began, count = 0.0, None, 0
     for record in log.records:
         if record.key == "eval_start":

@@ -1,4 +1,4 @@
-"""Finds the files of runs and reads them strictly: anybody may have written them."""
+"""Finding the files of runs, and reading them strictly as untrusted input."""
 
 import os
 import re
@@ -21,18 +21,19 @@ from mlperf_bert.common.untrusted import (
 )
 
 MAX_RUNS = 32
-MAX_METRICS_BYTES_TOGETHER = 64 * 2**20  # of all runs
-_MAX_ENTRIES = 100_000  # of a directory that is looked through
+MAX_METRICS_BYTES_TOGETHER = 64 * 2**20  # over all runs
+_MAX_ENTRIES = 100_000  # in a searched directory
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 _RUN = re.compile(r"run_(\d{1,6})")
 
 MAX_METRICS_BYTES = 32 * 2**20  # 50,000 records of ours
 MAX_LINE_BYTES = 8 * 2**10  # a record of ours has 0.7 kB
 MAX_RECORDS = 200_000
-MAX_FACTS = 200  # of environment.json
+MAX_FACTS = 200  # in environment.json
 _LONGEST_FACT = 300  # characters
 _LARGEST = 1e300
-_LAST_BYTES, _LAST_LINES = 4096, 12  # of stdout.log
+_PART_BYTES, _LAST_LINES = 4096, 12  # of stdout.log
+_GUESS = re.compile(r"context-free guess (0\.\d{1,9}) \(")
 AS_WRITTEN = "use the file as the run wrote it"
 _GIVE_RUN = "give a run directory, which train makes below runs/"
 
@@ -49,18 +50,18 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """As the user would name it."""
+        """The name that a user would give."""
         return str(self.folder or self.log)
 
     def has(self, name: str) -> bool:
-        """Whether the folder holds it, be it a file or not."""
+        """True if the folder has an entry of this name, a file or not."""
         return self.folder is not None and os.path.lexists(self.folder / name)
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
-    """All runs of run directories, their `run_<i>`, and MLPerf logs, each once however named.
+    """All runs of run directories, their `run_<i>`, and MLPerf logs, without repetition.
 
-    Raises DataError where there is none in a path, ConfigError where there are too many.
+    Raises DataError if a path has none, ConfigError if there are too many.
     """
     by_place: dict[str, RunFiles] = {}
     for run in (run for path in paths for run in _runs_of(path)):
@@ -80,7 +81,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
 
 
 def only_run(path: Path) -> RunFiles:
-    """The one run of a path that has metrics. Raises DataError where there is none or several."""
+    """The only run of a path with metrics. Raises DataError if there is none or several."""
     if path.exists() and not path.is_dir():
         return RunFiles(None, path)
     runs = [run for run in find_runs([path]) if run.has("metrics.jsonl")]
@@ -93,9 +94,9 @@ def only_run(path: Path) -> RunFiles:
 
 
 def newest_run(path: Path) -> Path | None:
-    """The directory `run_<i>` that `path` is, or has, the highest i of several; None: not yet.
+    """The directory `run_<i>` that `path` is or contains, of the highest i; None if none exists.
 
-    Raises DataError where `path` is no directory or cannot be read.
+    Raises DataError if `path` is no directory or cannot be read.
     """
     try:
         names = _names_in(path, _GIVE_RUN)
@@ -131,7 +132,7 @@ def _runs_of(path: Path) -> list[RunFiles]:
 
 
 def _names_in(directory: Path, remedy: str) -> set[str]:
-    """Raises FileNotFoundError, and DataError for what else keeps it from being read."""
+    """Names in a directory. Raises FileNotFoundError, and DataError for other failures."""
     try:
         with os.scandir(directory) as entries:
             return {entry.name for entry in islice(entries, _MAX_ENTRIES)}
@@ -151,7 +152,7 @@ def _log_of(folder: Path) -> Path | None:
 
 
 def _labels(runs: Sequence[RunFiles]) -> list[str]:
-    """The shortest of three kinds of name that tells all runs apart."""
+    """Labels of runs: the shortest of three kinds of name that is unique."""
     labels: list[str] = []
     for parts in (1, 2, 3):
         labels = [_label(run, parts) for run in runs]
@@ -161,7 +162,7 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _label(run: RunFiles, parts: int) -> str:
-    """Of `runs/a/run_0` it is a, a/run_0, or runs/a/run_0; of a log its name, with its folders."""
+    """A label: for `runs/a/run_0` a, a/run_0, or runs/a/run_0; for a log its name, with folders."""
     path = Path(run.name).absolute()
     names = path.parts[1:]
     if run.folder is not None and parts == 1 and path.name.startswith("run_"):
@@ -172,7 +173,7 @@ def _label(run: RunFiles, parts: int) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`: finite numbers or None by key, `step` ascending.
 
-    A last line without its end is left out: the run was killed, or is still running.
+    An incomplete last line is left out: the run was killed, or is still running.
 
     Raises DataError naming the file and the line: too large, no record, a number that is none, or
     one of `step`, `samples`, `loss`, `mlm_accuracy` and `skipped_steps` missing or impossible.
@@ -194,9 +195,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics_record(line: bytes, where: str, last_step: int | None) -> dict[str, Any]:
-    """One line of a `metrics.jsonl`, without its end, of a step after the last, if there was one.
+    """Parse one line of a `metrics.jsonl`, without its line end; steps must ascend.
 
-    Raises DataError, which begins with where.
+    Raises DataError, which begins with `where`.
     """
     if len(line) > MAX_LINE_BYTES:
         raise DataError(where, f"has more than {MAX_LINE_BYTES:,} bytes", AS_WRITTEN)
@@ -222,11 +223,11 @@ def read_metrics_record(line: bytes, where: str, last_step: int | None) -> dict[
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """What a run ran on, as flat texts in their order; those of `packages` as `packages.torch`.
+    """A run's environment as flat texts in order; `packages` are keyed like `packages.torch`.
 
-    Raises DataError where it is missing, damaged, of another version or holds what is no fact.
+    Raises DataError if it is missing, damaged, of another version or has a value that is no fact.
     """
-    record = read_record(path, missing="is missing", remedy=f"{AS_WRITTEN}, or take it away")
+    record = read_record(path, missing="is missing", remedy=f"{AS_WRITTEN}, or remove it")
     record.check_version(1, key="schema_version")
     found: dict[str, str] = {}
     for key, value in record.values.items():
@@ -250,19 +251,29 @@ def read_environment(path: Path) -> dict[str, str]:
 
 
 def device_in_words(environment: Mapping[str, str]) -> str:
-    """As `2 ranks on cpu` of what there is; empty where nothing is said."""
+    """The known part of `2 ranks on cpu`; empty if nothing is known."""
     ranks, device = environment.get("world_size"), environment.get("device")
     if not ranks or not device:
         return device or ""
     return f"{ranks} rank{'' if ranks == '1' else 's'} on {device}"
 
 
+def read_guess(path: Path) -> float | None:
+    """What `train` has said of a guess without context in `stdout.log`: its accuracy."""
+    said = _GUESS.search(_part_of(path, 0))
+    return float(said[1]) if said else None
+
+
 def read_last_lines(path: Path) -> tuple[str, ...]:
-    """The end of what the run has printed. Raises DataError where that is no regular file."""
+    """The last lines of the run's output. Raises DataError if that is no regular file."""
+    text = _part_of(path, -_PART_BYTES)
+    return tuple(line for line in text.split("\n") if line.strip())[-_LAST_LINES:]
+
+
+def _part_of(path: Path, start: int) -> str:
     try:
         with open_regular_file(path) as file:
-            file.seek(max(0, file.seek(0, SEEK_END) - _LAST_BYTES))
-            text = (file.read(_LAST_BYTES) or b"").decode("utf-8", errors="replace")
+            file.seek(start if start >= 0 else max(0, file.seek(0, SEEK_END) + start))
+            return (file.read(_PART_BYTES) or b"").decode("utf-8", errors="replace")
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", AS_WRITTEN) from None
-    return tuple(line for line in text.split("\n") if line.strip())[-_LAST_LINES:]

@@ -36,13 +36,13 @@ def check_directory(directory: Path) -> None:
 
 
 class _Events:
-    """One event file in the making. The time of a record is not known and is 0."""
+    """An event file that is being written. The time of a record is not known and is 0."""
 
     def __init__(self, file: BinaryIO) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # Not its EventFileWriter: the thread of that prints a traceback where the disk is full.
+        # Not its EventFileWriter, whose thread prints a traceback on a full disk.
         self._records = RecordWriter(file)
         self._records.write(Event(file_version="brain.Event:2").SerializeToString())
 
@@ -55,10 +55,10 @@ class _Events:
 
 
 def write_scalars(directory: Path, facts: RunFacts) -> int:
-    """Write one event file into a directory that `check_directory` let pass; how many scalars.
+    """Write one event file into a directory that `check_directory` accepted; number of scalars.
 
-    Steps are the run's steps; of a run without metrics, whose steps are not known, its samples.
-    Raises DataError where it cannot be written.
+    Steps are the run's steps, or its samples for a run without metrics, whose steps are not known.
+    Raises DataError if it cannot be written.
     """
     contents = BytesIO()
     events = _Events(contents)
@@ -74,9 +74,9 @@ def write_scalars(directory: Path, facts: RunFacts) -> int:
 
 
 class LiveScalars:
-    """The scalars of watched runs, written as they come, in a directory for each run.
+    """Writes the scalars of watched runs as they come, in a directory for each run.
 
-    Raises DataError where they cannot be written, ConfigError as `check_directory`.
+    Raises DataError if they cannot be written, ConfigError like `check_directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,7 +84,7 @@ class LiveScalars:
         self._directory, self._run, self._last_step = directory, "", -1
 
     def write(self, run: str, records: list[Mapping[str, Any]]) -> None:
-        """Take a run's new records; of one that went on from an earlier step, those after all."""
+        """Write a run's new records; after a resumption from an earlier step, those steps again."""
         try:
             if run != self._run and records:
                 check_directory(self._directory / run)
@@ -97,7 +97,7 @@ class LiveScalars:
                     for scalar in _scalars(record):
                         self._events.add(*scalar)
             if self._run:
-                self._file.flush()  # for who looks on
+                self._file.flush()  # for a TensorBoard that is open
         except OSError as error:
             problem = error.strerror or "cannot be written"
             raise DataError(str(self._directory), problem, "name another directory") from None

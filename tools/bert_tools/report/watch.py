@@ -1,6 +1,6 @@
-"""The sub-command `watch`: draws a run on the terminal, again and again, and leaves it as it was.
+"""The sub-command `watch`: draw a run on the terminal repeatedly, and restore the terminal.
 
-Signals that come meanwhile are kept, and looked at when nothing is half done.
+Signals that arrive meanwhile are kept, and handled when nothing is half done.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="print one frame and end; so it is where stdout is no terminal",
+        help="print one frame and end (default if stdout is no terminal)",
     )
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="S", help="seconds between looks (default 2)"
@@ -47,17 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-end",
         choices=("leave", "wait"),
         default="leave",
-        help="when the run has ended: leave, or wait for the next one of the directory",
+        help="when the run has ended: leave, or wait for the directory's next run",
     )
     parser.add_argument(
         "--characters",
         choices=("auto", "unicode", "ascii"),
         default="auto",
-        help="what curves are drawn with (default: what the locale says)",
+        help="characters of the curves (default: by the locale)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and end")
     parser.add_argument(
-        "--tensorboard",
+        "--out",
         type=Path,
         metavar="DIR",
         help="write all numbers as TensorBoard scalars as they come, into a directory for each run",
@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the run until it ends or a signal comes; 0 in both cases.
 
-    Raises ConfigError for an interval that cannot be, DataError where RUN is no directory, or with
-    --once or --json is not there.
+    Raises ConfigError for an impossible interval, DataError if RUN is no directory, or is missing
+    with --once or --json.
     """
     from bert_tools.report.tensorboard import LiveScalars
     from bert_tools.report.watch_look import Watcher
@@ -80,16 +80,16 @@ def run(args: argparse.Namespace) -> int:
     is_once = args.once or args.json or not sys.stdout.isatty()
     if is_once and not args.run_path.exists():
         raise DataError(str(args.run_path), "does not exist", "give a run directory")
-    scalars = LiveScalars(args.tensorboard) if args.tensorboard else None
+    scalars = LiveScalars(args.out) if args.out else None
     watcher = Watcher(args.run_path, scalars)
     if args.json:
         print(json.dumps(watcher.whole_look().as_json(), allow_nan=False))
         return 0
-    # Colours are off by NO_COLOR, or where the terminal has none.
+    # NO_COLOR turns colours off, and so does a terminal without colours.
     console = OutputConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
     characters = _known_characters() if args.characters == "auto" else args.characters
     if is_once:
-        # Of the size of the terminal, or of what COLUMNS and LINES say.
+        # The size is the terminal's, or that in COLUMNS and LINES.
         width, height = shutil.get_terminal_size(_USUAL)
         _print_frame(console, watcher.whole_look(), width, height, characters)
         return 0
@@ -101,22 +101,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known_characters() -> "Characters":
-    """What the terminal can show, as far as the locale says it."""
-    # Python writes UTF-8 in the C locale too; what the terminal then shows, nobody knows.
+    """The characters that the terminal can show, according to the locale."""
+    # Python writes UTF-8 in the C locale too, but the terminal may not show it.
     names = (sys.stdout.encoding or "", locale.getencoding())
     is_unicode = all(name.lower().replace("-", "") == "utf8" for name in names)
     return "unicode" if is_unicode else "ascii"
 
 
 class _Signals(SignalPipe):
-    """Keeps the signals that matter to a screen: `came` has those of the last wait."""
+    """Collects the signals that matter to a screen: `came` has those of the last wait."""
 
     def __init__(self) -> None:
         super().__init__((*ENDS, *_OTHERS))
         self.came: set[signal.Signals] = set()
 
     def suspend(self) -> None:
-        """Stop this process as Ctrl-Z does; returns when it goes on."""
+        """Stop this process like Ctrl-Z; returns when it continues."""
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self.note)
@@ -125,7 +125,7 @@ class _Signals(SignalPipe):
 def _looks(
     signals: _Signals, watcher: "Watcher", args: argparse.Namespace
 ) -> Iterator[tuple["Look", bool]]:
-    """Moments, and whether more is there at once, until the run has ended or a signal comes."""
+    """Yield looks until the run ends or a signal comes, each with True if there is more to read."""
     while True:
         look, has_more = watcher.look()
         yield look, has_more
@@ -139,7 +139,7 @@ def _looks(
 def _follow(
     console: "Console", watcher: "Watcher", args: argparse.Namespace, characters: "Characters"
 ) -> None:
-    """Draw over the whole terminal."""
+    """Follow the run on the whole terminal."""
     from rich.console import Group
     from rich.live import Live
 
@@ -162,7 +162,7 @@ def _follow(
                 live.start()
             width, height = console.size = _terminal_size()
             lines = frame(look, width, height, characters, hint)
-            if signals.came or lines != drawn:  # the same need not go over the network again
+            if signals.came or lines != drawn:  # do not send the same frame over the network again
                 live.update(Group(*lines), refresh=True)
             drawn = lines
     if look.phase == "ended":
@@ -170,7 +170,7 @@ def _follow(
 
 
 def _follow_in_lines(console: "Console", watcher: "Watcher", args: argparse.Namespace) -> None:
-    """A line for each change, where nothing can be drawn over."""
+    """Follow the run by a line for each change, on terminals without cursor movement."""
     from rich.text import Text
 
     from bert_tools.report.watch_frame import status_line
@@ -191,7 +191,7 @@ def _print_frame(
 ) -> None:
     from bert_tools.report.watch_frame import frame
 
-    lines = frame(look, width, max(2, height - 1), characters, "")  # a prompt comes below
+    lines = frame(look, width, max(2, height - 1), characters, "")  # the prompt follows below
     while lines and not lines[-1].plain.strip():
         lines.pop()
     for line in lines:
@@ -200,7 +200,7 @@ def _print_frame(
 
 
 def _terminal_size() -> tuple[int, int]:
-    """As it is now: COLUMNS and LINES would be those of the start."""
+    """The present terminal size; COLUMNS and LINES may be outdated."""
     try:
         size = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The files of one run, read as they grow: its config, metrics, remarks and outcome.
+"""The files of one run, read as they grow: config, metrics, remarks and outcome.
 
-The lines that were added to a file are read, whatever becomes of the file meanwhile. What they said
-is kept in bounded memory.
+New lines of a file are read, whatever happens to the file meanwhile. Their facts are kept in
+bounded memory.
 """
 
 import math
@@ -26,18 +26,18 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
 CHUNK_BYTES = 2**20  # read at one look
-FIRST_BYTES = 32 * 2**20  # from the end of a file that is larger when it is first seen
-_MARK_BYTES = 64  # before the place that was read to: others there, and the file was rewritten
+FIRST_BYTES = 32 * 2**20  # read from the end of a file that is larger at the first look
+_MARK_BYTES = 64  # compared before the read position: a change means a rewritten file
 _A_LINE = "a line of the metrics"
-_MOST_BAD_LINES = 1000  # after which the rest of the file is not looked at
+_MOST_BAD_LINES = 1000  # after which the rest of the file is ignored
 
 MOST_POINTS = 1024  # of a curve: more than a terminal has dots
 RECENT = 32  # records that count as now
 KEPT_EVALUATIONS = 16
-_LONGEST_MS = 1e12  # of a step: thirty years
+_LONGEST_MS = 1e12  # limit of a step's time: thirty years
 
-_MAX_SAID_BYTES = 2 * 2**10  # of a line of stdout.log
-_FIRST_SAID_BYTES = 256 * 2**10  # of a long log: its end is what counts
+_MAX_SAID_BYTES = 2 * 2**10  # read of a line of stdout.log
+_FIRST_SAID_BYTES = 256 * 2**10  # read of a long log, whose end counts
 _KEPT_LINES = 8
 _MOST_NAMED = 9  # a run names eight slow ranks and counts the others
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
@@ -52,10 +52,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What a look found.
+    """New lines of a file.
 
-    `is_anew`: this is another file than at the last look, or none was there then; what was read
-    before does not hold any more. `has_more`: another look finds more at once.
+    `is_anew`: the file is new since the last look, so earlier contents no longer hold. `has_more`:
+    another look finds more at once.
     """
 
     lines: tuple[bytes, ...] = ()
@@ -66,11 +66,11 @@ class Added:
 
 
 class Tail:
-    """Follows one file, which may not be there yet; opened for each look, and closed after it.
+    """Follows one file, which may not exist yet; it is opened and closed at each look.
 
-    A last line without its end is left for later. A line of more than `max_line_bytes` comes as its
-    first `max_line_bytes + 1`. Of a file that is larger than `first_bytes` when it is first seen,
-    only so much of its end is read. Memory is bounded by CHUNK_BYTES, whatever the file holds.
+    An incomplete last line is left for later. A line of more than `max_line_bytes` is given as its
+    first `max_line_bytes + 1`. If a file is larger than `first_bytes` at the first look, only that
+    much of its end is read. Memory is bounded by CHUNK_BYTES.
     """
 
     def __init__(self, path: Path, *, max_line_bytes: int, first_bytes: int = FIRST_BYTES) -> None:
@@ -80,7 +80,7 @@ class Tail:
         self._forget()
 
     def look(self) -> Added:
-        """The lines since the last look. Raises DataError where there is no regular file."""
+        """The lines since the last look. Raises DataError if it is no regular file."""
         try:
             with open_regular_file(self.path) as file:
                 return self._look_into(file)
@@ -94,7 +94,7 @@ class Tail:
 
     def _forget(self) -> None:
         self._identity: tuple[int, int] | None = None
-        self._end = 0  # bytes read, all of whole lines but for one that is too long
+        self._end = 0  # bytes read: whole lines, or a part of one that is too long
         self._mark = b""  # the last of them
         self._in_long_line = False
 
@@ -107,7 +107,7 @@ class Tail:
             self._identity = identity
             if status.st_size > self._first_bytes:
                 self._end = status.st_size - self._first_bytes
-                self._in_long_line = True  # most likely within a line, which is left out
+                self._in_long_line = True  # probably within a line, which is left out
         size = min(CHUNK_BYTES, status.st_size - self._end)
         contents = os.pread(file.fileno(), size, self._end) if size else b""
         before = self._end
@@ -118,19 +118,19 @@ class Tail:
         )
 
     def _goes_on(self, file: FileIO, size: int) -> bool:
-        """Whether the file still begins with what was read of it, as far as that is looked at."""
+        """True if the file still has the bytes before the read position, as far as compared."""
         start = self._end - len(self._mark)
         is_long = size >= self._end
         return is_long and os.pread(file.fileno(), len(self._mark), start) == self._mark
 
     def _take(self, contents: bytes) -> tuple[bytes, ...]:
-        """Cut what was read next into lines, and go on behind them."""
+        """Cut the next bytes into lines, and move the read position behind them."""
         whole, newline, rest = contents.rpartition(b"\n")
         pieces = whole.split(b"\n") if newline else []
         if len(rest) > self._max_line_bytes:
             pieces.append(rest)
         taken = len(whole) + len(newline)
-        goes_on = self._in_long_line and bool(pieces)  # of a line that was dealt with
+        goes_on = self._in_long_line and bool(pieces)  # the rest of a handled line
         if len(rest) > self._max_line_bytes:
             taken += len(rest)
             self._in_long_line = True
@@ -144,17 +144,17 @@ class Tail:
 
 
 class WholeFile(Generic[Parsed]):
-    """A small file that is written at once: read again where it has changed."""
+    """A small file that is written at once, and read again when it changes."""
 
     def __init__(self, path: Path, read: Callable[[Path], Parsed]) -> None:
         self._path, self._read = path, read
         self._seen: tuple[int, ...] | None = None
-        self.value: Parsed | None = None  # None where it is not there, or cannot be read
-        self.problem = ""  # in words: an error would keep all that was read
+        self.value: Parsed | None = None  # None if it is missing, or cannot be read
+        self.problem = ""  # in words, as an error would hold the contents in memory
         self.modified_s = 0.0  # since the epoch, by the clock of the file system
 
     def look(self) -> None:
-        """Read it where it is new or has changed."""
+        """Read it if it is new or has changed."""
         seen = self._signature()
         if seen == self._seen:
             return
@@ -168,30 +168,30 @@ class WholeFile(Generic[Parsed]):
             self.problem = str(error)
 
     def _signature(self) -> tuple[int, ...] | None:
-        """What changes when the file is written or replaced; None where there is none."""
+        """A value that changes when the file is written or replaced; None without a file."""
         try:
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError):
-            return ()  # reading it will say what is wrong
+            return ()  # reading it will report the problem
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Remarks:
-    """What a run has said in words: takes one line of its `stdout.log` after the other.
+    """A run's printed remarks, taken line by line from its `stdout.log`.
 
-    Keeps what is worth showing, all of it printable.
+    It keeps the lines worth showing, as printable text.
     """
 
     def __init__(self) -> None:
-        self.evaluation_s: float | None = None  # what the last evaluation took
-        self.is_start_up = False  # whether the run, or its resumption, has begun and no step ended
-        self.slow_ranks: list[str] = []  # of the last comparison
-        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)  # the last ones, without progress
+        self.evaluation_s: float | None = None  # duration of the last evaluation
+        self.is_start_up = False  # the run, or its resumption, has begun and no step has ended
+        self.slow_ranks: list[str] = []  # from the last comparison
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)  # the last lines, without progress
 
     def add(self, line: bytes) -> None:
-        """Take a line, without its end."""
+        """Take a line, without its line end."""
         text = one_line(line.decode("utf-8", errors="replace"))
         said = text[len("00:00:00 ") :] if _TIME.match(text) else text
         if _PROGRESS.match(said):
@@ -200,19 +200,19 @@ class Remarks:
         self.is_start_up |= _START_UP.fullmatch(said) is not None
         if match := _EVALUATION.fullmatch(said):
             self.evaluation_s = float(match[1])
-            self.slow_ranks = []  # the ranks are compared right after
+            self.slow_ranks = []  # the ranks are compared right after it
         elif _SLOW_RANK.match(said) and len(self.slow_ranks) < _MOST_NAMED:
             self.slow_ranks.append(said)
         self.lines.append(text)
 
 
 class Averaged:
-    """A curve of bounded size: points as they came, each the mean of as many as needed."""
+    """A curve of bounded size: each point is the mean of enough consecutive values."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, float]] = []
-        self._new: list[tuple[float, float]] = []  # of the point in the making
-        self._stride = 1  # how many make a point
+        self._new: list[tuple[float, float]] = []  # values of the next point
+        self._stride = 1  # values per point
 
     def add(self, x: float, y: float) -> None:
         """Append a point of finite numbers."""
@@ -228,7 +228,7 @@ class Averaged:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """All, the one in the making too."""
+        """All points, including the unfinished one."""
         return [*self._points, *([_mean(self._new)] if self._new else [])]
 
 
@@ -237,7 +237,7 @@ def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 class History:
-    """What the records of `metrics.jsonl` have said, taken one after the other."""
+    """The history of a run, from the records of `metrics.jsonl` in order."""
 
     def __init__(self) -> None:
         self.loss, self.accuracy, self.samples_per_s = Averaged(), Averaged(), Averaged()
@@ -253,10 +253,10 @@ class History:
         self._alarms: dict[AlarmKind, Alarm] = {}
 
     def add(self, record: Record) -> None:
-        """Take a record of a later step, as `run_files` has checked it."""
+        """Take a record of a later step, checked by `run_files`."""
         step, samples, accuracy = record["step"], record["samples"], record["mlm_accuracy"]
         self.steps_between = step - (self.last["step"] if self.last else 0)
-        # A time that sums up to something, whatever a file says.
+        # Bounded, so that the sum stays finite whatever the file says.
         step_ms = min(max(0.0, record.get("step_ms") or 0.0), _LONGEST_MS)
         self.trained_s += self.steps_between * step_ms / 1e3
         self.skipped_steps += record["skipped_steps"]
@@ -275,23 +275,23 @@ class History:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """Those of `train` that have not recovered."""
+        """The alarms of `train` that have not recovered."""
         lasting = self._health.state()
         return [alarm for kind, alarm in self._alarms.items() if lasting[kind]]
 
     def newest(self, key: str, most: int = RECENT) -> list[float]:
-        """A key's numbers in the newest records, as far as they have it."""
+        """A key's numbers in the newest records that have it."""
         records = list(self.recent)[-most:]
         return [record[key] for record in records if record.get(key) is not None]
 
     def usual(self, key: str) -> float | None:
-        """The median of the newest ones; None where there is none."""
+        """The median of a key's newest numbers; None if there are none."""
         values = self.newest(key)
         return median(values) if values else None
 
 
 class WatchedRun:
-    """Everything of one run that is watched, as of the last look."""
+    """All watched files of one run, as of the last look."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -306,14 +306,14 @@ class WatchedRun:
         )
         self._problems: dict[str, str] = {}
         self._lines = self._bad_lines = 0  # of the metrics
-        self._news_s: float | None = None  # by the monotonic clock: when lines came last
+        self._news_s: float | None = None  # monotonic time of the last new lines
         self._log_modified_s = 0.0
-        self._has_caught_up = False  # with what was there at the first look
+        self._has_caught_up = False  # counting lines from the first look
 
     def look(self) -> bool:
-        """Read what is new; whether another look finds more at once."""
+        """Read new contents; True if another look finds more at once."""
         self.config.look()
-        self.outcome.look()  # before the metrics: they are complete when it is there
+        self.outcome.look()  # before the metrics, which are complete when it exists
         self.history.added = []
         has_more = any([self._look_at_metrics(), self._look_at_log()])
         self._has_caught_up |= not has_more
@@ -321,10 +321,10 @@ class WatchedRun:
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since metrics or remarks came last; None before the first, and in a start-up.
+        """Seconds since the last metrics or remarks; None before the first, and during start-up.
 
-        What was there at the first look counts by the clock of the file system. A resumed run
-        writes its config anew, then to its log, and metrics after its first steps.
+        Contents of the first look count by the file system's clock. A resumed run writes its config
+        anew, then its log, and metrics after its first steps.
         """
         is_resumed = 0 < self._log_modified_s < self.config.modified_s
         if self._news_s is None or is_resumed or self.remarks.is_start_up:
@@ -333,7 +333,7 @@ class WatchedRun:
 
     @property
     def problems(self) -> list[str]:
-        """What cannot be read, a line of each file."""
+        """Problems of unreadable files, one line per file."""
         found = [self.config.problem, self.outcome.problem, *self._problems.values()]
         return [problem for problem in found if problem]
 
@@ -346,27 +346,27 @@ class WatchedRun:
             if self._bad_lines > _MOST_BAD_LINES:
                 problem = f"has more than {_MOST_BAD_LINES:,} lines that are no records"
                 path = str(self._metrics.path)
-                self._problems[_A_LINE] = str(DataError(path, problem, "the rest is not looked at"))
+                self._problems[_A_LINE] = str(DataError(path, problem, "the rest is ignored"))
                 break
             self._lines += 1
             self._add_record(line)
         return added.has_more
 
     def _look_at(self, tail: Tail) -> Added:
-        """Nothing where the file cannot be read now: it may come back."""
+        """New lines; none if the file cannot be read now, because it may come back."""
         self._problems.pop(tail.path.name, None)
         try:
             added = tail.look()
         except DataError as error:
             self._problems[tail.path.name] = str(error)
             return Added()
-        if added.lines:  # came now, or as the first look found them when their file was changed
+        if added.lines:  # now, or at the first look the time of the file's last change
             age_s = 0.0 if self._has_caught_up else max(0.0, time.time() - added.modified_s)
             self._news_s = max(self._news_s or -math.inf, time.monotonic() - age_s)
         return added
 
     def _add_record(self, line: bytes) -> None:
-        """Take a line in; one that is no record is named and passed over."""
+        """Take a line; a line that is no record is reported and skipped."""
         last_step = self.history.last["step"] if self.history.last else None
         try:
             where = f"{self._metrics.path}, line {self._lines}"

@@ -1,8 +1,7 @@
-"""One moment of a run as a frame of text: exactly so many lines of so many columns at most.
+"""A look at a run as a frame of text of limited lines and columns.
 
-What matters most stays where the terminal is small: how the run is, its alerts, how far it is and
-how long it may still take, its figures, and then its curves: dots of braille, or stars where there
-is only ASCII.
+The order is by importance, so a small terminal shows the first parts: state, alerts, progress and
+remaining time, figures, then curves. Curves are braille dots, or stars on an ASCII terminal.
 """
 
 from collections.abc import Sequence
@@ -23,21 +22,21 @@ Dots = set[tuple[int, int]]
 
 MOST_ALERTS = 5
 LEAST_CHART_LINES = 5
-LEAST_WIDTH, THREE = 36, 120  # columns of a chart; of a terminal that three of them fit into
-TWO_COLUMNS = 70  # of a terminal: figures side by side
+LEAST_WIDTH, THREE = 36, 120  # columns of a chart; of a terminal with three charts
+TWO_COLUMNS = 70  # of a terminal with figures side by side
 _GUTTER = 9  # columns of a chart's labels
 _LABEL, _COLUMN = 12, 39  # columns of a figure's name, and with its value
 _ALERT_STYLES = {"grave": "bold red", "mild": "yellow"}
 _STYLES: dict[Mark, str] = {"empty": "", "curve": "cyan", "target": "green"}
 _BRAILLE = 0x2800
-_BITS: dict[Characters, tuple[tuple[int, ...], ...]] = {  # of the dots of a cell, row by row
+_BITS: dict[Characters, tuple[tuple[int, ...], ...]] = {  # bits of a cell's dots, row by row
     "unicode": ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)),
     "ascii": ((1,),),
 }
 
 
 def frame(look: Look, width: int, height: int, characters: Characters, hint: str) -> list[Text]:
-    """`height` lines at most, each of `width` columns at most; the last one is the `hint`."""
+    """A frame of at most `height` lines and `width` columns; the last line is the `hint`."""
     lines = [_title(look, width), *_wrapped(_alerts(look), width, height)]
     said = [Text(f"log    {look.remarks.lines[-1]}", "dim")] if look.remarks.lines else []
     if look.history.last is None:
@@ -53,7 +52,7 @@ def frame(look: Look, width: int, height: int, characters: Characters, hint: str
     if height > len(lines):
         lines.append(Text(hint, "dim"))
     for line in lines:
-        if not line.plain.isprintable():  # whatever was forgotten: files must not reach it raw
+        if not line.plain.isprintable():  # raw text of files must never reach the terminal
             line.plain = one_line(line.plain)
         line.truncate(width)
         if characters == "ascii":
@@ -63,7 +62,7 @@ def frame(look: Look, width: int, height: int, characters: Characters, hint: str
 
 
 def status_line(look: Look) -> str:
-    """The moment in one line, as for terminals that cannot draw."""
+    """A look in one line, for terminals that cannot draw."""
     last, words = look.history.last, [look.name, look.state]
     if last is not None:
         loss = "no number" if last["loss"] is None else f"{last['loss']:.4f}"
@@ -75,7 +74,7 @@ def status_line(look: Look) -> str:
 
 
 def figure(value: float | None, digits: int = 4) -> str:
-    """With so many digits that count, as a report has it; `-` for None."""
+    """A number with significant digits, as in reports; `-` for None."""
     return "-" if value is None else significant(value, digits).replace(MINUS, "-")
 
 
@@ -85,7 +84,7 @@ def count(value: float) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """In MiB or GiB."""
+    """A size in MiB or GiB."""
     if num_bytes is None:
         return "-"
     mib = num_bytes / 2**20
@@ -109,7 +108,7 @@ def _alerts(look: Look) -> list[Text]:
 
 
 def _wrapped(texts: list[Text], width: int, height: int) -> list[Text]:
-    """Long ones on two lines, where there is room for all."""
+    """Texts in lines; long ones take two lines if there is room for all."""
     if width < 20 or 2 * len(texts) > height // 3:
         return texts
     lines = []
@@ -153,7 +152,7 @@ def _progress(look: Look, width: int, characters: Characters) -> Text:
 
 
 def _left_lines(look: Look, width: int) -> list[Text]:
-    """How long it may take, on two lines where one is too short."""
+    """The remaining time, on two lines if one is too short."""
     words = _left(look)
     first, cut, second = words.partition("; ")
     if len(words) <= width or not cut:
@@ -162,7 +161,7 @@ def _left_lines(look: Look, width: int) -> list[Text]:
 
 
 def _left(look: Look) -> str:
-    """How long it may take, or how long it took."""
+    """The remaining time, or the duration of a finished run."""
     if look.outcome is not None:
         done = look.outcome
         return (
@@ -170,9 +169,12 @@ def _left(look: Look) -> str:
             f"{count(done.samples)} samples"
         )
     remaining, target = look.remaining, look.target
-    if remaining.to_last_step_s is None or target is None:
+    if remaining.to_last_step_s is None:
         return ""
-    words = f"left   at most {duration(remaining.to_last_step_s)} to the last step; to {target:g}: "
+    words = f"left   at most {duration(remaining.to_last_step_s)} to the last step"
+    if target is None:
+        return words
+    words += f"; to {target:g}: "
     if remaining.to_target_s is None:
         return words + remaining.why_not
     low, high = remaining.to_target_s
@@ -183,7 +185,7 @@ def _left(look: Look) -> str:
 
 
 def _figures(look: Look, last: Record, width: int) -> list[Text]:
-    """The newest record: one line a pair, or half as many where two columns fit."""
+    """The newest record: one line per pair, or per two pairs if two columns fit."""
     left, right = _speed(look, last), _quality(look, last)
     if width >= TWO_COLUMNS:
         return [Text.assemble(*_pair(*a), *_pair(*b)) for a, b in zip(left, right, strict=True)]
@@ -237,7 +239,7 @@ def _share(value: float) -> float:
 
 
 def _charts(look: Look, width: int, height: int, characters: Characters) -> list[Text]:
-    """Curves side by side in `height` lines, in the order of what matters; with more room, more."""
+    """Curves side by side in `height` lines, the most important first, as many as fit."""
     history, target = look.history, look.target
     title = "mlm_accuracy" if target is None else f"mlm_accuracy, target {target:g}"
     charts = [
@@ -269,7 +271,7 @@ def _charts(look: Look, width: int, height: int, characters: Characters) -> list
 def _chart(
     chart: Chart, width: int, height: int, x_high: float, characters: Characters
 ) -> list[Text]:
-    """A title, the rows with their labels, and the samples below."""
+    """A chart: a title, the rows with their labels, and the samples below."""
     columns, rows = width - _GUTTER - 2, height - 2
     lines = [Text(_fit(f"{'':{_GUTTER}} {chart.title}", width), "bold")]
     points = [(x, value) for x, value in chart.series[0].points if value is not None]
@@ -317,8 +319,8 @@ def plot(
         points: finite numbers, in the order they are joined; those outside the ranges are left out.
         width: cells of a row, at least 1.
         height: rows, at least 1.
-        x_range: what the left and the right edge stand for.
-        y_range: the same of the lower and the upper edge.
+        x_range: values of the left and the right edge.
+        y_range: values of the lower and the upper edge.
         target: a level across the whole width, behind the curve.
         characters: how dots are shown.
     """
@@ -343,14 +345,14 @@ def plot(
 
 
 def _place(value: float, limits: tuple[float, float], dots: int) -> int:
-    """Which of `dots` between the limits; the middle one where these are equal."""
+    """The number of the dot between the limits; the middle one if the limits are equal."""
     low, high = limits
     share = (value - low) / (high - low) if high > low else 0.5
     return min(dots - 1, int(share * dots))
 
 
 def _line(one: tuple[int, int], other: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots between two, a step at a time along the longer way."""
+    """The dots between two dots, one step at a time along the longer axis."""
     across, down = other[0] - one[0], other[1] - one[1]
     steps = max(abs(across), abs(down))
     return [

@@ -1,8 +1,8 @@
-"""What is known of a watched run at one moment: its alerts, and how long it may still take.
+"""A look at a watched run: its facts at one moment, alerts, and remaining time.
 
-A run like published ones is taken to need what these needed. Any other is gone on with by its own
-last evaluations in two ways, one sooner and one later than curves mostly go; docs/watch.md says how
-often the truth lay between, and where not.
+A run like published ones is expected to need as many samples as they did. For any other run, its
+last evaluations are extrapolated in two ways, one sooner and one later than most curves;
+docs/tools/watch.md says how often the truth lay between them.
 """
 
 import math
@@ -25,15 +25,15 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.outcome import RunOutcome
 
 SCHEMA_VERSION = 1
-SILENT_TIMES = 5.0  # the usual time between two records
-LEAST_SILENT_S = 30.0  # what network file systems may hold back
-NEWEST, LEAST_BEFORE = 6, 12  # records: those of now, and those that they are compared with
+SILENT_TIMES = 5.0  # times the usual time between two records
+LEAST_SILENT_S = 30.0  # network file systems may delay writes by as much
+NEWEST, LEAST_BEFORE = 6, 12  # numbers of newest records, and of earlier ones to compare with
 
-PACE = 12  # newest records that the remaining time goes by
-_SLOWEST_S = 1e9  # a sample, above which it is none
+PACE = 12  # newest records for the remaining time
+_SLOWEST_S = 1e9  # per sample; a slower rate counts as none
 FITTED = 4  # evaluations
 STANDARD_ERRORS = 2.0
-WIDEST = 20.0  # longest over shortest time, above which it is nothing worth saying
+WIDEST = 20.0  # longest over shortest time; a wider forecast is useless
 PUBLISHED_SPREAD = 0.15  # single runs at a batch of 448 and 768 lie within this of the mean
 _SECONDS_OF_DAY, _MOST_DAYS = 86_400, 9_999
 
@@ -45,7 +45,7 @@ Basis = Literal["published runs", "its curve"]
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is wrong, in one printable line; `grave` where the run may be lost."""
+    """A problem in one printable line; `grave` if the run may be lost."""
 
     kind: Kind
     weight: Literal["grave", "mild"]
@@ -54,7 +54,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Samples still to train until the target: at least, at most, and by what."""
+    """Samples still to train until the target: least, most, and the basis of the forecast."""
 
     low_samples: float
     high_samples: float
@@ -63,7 +63,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Seconds; None where it cannot be said, for the reason in `why_not`."""
+    """Remaining seconds; None if not known, for the reason in `why_not`."""
 
     to_last_step_s: float | None = None
     to_target_s: tuple[float, float] | None = None
@@ -73,7 +73,7 @@ class Remaining:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """One moment of a run. All texts are printable, whatever the files hold.
+    """The facts of a run at one moment. All texts are printable, whatever the files hold.
 
     `silent_s`: seconds without new metrics; None before the first.
     """
@@ -90,23 +90,24 @@ class Look:
 
     @property
     def target(self) -> float | None:
-        """The accuracy to be reached, where the config is known."""
-        return self.config.eval.target_accuracy if self.config else None
+        """The accuracy to be reached, if the config is known and has one."""
+        return self.config.eval.target if self.config else None
 
     @property
     def state(self) -> str:
-        """In a word or a few how the run is."""
+        """The state of the run in a few words."""
         if self.outcome is None:
             silent = any(alert.kind == "silent" for alert in self.alerts)
             return "silent" if silent else self.phase
+        has_target = self.config is None or self.target is not None
         if self.outcome.status == "success":
-            return "ended: target reached"
+            return "ended: target reached" if has_target else "finished, no target"
         if self.outcome.stopped_by:
             return f"stopped by {one_line(self.outcome.stopped_by):.20}"
-        return "ended: target NOT reached"
+        return "ended: target NOT reached" if has_target else "ended before its last step"
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; keys are only added. Times are in seconds."""
+        """The look for programs; keys are only added. Times are in seconds."""
         history, remaining = self.history, self.remaining
         low, high = remaining.to_target_s or (None, None)
         return {
@@ -130,16 +131,16 @@ class Look:
 
 
 class Watcher:
-    """Looks at a run directory's newest run, or at one that was named."""
+    """Looks at a run directory's newest run, or at a named one."""
 
     def __init__(self, path: Path, scalars: LiveScalars | None = None) -> None:
         self._path, self._scalars = path, scalars
         self._run: WatchedRun | None = None
 
     def look(self) -> tuple[Look, bool]:
-        """The moment, and whether there is more to read at once.
+        """A look, and True if there is more to read at once.
 
-        Raises DataError where the path is no directory at the first look; later it may come back.
+        Raises DataError if the path is no directory at the first look; later it may come back.
         """
         try:
             directory = newest_run(self._path)
@@ -158,7 +159,7 @@ class Watcher:
         return _look(Path(*directory.parts[-2:]), self._run), has_more
 
     def whole_look(self) -> Look:
-        """The moment when all that is there has been read."""
+        """A look after everything present has been read."""
         look, has_more = self.look()
         while has_more:
             look, has_more = self.look()
@@ -189,7 +190,7 @@ def _look(name: Path, run: WatchedRun | None) -> Look:
 
 
 def duration(seconds: float) -> str:
-    """As `0:12:31`, from a day on as `3 d 4 h`."""
+    """A duration as `0:12:31`, or as `3 d 4 h` from one day on."""
     if not seconds < _MOST_DAYS * _SECONDS_OF_DAY:
         return f"over {_MOST_DAYS:,} d"
     whole = int(max(0.0, seconds))
@@ -204,12 +205,12 @@ def find_alerts(
     silent_s: float | None,
     problems: Sequence[str],
 ) -> Iterator[Alert]:
-    """The gravest first."""
+    """Yield all alerts, the gravest first."""
     yield from _silence(config, history, remarks, silent_s)
     yield from (Alert("health", "grave", alarm.line) for alarm in history.alarms)
     verdict = judge(task_of(config) if config else Task(), history.evaluations)
     if verdict.kind in ("behind", "off"):
-        text = f"{verdict.kind}: {verdict.why}; mlperf_bert report --doctor says more"
+        text = f"{verdict.kind}: {verdict.why}; mlperf_bert report doctor says more"
         yield Alert("late", "mild" if verdict.kind == "behind" else "grave", text)
     yield from _slower(history)
     yield from _slow_ranks(config, history, remarks)
@@ -223,7 +224,7 @@ def find_alerts(
 def _silence(
     config: RunConfig | None, history: History, remarks: Remarks, silent_s: float | None
 ) -> Iterator[Alert]:
-    """Longer than usually passes from one record to the next, an evaluation among them."""
+    """Alert if the silence is longer than usual between records, an evaluation included."""
     step_ms = max(0.0, history.usual("step_ms") or 0.0)
     usual_s = history.steps_between * step_ms / 1e3 + (remarks.evaluation_s or 0.0)
     if silent_s is None or silent_s <= max(LEAST_SILENT_S, SILENT_TIMES * usual_s):
@@ -236,7 +237,7 @@ def _silence(
 
 
 def _slower(history: History) -> Iterator[Alert]:
-    """The newest records beside all before them."""
+    """Alert if the newest records are slower than those before."""
     newest = history.newest("samples_per_s", NEWEST)
     before = [rate for _, rate in history.samples_per_s.points][:-NEWEST]
     if len(before) < LEAST_BEFORE or not newest:
@@ -248,7 +249,7 @@ def _slower(history: History) -> Iterator[Alert]:
 
 
 def _slow_ranks(config: RunConfig | None, history: History, remarks: Remarks) -> Iterator[Alert]:
-    """Those that the run has named, or how slow the slowest is."""
+    """Alert for slow ranks that the run has named, or for the slowest rank."""
     if remarks.slow_ranks:
         yield from (Alert("slow_rank", "mild", one_line(text)) for text in remarks.slow_ranks)
         return
@@ -260,7 +261,7 @@ def _slow_ranks(config: RunConfig | None, history: History, remarks: Remarks) ->
 
 
 def remaining(config: RunConfig | None, history: History, remarks: Remarks) -> Remaining:
-    """What the run may still take: its median rate of now, and what evaluations take."""
+    """The remaining time of the run, from its present median rate and the time of evaluations."""
     if config is None or history.last is None:
         return Remaining()
     sample_s = _seconds_a_sample(config, history, remarks)
@@ -288,7 +289,9 @@ def _seconds_a_sample(config: RunConfig, history: History, remarks: Remarks) -> 
 
 def _forecast(config: RunConfig, history: History) -> Forecast | str:
     assert history.last is not None
-    task, samples, target = task_of(config), history.last["samples"], config.eval.target_accuracy
+    task, samples, target = task_of(config), history.last["samples"], config.eval.target
+    if target is None:
+        return "no target"
     if history.best_accuracy is not None and history.best_accuracy >= target:
         return "reached"
     if task.is_reference:
@@ -302,7 +305,7 @@ def _forecast(config: RunConfig, history: History) -> Forecast | str:
 
 
 def by_published(samples: int, task: Task) -> Forecast | str:
-    """For BERT-large on MLPerf's target; a text says why there is no forecast."""
+    """A forecast for BERT-large on MLPerf's target, or a text that says why there is none."""
     expected = published_samples(task)
     if not expected:
         return "nothing is published for this batch"
@@ -314,11 +317,11 @@ def by_published(samples: int, task: Task) -> Forecast | str:
 
 
 def by_curve(evaluations: Sequence[Evaluation], target: float) -> Forecast | str:
-    """By the last FITTED evaluations; a text says why there is no forecast.
+    """A forecast from the last FITTED evaluations, or a text that says why there is none.
 
-    Sooner: on a straight line, as steep as the fitted one with twice its standard error, or as the
-    steepest part. Later: on a logarithm of the samples, as flat as that fit less twice its standard
-    error, or as the last part.
+    The sooner end follows a straight line with the fitted slope plus twice its standard error, or
+    the steepest part's slope. The later end follows a logarithm of the samples with the fitted
+    slope less twice its standard error, or the last part's slope.
     """
     last = evaluations[-FITTED:]
     if len(last) < FITTED:
@@ -338,7 +341,7 @@ def by_curve(evaluations: Sequence[Evaluation], target: float) -> Forecast | str
         return "the curve does not rise steadily"
     low = gap / max(slope + STANDARD_ERRORS * error, steepest)
     high = math.expm1(min(gap / flattest, math.log(1e6)))
-    interval = (last[-1].samples - last[-2].samples) / now  # seen at an evaluation only
+    interval = (last[-1].samples - last[-2].samples) / now  # only an evaluation can see it
     high += interval
     if high > WIDEST * max(low, interval):
         return "the curve is too flat or uneven"
@@ -346,7 +349,7 @@ def by_curve(evaluations: Sequence[Evaluation], target: float) -> Forecast | str
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Of the straight line through points by least squares, and its standard error."""
+    """The slope of the least-squares line through points, and its standard error."""
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((each - mean_x) ** 2 for each in x)
     if spread == 0:
@@ -357,6 +360,6 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def _slopes(x: Sequence[float], y: Sequence[float]) -> list[float]:
-    """From each point to the next."""
+    """The slopes from each point to the next."""
     points = zip(x, y, strict=True)
     return [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]

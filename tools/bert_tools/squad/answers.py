@@ -1,17 +1,17 @@
-"""From scores of tokens as an answer's start and end to answers in text, and how good they are.
+"""Answers in text from the tokens' scores as an answer's start and end, and their quality.
 
-As Devlin et al. (arXiv 1810.04805), section 4.2 and 4.3: an answer's score is its start's plus its
-end's; no answer's is that of [CLS] for both, the lowest of a question's windows. Which of the two
-holds is for a threshold on their difference to say. A start is looked at only in the window that
-shows most text on both sides of it, as in the authors' program. That program tries the 20 best
+Follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3: an answer's score is its start's
+plus its end's; the score of no answer is that of [CLS] for both, the lowest of a question's
+windows. A threshold on their difference decides between the two. A start counts only in the window
+that shows most text on both sides of it, as in the authors' program. That program tries the 20 best
 starts with the 20 best ends; here all pairs are tried, which never finds a lower score.
 
 Exact match and F1 are as SQuAD v2.0 defines them (arXiv 1606.05250, 1806.03822). Both compare
 normalised texts: lower case, without ASCII punctuation, without the articles a, an and the, white
-space collapsed. Exact match is whether they are equal; F1 is the harmonic mean of precision and
-recall of their words, each counted as often as it occurs, and where one of the two has no word,
-whether both have none. Of several right answers the best counts; those that normalise to nothing do
-not count, and where none is left the right answer is none: the empty text.
+space collapsed. Exact match is 1 if they are equal; F1 is the harmonic mean of precision and
+recall of their words, each counted as often as it occurs. If one of the two has no word, F1 is 1 if
+both have none. The best of several right answers counts. Right answers that normalise to nothing do
+not count; if none is left, the right answer is the empty text.
 
 Shape letters: W windows, T tokens of the windows.
 """
@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from bert_tools.squad.questions import Question, Questions
 from bert_tools.squad.windows import Windows
 
-# What is no number counts as the lowest score, and so that sums are numbers too, this is it.
+# NaN counts as the lowest score, which is this one so that sums stay finite.
 _LOWEST = -1e30
 _TOKENS_AT_ONCE = 2**20  # about 100 MB of intermediate arrays
 _Ints = NDArray[np.int64]
-Scores = NDArray[np.floating[Any]]  # [T, 2]: of being an answer's first and last token
+Scores = NDArray[np.floating[Any]]  # [T, 2]: scores as an answer's first and last token
 Measure = Literal["exact_match", "f1"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -42,7 +42,7 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """The best text for a question and its score, and the score of there being no answer."""
+    """The best text for a question, its score, and the score of no answer."""
 
     text: str
     score: float
@@ -50,7 +50,7 @@ class FoundAnswer:
 
     @property
     def difference(self) -> float:
-        """How much more there being no answer scores than the best text."""
+        """Score of no answer less that of the best text."""
         return self.no_answer_score - self.score
 
 
@@ -62,8 +62,8 @@ def find_answers(
 ) -> list[FoundAnswer]:
     """The best answer of every question, of at most `max_answer_length` tokens.
 
-    Of equal scores, the first in the text is taken, and the shortest. A context without a token has
-    the text "". What is no number among the scores counts as the lowest.
+    Among equal scores the first in the text wins, then the shortest. A context without a token has
+    the text "". A NaN score counts as the lowest.
     """
     found: list[FoundAnswer] = []
     offsets = windows.offsets
@@ -75,7 +75,7 @@ def find_answers(
 
 
 def _groups(windows: Windows) -> Iterator[tuple[int, int]]:
-    """First window, and the one after the last, of parts that no question is divided between."""
+    """First window and the one after the last of groups that keep each question whole."""
     offsets = windows.offsets
     borders = [*np.nonzero(np.diff(windows.question_of))[0] + 1, len(windows)]
     first = previous = 0
@@ -95,7 +95,7 @@ def _answers(
     scores: NDArray[np.float64],
     max_answer_length: int,
 ) -> Iterator[FoundAnswer]:
-    """Of every question of a group of windows in order; T is of these windows, scores [T, 2]."""
+    """Answers of a group of windows, in order of questions; scores [T, 2] of its T tokens."""
     lengths, text_starts = windows.lengths[group], windows.segment_b_start[group]
     first_piece, question_of = windows.first_piece[group], windows.question_of[group]
     ends_of_windows = np.cumsum(lengths)
@@ -126,7 +126,7 @@ def _answers(
 def _best_by_start(
     starts: NDArray[np.float64], ends: NDArray[np.float64], last_of_text: _Ints, longest: int
 ) -> tuple[NDArray[np.float64], _Ints]:
-    """The best answer that starts at each token: its score, and its last token; both [T]."""
+    """Score and last token of the best answer that starts at each token; both [T]."""
     size = len(starts)
     numbers = np.arange(size)
     best, last = np.full(size, -np.inf), numbers.copy()
@@ -142,15 +142,15 @@ def _best_by_start(
 def _has_most_context(
     first_piece: _Ints, num_pieces: _Ints, question_of: _Ints
 ) -> NDArray[np.bool_]:
-    """Whether no other window of its question shows more text around a token; bool [text tokens].
+    """True if no other window of its question shows more text around a token; bool [text tokens].
 
-    More: on the side where there is less of it; where that is equal, the longer window's, then the
-    first window's. All int64 [W]: a window's text begins with token `first_piece` of its context
-    and has `num_pieces`. The answer is for the tokens of all windows' texts, laid end to end.
+    The side with less text counts; ties go to the longer window, then to the first. A window's text
+    begins with token `first_piece` of its context and has `num_pieces`, all int64 [W]. The result
+    covers the tokens of all windows' texts, laid end to end.
     """
     window, position = _laid_out(num_pieces)
     smaller_side = np.minimum(position, num_pieces[window] - 1 - position)
-    # In hundredths, with a window's length beside it: the program's own numbers, in integers.
+    # The authors' numbers as integers, in hundredths, with a window's length beside them.
     context = 100 * smaller_side + num_pieces[window]
     piece = first_piece[window] + position
     order = np.lexsort((-context, piece, question_of[window]))  # stable: the first window first
@@ -164,7 +164,7 @@ def _has_most_context(
 
 
 def _laid_out(lengths: _Ints) -> tuple[_Ints, _Ints]:
-    """Of sequences laid end to end: which sequence each element is of, and its position in it."""
+    """The sequence and the position in it of each element of sequences laid end to end."""
     sequence = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return sequence, np.arange(len(sequence)) - begins[sequence]
@@ -175,15 +175,15 @@ def _taken(values: _Ints, index: _Ints) -> _Ints:
 
 
 def normalized(text: str) -> str:
-    """What of a text is compared."""
+    """The text normalised for comparison."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def best_of(measure: Measure, question: Question, answer: str) -> float:
-    """The measure of an answer, 0 to 1, against the right answer that it is nearest to.
+    """The measure of an answer, 0 to 1, against the nearest right answer.
 
-    In time that grows with the length of all texts together, since anybody may have written them.
+    Time grows with the total length of the texts, since anybody may have written them.
     """
     right = {normalized(each.text) for each in question.answers} - {""} or {""}
     bare = normalized(answer)
@@ -195,10 +195,10 @@ def best_of(measure: Measure, question: Question, answer: str) -> float:
 
 
 def score(questions: Questions, predictions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Score the texts of all questions, id -> text; "" says that there is no answer.
+    """Score the texts of all questions, id -> text; "" means no answer.
 
-    Of `all` questions, of those that are `answerable` and `unanswerable`: how many `questions`, and
-    the means `exact_match` and `f1` in percent; None where there is none.
+    For `all`, `answerable` and `unanswerable` questions: their number `questions`, and the means
+    `exact_match` and `f1` in percent; None if there is none.
     """
     values = {
         measure: np.array([best_of(measure, each, predictions[each.id]) for each in questions])
@@ -222,9 +222,10 @@ def score(questions: Questions, predictions: Mapping[str, str]) -> dict[str, dic
 def texts(
     questions: Questions, found: Sequence[FoundAnswer], threshold: float = 0.0
 ) -> dict[str, str]:
-    """What each question is answered with, id -> text; "" where no answer wins by more than it.
+    """The answer to each question, id -> text; "" if no answer wins by more than the threshold.
 
-    A set of v1.1 has an answer to every question: as BERT's program does, the text is always given.
+    A set of v1.1 has an answer to every question, so the text is always given, as BERT's program
+    does.
     """
     always = questions.version == "1.1"
     return {
@@ -236,13 +237,13 @@ def texts(
 def best_threshold(
     questions: Questions, found: Sequence[FoundAnswer], measure: Measure
 ) -> tuple[float, float]:
-    """The threshold with the highest mean, and that in percent, over all questions.
+    """The threshold with the highest mean over all questions, and that mean in percent.
 
-    A text is given where there being no answer scores at most the threshold more than it does. Of
-    equally good ones it is the lowest difference that occurs.
+    A text is given if no answer scores at most the threshold more than it. Among equally good
+    thresholds it is the lowest difference that occurs.
 
-    Where no text at all is best, it lies below all differences. It is chosen with the right answers
-    at hand, so what it gives is a bound for these questions, not a result.
+    If giving no text at all is best, it lies below all differences. It is chosen with the right
+    answers at hand, so its score is a bound for these questions, not a result.
     """
     differences = np.array([answer.difference for answer in found])
     none = np.array([best_of(measure, question, "") for question in questions])
@@ -266,7 +267,7 @@ def best_threshold(
 def evaluate(
     questions: Questions, found: Sequence[FoundAnswer], threshold: float = 0.0
 ) -> dict[str, Any]:
-    """The keys of a run's record: scores in percent at the threshold, and at the best ones.
+    """Keys of a run's record: scores in percent at the threshold, and at the best ones.
 
     `no_answer_threshold` is None for a set of v1.1, which takes none.
     """
@@ -286,7 +287,7 @@ def evaluate(
 
 
 def _f1(right: Sequence[str], counts: Counter[str], num_words: int) -> float:
-    """Of a right answer's words and how often each word occurs among an answer's `num_words`."""
+    """F1 of a right answer's words and the counts of words among an answer's `num_words`."""
     if not right or not num_words:
         return float(len(right) == num_words)
     num_common = (Counter(right) & counts).total()  # looks at the words of `right` alone
@@ -299,9 +300,9 @@ def _percent(values: NDArray[np.float64]) -> float | None:
 
 
 def mean_loss(scores: Scores, windows: Windows) -> float:
-    """Of the windows: mean of (cross-entropy of the start + of the end) / 2, in nats.
+    """Mean over windows of (cross-entropy of the start + of the end) / 2, in nats.
 
-    Not finite where a score is not.
+    Not finite if a score is not.
     """
     first = windows.offsets[:-1]
     total = 0.0
@@ -320,7 +321,7 @@ def answer(
     max_answer_length: int,
     threshold: float = 0.0,
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Each question's answer in text by its id, and what a record says of all answers."""
+    """Each question's answer in text by its id, and a record's keys on all answers."""
     found = find_answers(questions, windows, scores, max_answer_length)
     values = {"validation_loss": mean_loss(scores, windows)}
     return texts(questions, found, threshold), values | evaluate(questions, found, threshold)

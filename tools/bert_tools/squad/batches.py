@@ -1,8 +1,8 @@
-"""Which windows each update learns from, cut into microbatches, and the batches made of them.
+"""The windows of each update, cut into microbatches, and the batches made of them.
 
-One plan for every engine, a function of lengths and settings: every rank makes the whole of it
-before the first update and can build any microbatch, so only hidden states travel. The cut is that
-of the presort data plane (`data/balance.py`): equal counts, similar tokens.
+One plan serves every engine, a function of lengths and settings: every rank makes all of it before
+the first update and can build any microbatch, so only hidden states travel. The cut is that of the
+presort data plane (`data/balance.py`): equal counts, similar tokens.
 
 Shape letters: U updates, M microbatches of an update, B windows of a microbatch, T tokens of them.
 """
@@ -39,7 +39,7 @@ class UpdatePlan:
     def make(cls, lengths: Int64Array, settings: SquadSettings) -> Self:
         """Each epoch is a permutation of all windows; epochs follow each other without a gap.
 
-        Raises ConfigError where it would fill the memory. `lengths` are the tokens of each window.
+        Raises ConfigError if it would fill the memory. `lengths` are the tokens of each window.
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
         key = derive_seed(settings.seed, "squad order")
@@ -51,7 +51,7 @@ class UpdatePlan:
         return cls(windows, lengths[windows].sum(axis=2))
 
     def capacity(self, max_length: int) -> int:
-        """Tokens of a row that holds any microbatch: exact, as all updates are planned."""
+        """Tokens of a row that holds any microbatch; exact, as all updates are planned."""
         plan = CapacityPlan(
             tokens=int(self.tokens.max()),
             sequences=self.windows.shape[2],
@@ -69,7 +69,7 @@ def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Arra
 
 
 def evaluation_batches(lengths: Int64Array, tokens: int) -> list[Int64Array]:
-    """All windows, the longest first, in batches of at most so many tokens (or one window)."""
+    """All windows, longest first, in batches of at most so many tokens (or one window)."""
     batches: list[list[int]] = []
     room = 0
     for number in np.argsort(-lengths, kind="stable").tolist():
@@ -92,16 +92,16 @@ class SpanBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return sum(self.tokens.lengths)
 
     def per_token(self, of_windows: Tensor) -> Tensor:
-        """[B] -> [T]: what each token's window has."""
+        """Repeat a value of each window for its tokens, [B] -> [T]."""
         lengths = self.tokens.cu_seqlens.diff()
         return of_windows.repeat_interleave(lengths, output_size=self.num_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
+        """The same batch on another device."""
         if device == self.starts.device:
             return self
         starts, ends = (each.to(device, non_blocking=True) for each in (self.starts, self.ends))
@@ -136,7 +136,7 @@ class WindowReader:
         return SpanBatch(batch, *answers)
 
     def places(self, numbers: Int64Array) -> Int64Array:
-        """Where the tokens of these windows stand among those of all: int64 [T]."""
+        """Positions of these windows' tokens among those of all windows: int64 [T]."""
         lengths = self._windows.lengths[numbers]
         ends = np.cumsum(lengths)
         within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
@@ -147,8 +147,8 @@ def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
     """Sum over windows of (cross-entropy of the start + of the end) / 2, in nats; a scalar.
 
     Each is over the real tokens of the window (BERT, arXiv 1810.04805, section 4.2). The published
-    code and `transformers` also give the padding behind a window a share; here there is none.
-    `scores` are [T, 2], of being the first and of being the last token of the answer.
+    code and `transformers` also give a share to the padding after a window; here there is none.
+    `scores` [T, 2] are those of the answer's first and last token.
     """
     tokens = batch.tokens
     shape = (2, len(tokens.lengths), tokens.max_seqlen)

@@ -1,4 +1,4 @@
-"""How much of a pipeline's time its ranks wait: measured from what they did, and by formula.
+"""Share of a pipeline's time that its ranks wait: measured from their work, and by formula.
 
 No torch. A bubble is the time of an update in which a rank computes nothing, as a share of all
 ranks' time (GPipe, arXiv 1811.06965, section 2.3).
@@ -12,16 +12,16 @@ from typing import Literal
 
 from bert_tools.squad.settings import VIRTUAL_STAGES, Schedule
 
-# Forward, backward whole or for the inputs alone, backward for the weights alone; the last two are
-# in no record of ours, but may be in a timeline.
+# Forward, backward whole or for the inputs alone, backward for the weights alone; no record of
+# ours has the last two, but a timeline may.
 Kind = Literal["F", "B", "W", "update", "evaluate"]
 
-SAME_CLOCK_S = 1.0  # clocks of two machines count from when each was switched on
+SAME_CLOCK_S = 1.0  # clocks of two machines count from their own start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What a rank computed for one microbatch, from when to when in seconds of the update."""
+    """A rank's work on one microbatch; begin and end in seconds of the update."""
 
     rank: int
     stage: int
@@ -32,10 +32,10 @@ class Span:
 
 
 class StageClock:
-    """Notes when a rank's stages compute, between `start` and `stop`.
+    """Records when a rank's stages compute, between `start` and `stop`.
 
-    `synchronize` is called at both ends of each span, to wait until the device has done what it was
-    asked to; it slows a GPU down, so only some updates are measured.
+    `synchronize` is called at both ends of each span, to wait until the device has done its work;
+    it slows a GPU down, so only some updates are measured.
     """
 
     def __init__(self, rank: int, synchronize: Callable[[], object] = lambda: None) -> None:
@@ -46,10 +46,10 @@ class StageClock:
         self._spans: list[Span] = []
 
     def start(self, of_first_rank: float | None = None) -> None:
-        """Begin an update: now is its second 0, or what `perf_counter` said on rank 0.
+        """Begin an update: its second 0 is now, or the given `perf_counter` time of rank 0.
 
-        That is when all had met. Processes of one machine have the same clock, so it is second 0
-        for all of them; leaving a collective takes each of them another time.
+        That time is when all ranks had met. Processes of one machine share a clock, so it is second
+        0 for all of them; they leave a collective at different times.
         """
         self._is_running = True
         self._began = perf_counter()
@@ -58,13 +58,13 @@ class StageClock:
         self._spans = []
 
     def stop(self) -> list[Span]:
-        """End it, and give what happened."""
+        """End the update and return its spans."""
         self._is_running = False
         return self._spans
 
     @contextmanager
     def span(self, stage: int, kind: Kind, microbatch: int) -> Iterator[None]:
-        """Note what happens within."""
+        """Record the work done within."""
         if not self._is_running:
             yield
             return
@@ -86,20 +86,20 @@ def measured_bubble(spans: Sequence[Span]) -> float:
 
 
 def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> float | None:
-    """What s equal stages leave idle with m microbatches, communication free.
+    """Share of idle time of s equal stages with m microbatches, without communication.
 
     (s - 1) / (m + s - 1) of GPipe and 1F1B (arXiv 2104.04473, section 2.2, which gives it as a
     share of the ideal time: (s - 1) / m); v stages a rank make it (s - 1) / (v m + s - 1).
 
     The zero-bubble schedule, where forward, backward for inputs and backward for weights take the
-    same time (arXiv 2401.10241, section 6): no rank waits but for the first microbatch to arrive,
-    at the last after s - 1 of a rank's 6 m + s - 1 units of time. (Zero is the bubble between
-    updates, which the paper lets overlap.)
+    same time (arXiv 2401.10241, section 6): a rank waits only for the first microbatch to arrive,
+    the last rank for s - 1 of its 6 m + s - 1 units of time. (The paper's zero is the bubble
+    between updates, which it lets overlap.)
 
-    None where a schedule has too few microbatches for its formula: m < s interleaved, m < 2 s - 1
-    of the zero-bubble schedule.
+    None if a schedule has too few microbatches for its formula: m < s interleaved, m < 2 s - 1 for
+    the zero-bubble schedule.
     """
-    least, rounds = 1, 1  # units of time that a microbatch takes of a rank
+    least, rounds = 1, 1  # units of a rank's time per microbatch
     if schedule == "interleaved":
         least, rounds = stages, VIRTUAL_STAGES
     elif schedule == "zero_bubble":

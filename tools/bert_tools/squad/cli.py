@@ -1,9 +1,8 @@
-"""The sub-command `squad`: fine-tune, compare engines, evaluate, score. Heavy imports wait."""
+"""The sub-command `squad`: fine-tune, compare engines, evaluate, score. Heavy imports are late."""
 
 import argparse
 import json
 import math
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from bert_tools.squad.settings import (
     parse_engine,
     settings_of,
 )
-from mlperf_bert.common.errors import STOPPED, CheckpointError, ConfigError, one_line
+from mlperf_bert.common.errors import STOPPED, CheckpointError, ConfigError, one_line, typed
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "compare",
             _add_compare,
             _compare,
-            "data parallel, sharded and pipelined training side by side",
+            "compare data parallel, sharded and pipelined training",
         ),
         ("evaluate", _add_evaluate, _evaluate, "answers and scores of a fine-tuned model"),
         ("score", _add_score, _score, "exact match and F1 of a file of answers"),
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen one. Raises UserError for what the user can mend."""
+    """Run the chosen command. Raises UserError for a user's mistake."""
     return int(args.squad(args))
 
 
@@ -64,7 +63,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     text = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule "
     _add(parser, "engine", str, "NAME", f"{text}(default single)", default="single")
     _add(parser, "seed", int, "N", "default 1", default=1)
-    text = "where record and model go (default: runs/<utc>-squad)"
+    text = "directory for record and model (default: runs/<utc>-squad)"
     _add(parser, "run-dir", Path, "DIR", text)
     text = "the fine-tuned model beside the record (default), or the record alone"
     choices = ("weights", "nothing")
@@ -74,14 +73,14 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _default_ranks() -> int:
-    """Of an engine that names none: one for each GPU, and two where there is none or one."""
+    """Ranks of an engine without a number: one per GPU, or two if there are fewer than two GPUs."""
     import torch
 
     return max(2, torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def _train(args: argparse.Namespace) -> int:
-    """Train on ranks that it starts itself if need be; 0, or 75 where a signal ended the run."""
+    """Train, starting ranks if need be; 0, or 75 if a signal ended the run."""
     from bert_tools.squad.fine_tune import WEIGHTS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
@@ -97,7 +96,7 @@ def _train(args: argparse.Namespace) -> int:
         return run_on_ranks(args.command_line, settings.engine.ranks)
     whereabouts = Whereabouts()
     default = Path("runs") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-squad"
-    run_dir = args.run_dir or default  # holds the time: rank 0's counts
+    run_dir = args.run_dir or default  # keeps the time; rank 0's counts
     lock = RunLock(run_dir if info.rank == 0 else None, "squad")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
@@ -109,8 +108,8 @@ def _train(args: argparse.Namespace) -> int:
         if info.rank == 0 and not args.quiet:
             print(_run_in_words(record))
             if args.save == "weights":
-                model = shlex.quote(str(own_dir / WEIGHTS))
-                print(f"to answer with it: mlperf_bert squad evaluate --model {model} --dev FILE")
+                words = ("--model", own_dir / WEIGHTS, "--dev", settings.dev)
+                print(f"to answer with it: {typed('squad', 'evaluate', *words)}")
         return 0
 
     with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
@@ -133,27 +132,27 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     text += f"(default {DEFAULT_ENGINES})"
     _add(parser, "engines", str, "A,B,...", text, default=DEFAULT_ENGINES)
     _add(parser, "seeds", int, "N", "seeds 1 .. N of each (default 3)", default=3)
-    text = "global batches to sweep, in place of --global-batch"
+    text = "global batches to sweep, instead of --global-batch"
     _add(parser, "batches", str, "A,B,...", text)
     text = "how the learning rate follows --batches, from the first on (default square_root)"
     choices = ("square_root", "keep")
     parser.add_argument("--rate-rule", choices=choices, default="square_root", help=text)
     text = "M0 of the statistical efficiency (default: the first global batch)"
     _add(parser, "initial-batch", int, "N", text)
-    text = "runs, table and pictures; gone on with where it is there (default runs/squad-compare)"
+    text = "directory of the comparison, new or to be continued (default runs/squad-compare)"
     _add(parser, "out", Path, "DIR", text, default=Path("runs/squad-compare"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings(parser)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Run what has not ended, then compare; 0, or the status of what stopped it."""
+    """Run what has not ended, then compare; 0, or the status of the failed run."""
     from bert_tools.common.figures import new_figure
     from bert_tools.squad import compare
     from bert_tools.squad.comparison import Conditions, compare_runs
     from bert_tools.squad.fine_tune import VOCABULARY, write_vocabulary
 
-    new_figure(1, 1)  # pictures are drawn at the end, and a missing matplotlib is told now
+    new_figure(1, 1)  # pictures come last; a missing matplotlib is reported now
     batches, settings = _plan(args)
     facts, path = compare.facts_of(settings[0]), args.out / VOCABULARY
     makes_vocabulary = args.vocab is None and args.init_checkpoint is None
@@ -167,7 +166,7 @@ def _compare(args: argparse.Namespace) -> int:
     runs, status = compare.run_jobs(jobs)
     if status != 0 and not runs:
         return status
-    # The runs of the first engine first: it is what the others are compared with.
+    # The first engine's runs come first: the others are compared with it.
     order = [(str(job.settings.engine), job.settings.global_batch) for job in jobs]
     runs.sort(key=lambda run: order.index((run.engine, run.global_batch)))
     conditions = Conditions(
@@ -185,7 +184,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> tuple[list[int], list[SquadSettings]]:
-    """Batches, and settings at the first of them by seed and engine."""
+    """Batches, and settings at the first batch by seed and engine."""
     if not 1 <= args.seeds <= _MOST_SEEDS:
         raise ConfigError("--seeds", f"is {args.seeds}", f"give 1 .. {_MOST_SEEDS}")
     changes: dict[str, Any] = {}
@@ -223,10 +222,10 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add(parser, "model", Path, "DIR", text, required=True)
     _add(parser, "vocab", Path, "FILE", "default: beside the model")
     add_dev(parser)
-    _add(parser, "predictions", Path, "FILE", "write the answers there, as JSON")
+    _add(parser, "out", Path, "FILE", "file for the answers, as JSON")
     for name, text in (
         ("max-length", "tokens of a window (default {}, or what it can read)"),
-        ("stride", "tokens by which a window moves on (default {}, at most a third)"),
+        ("stride", "tokens from one window's begin to the next (default {}, at most a third)"),
         ("max-question-length", "tokens ({})"),
         ("max-answer-length", "tokens ({})"),
     ):
@@ -265,12 +264,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     def run_rank(_info: "RankInfo", device: "torch.device") -> int:
         part = make_part(start.model, whole(start.model), start.weights, device)
         scores = score_windows(Replicated("single", part, Team()), windows)
-        if not np.isfinite(scores).all():  # NaN answers nothing, which would look like a score
+        if not np.isfinite(scores).all():  # NaN gives no answers, which would still be scored
             problem, remedy = "gives scores that are no finite numbers", "whose training did not"
             raise CheckpointError(str(args.model), problem, f"give a model {remedy} diverge")
         found = answer(questions, windows, scores, args.max_answer_length, args.threshold)
-        if args.predictions is not None:
-            write_predictions(args.predictions, found[0])
+        if args.out is not None:
+            write_predictions(args.out, found[0])
         result = {"schema_version": 1, "dev_sha256": questions.sha256, **found[1]}
         if args.json:
             print(json.dumps(result, allow_nan=False), flush=True)
@@ -290,7 +289,7 @@ def _check_evaluation(args: argparse.Namespace) -> None:
 
 
 def _lengths(args: argparse.Namespace, most: int) -> dict[str, int]:
-    """The lengths of windows for a model that reads so many tokens at most."""
+    """Lengths of windows for a model that reads at most so many tokens."""
     length = min(DEFAULTS["max_length"], most) if args.max_length is None else args.max_length
     if not 0 < length <= most:
         raise ConfigError("--max-length", f"is {length}", f"give 1 .. {most}, as the model has")

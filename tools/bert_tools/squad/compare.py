@@ -1,4 +1,4 @@
-"""Runs every engine with every seed, one after the other; what has ended is not run again."""
+"""Runs every engine with every seed, one after the other; finished runs are kept."""
 
 import json
 import math
@@ -31,22 +31,22 @@ RateRule = Literal["square_root", "keep"]
 
 STUDY, RUNS, PEAK, TABLE = "comparison.json", "runs", "peak.json", "table.md"
 PEAK_SECONDS = 3.0
-_PEAK_ROWS = 4096  # tokens: many enough that a product is bound by arithmetic
+_PEAK_ROWS = 4096  # tokens: enough that a product is bound by arithmetic
 SCHEMA_VERSION = 1
 _REMEDY = "give another --out, or the same options as before"
-_GOES_ON = "what has ended is kept, and the same command goes on"
+_GOES_ON = "finished runs are kept, and the same command continues"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: its settings, and its directory below the comparison's."""
+    """One run: its settings, and its directory inside the comparison's."""
 
     settings: SquadSettings
     directory: Path
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Title of the run for people."""
         engine = self.settings.engine
         schedule = f"@{engine.schedule}" if engine.schedule not in (None, "1f1b") else ""
         batch = self.settings.global_batch
@@ -56,10 +56,10 @@ class Job:
 def make_jobs(
     out: Path, per_engine: Sequence[SquadSettings], batches: Sequence[int], rule: RateRule
 ) -> list[Job]:
-    """Every engine at every batch, in turns of seeds, so that a machine's moods meet all engines.
+    """Jobs of every engine at every batch, seed by seed, so that slow spells hit all engines.
 
-    `per_engine` are settings at the first batch, of every seed and engine, in their order. Every
-    batch trains on as many samples as the first; the learning rate follows it by the rule. Raises
+    `per_engine` are settings at the first batch for every seed and engine, in order. Every batch
+    trains on as many samples as the first; the learning rate follows the batch by the rule. Raises
     ConfigError for a batch that does not divide the samples of the run.
     """
     jobs = []
@@ -76,7 +76,7 @@ def make_jobs(
 
 
 def at_batch(settings: SquadSettings, batch: int, rule: RateRule) -> SquadSettings:
-    """The same samples in batches of another size."""
+    """Settings for the same samples in batches of another size."""
     first = settings.global_batch
     updates = settings.updates
     if updates is not None:
@@ -91,11 +91,11 @@ def at_batch(settings: SquadSettings, batch: int, rule: RateRule) -> SquadSettin
 
 
 def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
-    """Write down what is compared, or see that it is the same as before.
+    """Record what is compared, or check that it is the same as before.
 
-    "same" where it goes on; "new" where there was none; "other" where there was another one of
-    which no run has ended, as after a mistake in the options: this one takes its place. Raises
-    DataError where the directory has runs of another comparison, or cannot be written.
+    Returns "same" if the comparison continues; "new" if there was none; "other" if it replaces one
+    without a finished run, as after a mistake in the options. Raises DataError if the directory has
+    runs of another comparison, or cannot be written.
     """
     path = out / STUDY
     begun: Begun = "new"
@@ -113,7 +113,7 @@ def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
 
 
 def _difference(path: Path, facts: dict[str, Any]) -> str | None:
-    """In words, from what was compared before; None where there is none."""
+    """The difference to the earlier comparison in words; None if there is none."""
     before = read_record(path, missing="is missing", remedy=_REMEDY)
     before.check_version(SCHEMA_VERSION, "schema_version")
     old = before.record("same").values
@@ -125,7 +125,7 @@ def _difference(path: Path, facts: dict[str, Any]) -> str | None:
 
 
 def facts_of(settings: SquadSettings) -> dict[str, Any]:
-    """What all runs of a comparison share: data by digest, weights, settings, and the machine.
+    """Facts that all runs of a comparison share: data digests, weights, settings, machine.
 
     Engines, seeds and batches may be added later.
     """
@@ -155,7 +155,7 @@ def _digest(path: Path) -> str:
 
 
 def _machine(device: str) -> list[str | int]:
-    """Times of another processor, or of fewer cores, are of another comparison."""
+    """The machine: times on another processor or fewer cores belong to another comparison."""
     found: list[str | int] = [read_machine().cpu_model or "unknown", len(usable_cpus())]
     if device != "cpu" and torch.cuda.is_available():
         found += [torch.cuda.get_device_name(0), torch.cuda.device_count()]
@@ -163,10 +163,10 @@ def _machine(device: str) -> list[str | int]:
 
 
 def peak_of_machine(out: Path, settings: SquadSettings) -> dict[str, Any]:
-    """What matrix products reach on this machine, measured once a comparison, or before.
+    """Peak of matrix products on this machine, measured once per comparison.
 
-    `tflops` of one GPU, or of all cores: MFU is a share of it; None where it is unknown. `means`
-    says how, or why. Raises DataError for a file that is none of ours.
+    `tflops` is that of one GPU, or of all cores, the base of MFU; None if unknown. `means` says how
+    it was measured, or why not. Raises DataError for a file that is none of ours.
     """
     path = out / PEAK
     if path.exists():
@@ -205,9 +205,9 @@ def _measure_peak(settings: SquadSettings) -> dict[str, Any]:
 
 
 def run_jobs(jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
-    """Run what has not ended; records of all that have, and 0 or the status of what stopped it.
+    """Run the unfinished jobs; returns all records, and 0 or the status of the failed run.
 
-    Raises DataError where a run left no record, or none that can be read.
+    Raises DataError if a run left no readable record.
     """
     waiting = [job for job in jobs if not _has_ended(job.directory)]
     if len(waiting) < len(jobs):
@@ -226,7 +226,7 @@ def run_jobs(jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
 
 
 def _has_ended(directory: Path) -> bool:
-    """Whether a run has left its record there, readable or not."""
+    """True if a run has left its record there, readable or not."""
     return os.path.lexists(directory / RESULT)
 
 

@@ -1,4 +1,4 @@
-"""What fine-tuning runs say of themselves, and what they say side by side: means, differences.
+"""Records of fine-tuning runs, and their comparison: means and differences.
 
 No torch. `squad_result.json` may be written by anybody. Intervals are Student's, 95 %, over seeds;
 differences to the first engine are taken seed by seed, because runs of one seed have the same data,
@@ -24,16 +24,16 @@ _WHY = "more ranks than cores: its times are not comparable"
 _REMEDY = "give the directory of a run that has ended, as `squad train` wrote it"
 _MOST_RANKS = 4096
 _MOST_SPANS = 100_000
-# Of the settings, the batch and what follows from it.
+# Settings that may differ: the batch and those that follow from it.
 _MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run. `values` are those of MEASURES that it tells; None is what nobody knows.
+    """One run. `values` are those of MEASURES in its record; None is unknown.
 
-    `core_wait` is the share of its ranks' time in training that their threads waited for a core,
-    side by side. `same` is what runs must have in common to be compared.
+    `core_wait` is the time that its ranks' threads waited for a core in training, as a share of the
+    ranks' time. `same` holds what runs must share to be compared.
     """
 
     engine: str
@@ -56,17 +56,17 @@ class RunRecord:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its times mean anything: on a CPU no more ranks than cores."""
+        """True if its times mean anything: on a CPU no more ranks than cores."""
         return self.device != "cpu" or self.ranks <= self.cores
 
 
 def read_run(directory: Path) -> RunRecord:
-    """The record of a run's directory. Raises DataError where it is missing or is none."""
+    """The record in a run's directory. Raises DataError if it is missing or invalid."""
     path = directory / RESULT
     record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
     record.check_version(SCHEMA_VERSION, "schema_version")
     settings, ranks = record.record("settings"), record.integer("ranks", 1, _MOST_RANKS)
-    # A run from before the key was there does not tell it, nor a system that does not count it.
+    # Runs before this key, and systems that do not count it, have none.
     waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)
     return RunRecord(
         engine=record.text("engine"),
@@ -92,7 +92,7 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def _same(record: Record, settings: Record) -> dict[str, str | int | float | None]:
-    """What must not differ: of the settings all but the batch and what follows from it."""
+    """Facts that must not differ: all settings but the batch and those that follow from it."""
     model, data = record.record("model"), record.record("data")
     found: dict[str, str | int | float | None] = {
         "device": record.text("device"),
@@ -128,7 +128,7 @@ def _optional(record: Record, key: str) -> float | None:
 
 
 def _numbers(record: Record, key: str, each: str = "one a rank") -> tuple[float | None, ...]:
-    """A list of numbers, of which some may be null."""
+    """A list of numbers, some of which may be null."""
     values: Any = record.values.get(key)
     is_list = isinstance(values, list) and all(one is None or is_number(one) for one in values)
     if not is_list or (each == "one a rank" and len(values) > _MOST_RANKS):
@@ -165,7 +165,7 @@ def _span(record: Record) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A mean over seeds, half of its 95 % interval (None of one seed), and of how many seeds."""
+    """A mean over seeds, half of its 95 % interval (None for one seed), and their number."""
 
     mean: float
     half_width: float | None
@@ -174,10 +174,10 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """What measures need beside the records.
+    """Facts that measures need beside the records.
 
-    `initial_batch` is M0 of the statistical efficiency; `peak_tflops` what one device (of CPUs: the
-    whole machine) reaches in matrix products of the runs' precision, None where nobody knows.
+    `initial_batch` is M0 of the statistical efficiency; `peak_tflops` the peak of one device (for
+    CPUs: the whole machine) in matrix products of the runs' precision, None if unknown.
     """
 
     initial_batch: int
@@ -189,8 +189,8 @@ class Conditions:
 class Row:
     """An engine at one global batch: its measures, and their differences to the first row, in %.
 
-    `loss_difference` is the largest of any update of any seed, absolute, to the first row of the
-    same batch; None where there is none to compare with.
+    `loss_difference` is the largest absolute one in any update of any seed, to the first row of the
+    same batch; None if there is nothing to compare with.
     """
 
     label: str
@@ -207,14 +207,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """All rows, in the order of their engines; `runs` are what they were made of."""
+    """All rows, in the order of their engines; `runs` are the records behind them."""
 
     rows: tuple[Row, ...]
     runs: tuple[RunRecord, ...]
     conditions: Conditions
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; times that mean nothing are marked by `comparable`."""
+        """Plain values for JSON; `comparable` is false for rows whose times mean nothing."""
         first = self.runs[0]
         return {
             "engines": [
@@ -240,7 +240,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A column: `read` from a record, or computed; `timed` means nothing without own cores."""
+    """A column: `read` from a record, or computed; `timed` ones need a core for each rank."""
 
     key: str
     title: str
@@ -268,7 +268,7 @@ def _above_zero_in(part: str, key: str) -> Callable[[Record], float]:
 
 
 def _runtime_s(record: Record) -> float:
-    """Of all updates at the pace of the plain ones, which `samples_per_s` is of."""
+    """Seconds of all updates at the pace of the plain ones, as in `samples_per_s`."""
     return record.integer("samples", 1) / _above_zero(record.record("samples_per_s"), "train")
 
 
@@ -310,7 +310,7 @@ MEASURES = STUDY_MEASURES + MORE_MEASURES
 
 
 def _measured(run: RunRecord, conditions: Conditions) -> dict[str, float | None]:
-    """The values of MEASURES: those read, and those that conditions have a part in."""
+    """The values of MEASURES: those read, and those computed with the conditions."""
     noise, rate, worth = run.values["noise_scale"], run.values["samples_per_s"], None
     if run.global_batch == conditions.initial_batch:
         worth = 1.0  # whatever the noise, known or not
@@ -325,13 +325,13 @@ def _measured(run: RunRecord, conditions: Conditions) -> dict[str, float | None]
     return {each.key: found[each.key] for each in MEASURES}
 
 
-_Group = dict[int, RunRecord]  # of one engine at one batch, by seed
+_Group = dict[int, RunRecord]  # runs of one engine at one batch, by seed
 
 
 def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Comparison:
     """The comparison of runs; engines in the order in which they first occur.
 
-    Raises ConfigError where there are none; DataError where they do not share data, model, weights,
+    Raises ConfigError if there are none; DataError if they do not share data, model, weights,
     precision and samples, or an engine has a seed twice.
     """
     if not runs:
@@ -356,7 +356,7 @@ def compare_runs(runs: Sequence[RunRecord], conditions: Conditions) -> Compariso
 
 
 def _check_same(runs: Sequence[RunRecord]) -> None:
-    """Raise DataError where runs to compare differ in what they must share."""
+    """Raise DataError if runs to compare differ in what they must share."""
     for run in runs[1:]:
         for key in sorted(run.same.keys() | runs[0].same.keys()):
             first, other = runs[0].same.get(key), run.same.get(key)
@@ -402,7 +402,7 @@ def _row(
 
 
 def _percent(own: float | None, first: float | None) -> float | None:
-    """None where one is not known, or the first engine's value is zero."""
+    """Difference in percent; None if a value is unknown or the first engine's is zero."""
     return 100 * (own / first - 1) if own is not None and first else None
 
 

@@ -3,12 +3,12 @@
 `Replicated`: one rank alone, DistributedDataParallel and fully sharded data parallel, all layers
 everywhere; each rank computes its share of the microbatches, one after the other.
 
-`Pipelined`: each rank holds some layers, microbatches stream through; or several pipelines side by
-side. torch.distributed.pipelining runs the schedule. Of several pipelines each computes its share
-of the microbatches, and their gradients are averaged when all have been through. A stage takes and
-gives rows of one shape, as torch wants it: only hidden states travel between ranks, in rows of the
-run's token capacity. Which tokens a row holds every rank knows, so a stage cuts the padding off on
-arrival and computes real tokens only.
+`Pipelined`: each rank holds some layers, and microbatches stream through; or several pipelines run
+side by side. torch.distributed.pipelining runs the schedule. Each of several pipelines computes its
+share of the microbatches, and their gradients are averaged after the last one. torch wants rows of
+one shape between stages: only hidden states travel between ranks, in rows of the run's token
+capacity. Every rank knows which tokens a row holds, so a stage cuts the padding off on arrival and
+computes real tokens only.
 
 Shape letters: M microbatches of a pipeline, T tokens of a microbatch, C capacity of a row in
 tokens, D hidden.
@@ -60,14 +60,14 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
 
-MakeBatch = Callable[[Int64Array], SpanBatch]  # of windows' numbers, on the engine's device
+MakeBatch = Callable[[Int64Array], SpanBatch]  # lists of windows' numbers, on the engine's device
 REPLICA, STAGE = "replica", "stage"
-TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # of a batch of an evaluation
-MOST_AHEAD = 8  # batches of an evaluation that a stage may have sent and the next not yet taken
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # tokens in a batch of an evaluation
+MOST_AHEAD = 8  # evaluation batches in flight between two stages
 
 
 class Team:
-    """This rank among those of its engine, a mesh of REPLICA times STAGE; None: one rank alone."""
+    """This rank in its engine's mesh of REPLICA times STAGE; None: one rank alone."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
@@ -76,16 +76,16 @@ class Team:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first of all."""
+        """True if this rank is the first of all."""
         return self.replica == self.stage == 0
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
-        """Those that differ from this rank in one dimension only; None where that is it alone."""
+        """The ranks that differ from this one in one dimension only; None if it is alone."""
         size = self.replicas if dimension == REPLICA else self.stages
         return None if self.mesh is None or size == 1 else self.mesh.get_group(dimension)
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Summed over all ranks, in place; equal on all of them to the bit."""
+        """Sum over all ranks, in place; equal on all of them to the bit."""
         for dimension in (STAGE, REPLICA):
             group = self.group(dimension)
             if group is not None:
@@ -94,7 +94,7 @@ class Team:
 
 
 def make_team(engine: EngineName, device: torch.device) -> Team:
-    """Of all ranks of the process group; neighbours in rank are neighbours in a pipeline."""
+    """The team of all ranks of the process group; neighbours in rank follow in a pipeline."""
     if engine.ranks == 1:
         return Team()
     ranks = torch.arange(engine.ranks).view(engine.replicas, engine.stages)
@@ -104,10 +104,10 @@ def make_team(engine: EngineName, device: torch.device) -> Team:
 def share_of(
     microbatches: Sequence[Int64Array], replica: int, replicas: int
 ) -> list[tuple[int, float]]:
-    """Which microbatches a replica computes, and the weight of each.
+    """The microbatches that a replica computes, and the weight of each.
 
-    All replicas get equally many, as they wait for each other in each: where there are not enough,
-    one that another has too, with the weight 0.
+    All replicas get equally many, as they wait for each other in each: if there are not enough, a
+    replica repeats another's with the weight 0.
     """
     count = -(-len(microbatches) // replicas)
     numbers = [replica + replicas * each for each in range(count)]
@@ -120,11 +120,11 @@ class Replicated:
 
     ddp averages gradients once, in the backward of the last microbatch. fsdp holds a shard of each
     layer (ZeRO stage 3, arXiv 1910.02054), gathers it when it is needed and averages gradients in
-    every backward, so that whole ones never pile up.
+    every backward, so that whole gradients never pile up.
 
-    Of every engine, `team` are its ranks, `parts` the pieces of the model that this rank holds,
-    `copies` how many ranks hold each of its elements; every rank calls its methods with the same
-    arguments. The `model` is whole here, the team of replicas alone.
+    Every engine has `team`, its ranks; `parts`, the pieces of the model that this rank holds; and
+    `copies`, the number of ranks that hold each of its elements. Every rank calls its methods with
+    the same arguments. Here the `model` is whole, and the team has replicas only.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
@@ -137,7 +137,7 @@ class Replicated:
             self._ddp = DistributedDataParallel(model, process_group=team.group(REPLICA))
             self._called = self._ddp
         if kind == "fsdp" and team.mesh is not None:
-            # Each layer by itself, and what is around them together, over the replicas.
+            # Each layer by itself, and the rest of the model together, over the replicas.
             for module in (*model.bert.get_submodule("encoder.layer").children(), model):
                 fully_shard(module, mesh=team.mesh[REPLICA])
 
@@ -146,7 +146,7 @@ class Replicated:
     ) -> Tensor:
         """Add the gradient of (sum of the windows' losses / divisor) to all `.grad`.
 
-        Afterwards `.grad` is that of all ranks.
+        Afterwards `.grad` is the gradient over all ranks.
 
         Returns:
             This rank's share of that loss, a float64 scalar on its device.
@@ -158,7 +158,7 @@ class Replicated:
             is_last = number == len(shares) - 1
             with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
                 loss = self._called(None, make(microbatches[which]), "loss_sum")
-                # torch averages over replicas: times their number that is the sum.
+                # torch averages over replicas; times their number gives the sum.
                 (loss * (weight * team.replicas / divisor)).backward()
             total += loss.detach().double() * (weight / divisor)
         return total
@@ -167,9 +167,9 @@ class Replicated:
     def scores(
         self, batches: Sequence[Int64Array], make: MakeBatch
     ) -> Iterator[tuple[int, Tensor]]:
-        """Which of the batches, and its scores [T, 2], for those that end on this rank.
+        """Number and scores [T, 2] of each batch that ends on this rank.
 
-        Called in evaluation, and read to its end.
+        It is called in evaluation and must be read to its end.
         """
         team = self.team
         for which, weight in share_of(batches, team.replica, team.replicas):
@@ -182,16 +182,16 @@ class Replicated:
         found = {}
         for name, parameter in self.parts[0].named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self.team.is_first:  # the others' hosts need not hold them
+            if self.team.is_first:  # other hosts need not hold them
                 found[name] = whole.detach().cpu()
         return found
 
 
 def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -> list[int]:
-    """Numbers of the stages that a rank of the pipeline holds, the first in the model first.
+    """Numbers of the stages that a rank of the pipeline holds, in the model's order.
 
-    A zero-bubble pipeline goes down the ranks and up again, so that its last stage is the first
-    rank's (arXiv 2401.10241, section 6); the others begin anew with the first rank.
+    A zero-bubble pipeline goes down the ranks and up again, so its last stage is on the first rank
+    (arXiv 2401.10241, section 6); the others begin again with the first rank.
     """
     if schedule == "zero_bubble":
         return [rank, num_stages - 1 - rank]
@@ -201,10 +201,10 @@ def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -
 def make_schedule(
     schedule: Schedule, stages: Sequence[PipelineStage], microbatches: int, *, is_half: bool = False
 ) -> Any:
-    """torch's schedule of so many microbatches, with sums of gradients left as they are.
+    """torch's schedule for so many microbatches, without scaling of gradients.
 
-    What the last stage gives is the loss itself. Half of an update's microbatches may be too few
-    for a schedule: they take the plainest one, all forwards and then all backwards.
+    The last stage returns the loss itself. Half of an update's microbatches may be too few for a
+    schedule: they take the plainest one, all forwards and then all backwards.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -219,7 +219,7 @@ def make_schedule(
 
 
 class StageModule(nn.Module):
-    """One part, for the microbatch that its stage says is next."""
+    """One part of the model, applied to the microbatch that its stage names."""
 
     def __init__(self, part: SpanModel, capacity: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class StageModule(nn.Module):
         self.number = 0  # of the microbatch
 
     def forward(self, row: Tensor) -> Tensor:
-        """[1, C] token ids or [1, C, D] hidden states -> [1, C, D], or of the last the loss [1]."""
+        """Map token ids [1, C] or hidden states [1, C, D] to [1, C, D], or at the end loss [1]."""
         batch = self.batches[self.number]
         mine = row[0, : batch.num_tokens]
         hidden: Tensor | None = mine
@@ -254,25 +254,25 @@ class StageModule(nn.Module):
 
 
 class TimedStage(PipelineStage):
-    """A stage that tells its module which microbatch it is, and a clock when it computes."""
+    """A stage that tells its module the microbatch, and a clock its times of computing."""
 
     def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock = clock
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """As torch's."""
+        """Forward of one chunk, as in torch, with its span recorded."""
         self.submod.number = fwd_chunk_id  # type: ignore[assignment]
         with self._clock.span(self.stage_index, "F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """As torch's."""
+        """Backward of one chunk, as in torch, with its span recorded."""
         with self._clock.span(self.stage_index, "B", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """As torch's."""
+        """Backward for the weights of one chunk, as in torch, with its span recorded."""
         with self._clock.span(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
@@ -280,7 +280,7 @@ class TimedStage(PipelineStage):
 class Pipelined:
     """`pipeline`, with one replica or several.
 
-    `make` gives a part of the `model` with its weights; the plan's mean length balances the stages.
+    `make` returns a part of the `model` with its weights; the plan's mean length balances stages.
     """
 
     def __init__(
@@ -318,17 +318,17 @@ class Pipelined:
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """As `Replicated.accumulate`."""
+        """Accumulate gradients; see `Replicated.accumulate`."""
         team = self.team
         mine = microbatches[team.replica :: team.replicas]
         batches = [make(numbers) for numbers in mine]
         for module in self._modules:
             module.batches = batches
-            # Averaged over replicas below: times their number that is the sum.
+            # Averaged over replicas below; times their number gives the sum.
             module.loss_factor = team.replicas / divisor
         losses: list[Tensor] = []
         rows = (self._rows(batches),) if 0 in self._numbers else ()
-        # The loss is made by the last stage; torch wants a target to compare it with.
+        # The last stage computes the loss; torch wants a target to compare with.
         target = torch.zeros(len(batches), device=self.parts[0].device)
         self._run_of(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
         self._average_gradients()
@@ -338,7 +338,7 @@ class Pipelined:
         return total
 
     def _run_of(self, microbatches: int) -> Any:
-        """Each number of microbatches has stages of its own: torch keeps its buffers in them."""
+        """The stages for a number of microbatches: torch keeps its buffers in them."""
         if microbatches not in self._schedules:
             stages = [
                 TimedStage(
@@ -355,7 +355,7 @@ class Pipelined:
         return self._schedules[microbatches]
 
     def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
-        """Token ids [M, C] for the first stage, zeros behind the tokens."""
+        """Token ids [M, C] for the first stage, padded with zeros."""
         device = self.parts[0].device
         rows = torch.zeros((len(batches), self._capacity), dtype=torch.int64, device=device)
         for row, batch in zip(rows, batches, strict=True):
@@ -363,7 +363,7 @@ class Pipelined:
         return rows
 
     def _average_gradients(self) -> None:
-        """Over the replicas, one all-reduce for each part."""
+        """Average gradients over the replicas, one all-reduce for each part."""
         group = self.team.group(REPLICA)
         if group is None:
             return
@@ -379,7 +379,7 @@ class Pipelined:
     def scores(
         self, batches: Sequence[Int64Array], make: MakeBatch
     ) -> Iterator[tuple[int, Tensor]]:
-        """As `Replicated.scores`, batch after batch, each rank as far ahead as it can."""
+        """Scores as in `Replicated.scores`; each rank works as far ahead as it can."""
         team, group = self.team, self.team.group(STAGE)
         sent: deque[tuple[Any, Tensor]] = deque()
         for which, weight in share_of(batches, team.replica, team.replicas):
@@ -404,7 +404,7 @@ class Pipelined:
             work.wait()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """As `Replicated.weights`; one tensor after the other goes to all of the pipeline."""
+        """Weights as in `Replicated.weights`, sent to the whole pipeline one after the other."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
         found = {}
         part, group = self.parts[0], self.team.group(STAGE)
@@ -420,7 +420,7 @@ class Pipelined:
         return found
 
     def _stage_of(self, name: str) -> int:
-        """Which stage holds the tensor of that name."""
+        """The stage that holds the tensor of that name."""
         if name.startswith(LAYERS):
             layer = int(name.removeprefix(LAYERS).partition(".")[0])
             return bisect_right(self._bounds, layer) - 1
@@ -440,7 +440,7 @@ def make_engine(
 ) -> Engine:
     """The engine that `settings` name with this rank's part of the model, ready to train.
 
-    Raises ConfigError for more stages than layers. `clock` is of a pipeline's stages, else unused.
+    Raises ConfigError for more stages than layers. Only a pipeline's stages use `clock`.
     """
     seed = derive_seed(settings.seed, "squad dropout")
 
@@ -453,9 +453,9 @@ def make_engine(
 
 
 def score_windows(engine: Engine, windows: Windows) -> Scores:
-    """Float32 on every rank; called by all of them. Data-parallel ranks share the windows.
+    """Scores, float32, on every rank; all ranks call it. Data-parallel ranks share windows.
 
-    A pipeline has them go through its stages one batch after the other.
+    In a pipeline they go through the stages one batch after the other.
     """
     device = engine.parts[0].device
     at_once = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
@@ -468,5 +468,5 @@ def score_windows(engine: Engine, windows: Windows) -> Scores:
         found[reader.places(batches[which])] = scores.float().cpu().numpy()
     for part in engine.parts:
         part.train()
-    # Zero but on one rank: their sum is exact.
+    # Zero on all ranks but one, so the sum is exact.
     return engine.team.sum(torch.from_numpy(found).to(device)).cpu().numpy()

@@ -1,6 +1,6 @@
 """One fine-tuning run: read, train, evaluate, save; its record is the last thing written.
 
-Every rank of the engine calls `fine_tune` with the same settings, and reads all files: so any rank
+Every rank of the engine calls `fine_tune` with the same settings and reads all files, so that it
 can build any microbatch.
 """
 
@@ -51,13 +51,13 @@ from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
 WEIGHTS, VOCABULARY = "model", "vocab.txt"  # in a run's directory
-_QUICK_PIECES = 1024  # of the vocabulary that is made of the questions where none is given
+_QUICK_PIECES = 1024  # words of the vocabulary made from the questions if none is given
 _MOST_CHARACTERS = 20 * 2**20  # of text; SQuAD v2.0's has 15 MB of contexts, once each
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was read of a run's files."""
+    """Contents of a run's input files."""
 
     train: Questions
     dev: Questions
@@ -76,15 +76,15 @@ def fine_tune(
     save: Literal["weights", "nothing"] = "weights",
     whereabouts: Whereabouts | None = None,
 ) -> dict[str, Any] | None:
-    """Train and evaluate; rank 0 writes `squad_result.json` and, where asked, the weights.
+    """Train and evaluate; rank 0 writes `squad_result.json` and, if asked, the weights.
 
-    `whereabouts` is told of every update. Where settings name neither a vocabulary nor a
-    checkpoint, rank 0 writes a vocabulary first.
+    `whereabouts` is told of every update. If settings name neither a vocabulary nor a checkpoint,
+    rank 0 writes a vocabulary first.
 
-    Returns the record, on every rank; None where a signal ended the run, which then wrote nothing.
+    Returns the record, on every rank; None if a signal ended the run, which then wrote nothing.
 
-    Raises ConfigError, DataError or CheckpointError on every rank where settings, files or weights
-    cannot work, `run_dir` has a record or a model of something else, or the training diverged.
+    Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
+    cannot work, `run_dir` has a record or a model of another run, or the training diverged.
     """
     begun = perf_counter()
     if info.world_size != settings.engine.ranks:
@@ -127,9 +127,9 @@ def fine_tune(
 
 
 def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
-    """Make the directory of a run, and raise ConfigError where another has ended in it.
+    """Make the directory of a run; raise ConfigError if another has ended in it.
 
-    A model without a record is of a run that was killed between the two; it is replaced.
+    A model without a record comes from a run killed between the two; it is replaced.
     """
     make_directory(run_dir)
     result, weights = run_dir / RESULT, run_dir / WEIGHTS
@@ -141,10 +141,10 @@ def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
 
 
 def write_vocabulary(train: Path, path: Path) -> None:
-    """Write a vocab.txt of word pieces made of the questions that a model is trained on.
+    """Write a vocab.txt of word pieces made from the questions that a model is trained on.
 
-    Raises DataError where they cannot be read or the file not be written, ConfigError where they
-    are too much text, or of too many different characters.
+    Raises DataError if they cannot be read or the file not be written, ConfigError if they are too
+    much text, or have too many different characters.
     """
     questions = read_questions(train)
     lines = [*dict.fromkeys(each.context for each in questions)]  # every context once
@@ -212,23 +212,23 @@ def _train(
     with StopRequest(info.world_size, device) as request, line, measured_usage(device) as usage:
         log = loop.run(shown, request.agreed)
         finish_queued_work(device)
-    whereabouts.at("end")  # evaluation and saving may take as long as they take
+    whereabouts.at("end")  # evaluation and saving have no time limit
     return log, usage
 
 
 def _evaluate(settings: SquadSettings, prepared: Prepared, scores: Scores) -> dict[str, Any]:
-    """The keys of the record that say how good the answers are."""
+    """The keys of the record on the quality of the answers."""
     most = settings.max_answer_length
     _, evaluated = answer(prepared.dev, prepared.dev_windows, scores, most)
     if not math.isfinite(evaluated["validation_loss"]):
-        problem = f"is {settings.learning_rate:g}, with which the training diverged: the loss of "
+        problem = f"is {settings.learning_rate:g}, and the training diverged: the loss of "
         problem += "the validation questions is not finite"
         raise ConfigError("--learning-rate", problem, "lower it")
     return evaluated
 
 
 def _who(settings: SquadSettings, prepared: Prepared, device: torch.device) -> dict[str, Any]:
-    """What of the record is known before training."""
+    """The keys of the record known before training."""
     name, model = settings.engine, prepared.start.model
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
@@ -268,18 +268,18 @@ def _what(
     log: TrainingLog,
     seconds: Sequence[float],
 ) -> dict[str, Any]:
-    """What happened; `seconds` are of reading and building, of training, of evaluation."""
+    """The keys on the run; `seconds` are those of reading and building, training, evaluation."""
     model, samples = prepared.start.model, plan.windows.size
     rate = log.samples_per_s(settings.global_batch) or samples / seconds[1]
     lengths = prepared.train_windows.lengths[plan.windows.ravel()]
     flops_per_sample = squad_flops(model, lengths.tolist()) / samples
-    in_effect = {  # numbers in the place of what was left open
+    in_effect = {  # numbers for settings left open
         "updates": len(plan.windows),
         "dropout": model.hidden_dropout,
         "attention_dropout": model.attention_dropout,
         "capacity_tokens": plan.capacity(settings.max_length),
     }
-    names = ("start", "train", "evaluate", "end_to_end")  # writing the weights is left out
+    names = ("start", "train", "evaluate", "end_to_end")  # without writing the weights
     return {
         "settings": settings.to_record() | in_effect,
         "updates": len(plan.windows),
@@ -307,13 +307,13 @@ def _usage(log: TrainingLog, of_ranks: Sequence[dict[str, Any]]) -> dict[str, An
         "core_wait_seconds": [usage["core_wait_seconds"] for usage in of_ranks],
         "device_utilisation": [usage["utilisation"] for usage in of_ranks],
         "device_utilisation_means": of_ranks[0]["means"],
-        # Of all ranks together: each may be bound to some of them.
+        # CPUs of all ranks together: each may be bound to some of them.
         "cores": len({cpu for usage in of_ranks for cpu in usage["cpus"]}),
     }
 
 
 def _bubble(settings: SquadSettings, of_ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Median over the updates with a clock, and the last of them span by span in order of time."""
+    """Median bubble over updates with a clock, and the last of them span by span in time order."""
     updates = [
         [Span(**span) for rank in of_ranks for span in rank[number]]
         for number in range(len(of_ranks[0]))

@@ -1,9 +1,9 @@
 """The fine-tuning loop: the same for every engine.
 
-An update is: its microbatches through the engine, the gradients' norm limited, AdamW. Some updates
-are computed in two halves to measure the gradient's noise, some of a pipeline with a clock; those,
-and the first, are left out of the rate of training. What happens to gradients looks at the elements
-that this rank holds, and sums over the ranks.
+An update runs its microbatches through the engine, limits the gradients' norm and applies AdamW.
+Some updates are computed in two halves to measure the gradient's noise, some of a pipeline's with a
+clock; those, and the first, are left out of the rate of training. Norms are taken over the elements
+that this rank holds, and summed over the ranks.
 """
 
 import math
@@ -28,14 +28,14 @@ from mlperf_bert.optim.noise_scale import NoiseScale, covariance_trace, gradient
 from mlperf_bert.optim.schedule import learning_rate
 
 BETAS = (0.9, 0.999)
-CLOCKED_UPDATES = 3  # of a pipeline, at most
+CLOCKED_UPDATES = 3  # clocked updates of a pipeline, at most
 
 
 class Squares(NamedTuple):
     """Squared norms of a gradient over all of the model's elements, on every rank alike.
 
-    `preconditioned` is of the gradient times what Adam scales its elements by, with the second
-    moments from before the update.
+    `preconditioned` is that of the gradient times Adam's scale of each element, with the second
+    moments before the update.
     """
 
     plain: float
@@ -44,7 +44,7 @@ class Squares(NamedTuple):
 
 @dataclass(slots=True)
 class TrainingLog:
-    """What happened in training; the first three lists have an entry for each update."""
+    """Log of the training; the first three lists have an entry for each update."""
 
     losses: list[float] = field(default_factory=list)  # means, in nats
     grad_norms: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class TrainingLog:
     stopped_by: str | None = None  # the signal that ended it
 
     def samples_per_s(self, global_batch: int) -> float | None:
-        """Windows a second of the updates that count; None where none does."""
+        """Windows per second over the updates that count; None if none does."""
         counted = [seconds for seconds in self.step_seconds if seconds is not None]
         return global_batch * len(counted) / sum(counted) if counted else None
 
@@ -69,8 +69,8 @@ class Loop:
     torch's own, which computes many tensors at a time). Biases and LayerNorm parameters take no
     decay.
 
-    `engine` has the weights to begin with; `make` makes microbatches of the plan; `clock` is of a
-    pipeline's stages, else unused.
+    `engine` has the first weights; `make` makes microbatches of the plan; only a pipeline's stages
+    use `clock`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Loop:
             foreach=True,
         )
         self._warm_up = round(settings.warmup * self.num_updates)
-        # One more than there are, so that the last update is not made with a rate of zero.
+        # One more than there are, so that the last update's rate is not zero.
         self._schedule = ScheduleSection(
             decay_steps=self.num_updates + 1, warmup_steps=self._warm_up
         )
@@ -118,8 +118,8 @@ class Loop:
     ) -> TrainingLog:
         """Make all updates of the plan.
 
-        `shown` is told of each; `stopped` is asked after each, on every rank: the signal after
-        which all end.
+        `shown` is told of each; `stopped` is asked after each, on every rank, for the signal that
+        ends them all.
         """
         clocked = self._clocked_updates()
         for update in range(1, self.num_updates + 1):
@@ -144,10 +144,10 @@ class Loop:
         return self.log
 
     def finish(self, update: int, share_of_loss: Tensor) -> float:
-        """Clip, and make update `update` (from 1), unless a gradient is not finite; its loss.
+        """Clip and apply update `update` (from 1) if gradients are finite; returns its loss.
 
-        `share_of_loss` is this rank's, as `Replicated.accumulate` gives it. One small all-reduce
-        makes loss and norm known to all ranks, so that all of them do the same.
+        `share_of_loss` is this rank's, from `Replicated.accumulate`. One small all-reduce gives all
+        ranks loss and norm, so that they all do the same.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._team.sum(numbers).tolist()  # the host waits for the device, once
@@ -167,12 +167,12 @@ class Loop:
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
-        """Not in the warm-up: Adam's second moments are not yet known, or of one gradient alone."""
+        """True if the update measures noise; the warm-up has no good second moments of Adam yet."""
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
-        """The last of a pipeline that measure nothing else: of ten updates one."""
+        """A pipeline's updates with a clock: the last that measure nothing else, one of ten."""
         if self._settings.engine.kind != "pipeline":
             return frozenset()
         number = self.num_updates
@@ -184,7 +184,7 @@ class Loop:
         return self._engine.accumulate(rows, self._make, float(self._settings.global_batch))
 
     def _meet(self) -> float:
-        """Wait for all ranks; what rank 0's clock says then, or just before."""
+        """Wait for all ranks; returns rank 0's clock then, or just before."""
         device = self._engine.parts[0].device
         self._team.sum(torch.zeros(1, device=device)).item()
         seconds = perf_counter() if self._team.is_first else 0.0
@@ -192,7 +192,7 @@ class Loop:
         return float(self._team.sum(now).item())
 
     def _in_halves(self, update: int) -> Tensor:
-        """The same update, and the squared norms of its halves' mean gradients and of its own."""
+        """Compute an update in halves; also squared norms of their mean gradients and its own."""
         count = self._settings.microbatches
         share = self._accumulate(update, 0, count // 2)
         first = self._squares(2.0)
@@ -217,7 +217,7 @@ class Loop:
         self.log.noise.append(noted)
 
     def _squares(self, factor: float, less: Sequence[Tensor] | None = None) -> Squares:
-        """Of factor * (the gradients of this update so far, less those of before)."""
+        """Squares of factor * (gradients of this update so far - those before)."""
         gradients = self._gradients()
         if less is not None:
             gradients = [each - other for each, other in zip(gradients, less, strict=True)]
@@ -226,16 +226,16 @@ class Loop:
         return Squares(*(self._team.sum(both) * factor**2).tolist())
 
     def _gradients(self) -> list[Tensor]:
-        """Of this rank's elements, in the order of the parameters."""
+        """Gradients of this rank's elements, in the order of the parameters."""
         return [_local(each.grad) for each in self._parameters if each.grad is not None]
 
     def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This rank's share of a squared norm, float64: other ranks hold copies of its elements."""
+        """This rank's share of a squared norm, float64; other ranks hold copies of its elements."""
         norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies
 
     def _preconditioners(self) -> list[Tensor]:
-        """Of each gradient (`optim/noise_meter.py`); zeros before the first update."""
+        """Adam's scale of each gradient (`optim/noise_meter.py`); zeros before the first update."""
         with_gradient = [each for each in self._parameters if each.grad is not None]
         states = [self._optimizer.state[each] for each in with_gradient]
         if not all(states):
@@ -249,7 +249,7 @@ class Loop:
         return found
 
     def _means(self, tensors: Sequence[Tensor], of: Sequence[Tensor]) -> Tensor:
-        """Of whole tensors, of which this rank may hold a part; `of` are the whole ones."""
+        """Means of whole tensors `of`, of which this rank may hold only a part."""
         sums = torch.stack([each.sum() for each in tensors])
         group = self._team.group(REPLICA)
         if group is not None and any(isinstance(each, DTensor) for each in of):
@@ -258,7 +258,7 @@ class Loop:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, whole or cut over ranks."""
+    """This rank's part of a tensor, whole or cut over ranks."""
     if isinstance(tensor, DTensor):
         local: Tensor = tensor.to_local()
         return local

@@ -1,4 +1,4 @@
-"""What a run uses: processor or GPU time, memory, and the model's floating-point operations.
+"""Resources of a run: processor or GPU time, memory, and the model's floating-point operations.
 
 Shape letters: L tokens of a window, D hidden.
 """
@@ -18,20 +18,20 @@ from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.run.metrics import memory_bytes
 
-SAMPLE_S = 0.1  # between two questions to NVML, which itself averages over 0.17 to 1 s
+SAMPLE_S = 0.1  # seconds between two queries of NVML, which averages over 0.17 to 1 s
 
 
 @contextmanager
 def measured_usage(device: torch.device) -> Iterator[dict[str, Any]]:
-    """What this rank uses within; filled in at the end, as JSON can hold it.
+    """Resources that this rank uses within; filled in at the end, as JSON can hold it.
 
     `utilisation` is 0 .. 1. On a CPU: processor seconds of all threads of the process over wall
     seconds, divided by the threads that the rank computes with. On a GPU: the mean of NVML's
-    utilisation, which is the share of the time in which any kernel ran: a GPU that computes on one
-    of its processors alone counts as used. None where NVML does not tell; `means` says which.
-    `cpus` are the logical CPUs that the rank may run on, its own ones where it is bound.
-    `core_wait_seconds` is how long its threads together could have computed and had no core; None
-    where the system does not tell. Beside them `cpu_seconds` and `peak_memory_bytes`.
+    utilisation, the share of time in which any kernel ran; a GPU with one busy processor counts as
+    used. None if NVML does not report it; `means` says which. `cpus` are the logical CPUs that the
+    rank may run on, its own ones if it is bound. `core_wait_seconds` is the time, summed over its
+    threads, that they were ready and had no core; None if the system does not count it. Beside them
+    stand `cpu_seconds` and `peak_memory_bytes`.
     """
     usage: dict[str, Any] = {}
     on_gpu = device.type == "cuda"
@@ -44,7 +44,7 @@ def measured_usage(device: torch.device) -> Iterator[dict[str, Any]]:
         wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_begun
     utilisation: float | None = sum(samples) / len(samples) if samples else None
     if not on_gpu:
-        # The threads of libraries may add a little over one for each that computes.
+        # Library threads may take the sum a little above 1.
         utilisation = min(1.0, cpu / wall / torch.get_num_threads()) if wall > 0 else 0.0
     waited = core_wait_seconds()
     is_known = waited is not None and waited_before is not None
@@ -62,14 +62,14 @@ def measured_usage(device: torch.device) -> Iterator[dict[str, Any]]:
 def sampled_by_nvml(
     nvml: Any, handle: Any, samples: list[float], interval_s: float = SAMPLE_S
 ) -> Iterator[None]:
-    """Have a thread add a GPU's utilisation, 0 .. 1, to `samples` again and again.
+    """Sample a GPU's utilisation, 0 .. 1, into `samples` from a thread.
 
-    Nothing where NVML tells none. `nvml` is the module `pynvml`, `handle` the GPU's.
+    Adds nothing if NVML reports none. `nvml` is the module `pynvml`, `handle` the GPU's.
     """
     ended = threading.Event()
 
     def sample() -> None:
-        with suppress(Exception):  # NVML's own errors: this GPU does not tell
+        with suppress(Exception):  # NVML's own errors: this GPU does not report it
             while True:
                 samples.append(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
                 if ended.wait(interval_s):
@@ -85,9 +85,9 @@ def sampled_by_nvml(
 
 
 def core_wait_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
-    """How long the threads that this process has now waited for a core so far.
+    """Seconds that the process's present threads have waited for a core so far.
 
-    The second number of Linux's `schedstat`, in nanoseconds; None where there is none.
+    Source: the second number of Linux's `schedstat`, in nanoseconds; None if there is none.
     """
     waited = 0
     try:
@@ -102,8 +102,8 @@ def core_wait_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
 def squad_flops(model: ModelSection, lengths: Sequence[float]) -> float:
     """Operations of forward and backward over windows of these lengths, by the published count.
 
-    Matrix products alone, every layer whole, no padding: 24 D^2 + 4 D L for a token of a window of
-    L in a layer whose feed-forward part is 4 D wide, and 4 D for the span head, three times each.
+    Matrix products only, all layers whole, no padding: 24 D^2 + 4 D L per token of a window of L in
+    a layer whose feed-forward part is 4 D wide, and 4 D for the span head, three times each.
     """
     encoder = model_flops(model, lengths, [0] * len(lengths))
     span_head = PASSES * PER_MULTIPLY_ADD * 2 * model.hidden_size * sum(lengths)

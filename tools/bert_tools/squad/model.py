@@ -1,8 +1,8 @@
-"""BERT that scores every token as the first and the last of an answer, whole or in parts.
+"""BERT model that scores every token as the first and last of an answer, whole or in parts.
 
-A part is some layers in a row, the embeddings with the first of them, the scores with the last, so
-that a pipeline is parts one behind the other and one part alone is the model. Layers are cut into
-parts so that the slowest has as little to do as can be.
+A part is some consecutive layers; the first part also has the embeddings, the last the scores. A
+pipeline is a row of parts, and a single part is the whole model. Layers are cut into parts so that
+the slowest part has as little work as possible.
 
 Shape letters: T tokens, D hidden.
 """
@@ -32,7 +32,7 @@ from mlperf_bert.model.layers import (
     EncoderLayer,
 )
 
-EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # begin the names of their tensors
+EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # prefixes of their tensors' names
 Result = Literal["scores", "loss_sum"]
 
 
@@ -46,29 +46,29 @@ class Part:
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether it takes tokens, not hidden states."""
+        """True if it takes tokens, not hidden states."""
         return self.first == 0
 
     @property
     def has_head(self) -> bool:
-        """Whether it gives scores, not hidden states."""
+        """True if it gives scores, not hidden states."""
         return self.end == self.num_layers
 
 
 def whole(config: ModelSection) -> Part:
-    """All of a model."""
+    """The part that is a whole model."""
     return Part(0, config.num_layers, config.num_layers)
 
 
 class SpanModel(nn.Module):
-    """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights yet.
+    """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights.
 
-    state_dict() keys are those of `transformers`' BertForQuestionAnswering, of the part's tensors.
-    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU it
-    does not matter who computes what.
+    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering.
+    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU
+    the result does not depend on the ranks' shares.
 
     It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
-    precision is not looked at: "bf16" computes products under autocast, "fp64" in float64. Raises
+    precision is ignored: "bf16" computes products under autocast, "fp64" in float64. Raises
     ConfigError for attention or kernels that cannot run on the device.
     """
 
@@ -101,14 +101,14 @@ class SpanModel(nn.Module):
         if part.has_head:
             self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
         self.dropout_seed = dropout_seed
-        # Of the update that is computed; no part of the model's state.
+        # Belongs to the present update; no part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
 
-        `hidden`, [T, D], is what the part before gave; None for the first. `result` is what the
-        last part gives.
+        `hidden`, [T, D], is the output of the previous part; None for the first. `result` chooses
+        the output of the last part.
         """
         tokens = batch.tokens
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
@@ -132,16 +132,16 @@ class SpanModel(nn.Module):
 
 
 def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Of the whole model: names in their order, and the shape of each."""
+    """Names and shapes of the whole model's parameters, in order."""
     model = SpanModel(config, whole(config), META, "fp32")
     return {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
-    """Of the whole model, float32 on the host: what a run begins with that has no checkpoint.
+    """Random weights of the whole model, float32 on the host, for a run without a checkpoint.
 
-    normal(0, initializer_range) matrices, zero biases, LayerNorm weights of one, as
-    `BertForPretraining`. Depends on shapes and seed only.
+    Matrices are normal(0, initializer_range), biases zero, LayerNorm weights one, as in
+    `BertForPretraining`. They depend on shapes and seed only.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = {}
@@ -177,7 +177,7 @@ def make_part(
 def layer_costs(model: ModelSection, length: float) -> list[float]:
     """Operations of each layer for a window of so many tokens, with the scores in the last.
 
-    The embeddings are looked up: no products.
+    The embeddings are looked up and cost no products.
     """
     flops = model_flops(model, [length], [0])
     layers = flops.encoder + flops.attention
@@ -187,11 +187,11 @@ def layer_costs(model: ModelSection, length: float) -> list[float]:
 
 
 def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
-    """Where each part begins, and at the end how many costs there are; no part is empty.
+    """The first index of each part, then the number of costs; no part is empty.
 
-    The largest sum of a part is the least that neighbours allow: exact, by dynamic programming. Of
-    equal splits the one with more in the later parts is taken, as the first has the embeddings.
-    Raises ConfigError for more parts than costs.
+    The largest sum of a part is the least that consecutive parts allow, by dynamic programming.
+    Among equal splits, later parts get more, as the first has the embeddings. Raises ConfigError
+    for more parts than costs.
     """
     count = len(costs)
     if parts > count:
@@ -203,7 +203,7 @@ def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
 
     @cache
     def best(end: int, number: int) -> tuple[float, int]:
-        """Largest part of the first `end` costs in `number` parts, and where the last begins."""
+        """Largest part of the first `end` costs in `number` parts, and the begin of the last."""
         if number == 1:
             return before[end], 0
         return min(

@@ -1,8 +1,8 @@
-"""Splits a text into the tokens that `prepare` makes of it, and says where each stands in it.
+"""Splits a text into the tokens that `prepare` makes of it, with the position of each.
 
-Own word pieces are split here once more, character by character, since cleaning, lower-casing and
-the removal of accents all change lengths; a test holds the tokens against `prepare`'s. For a
-tokenizer file the `tokenizers` library says where a token stands.
+Own word pieces are split here again, character by character, since cleaning, lower-casing and the
+removal of accents all change lengths; a test compares the tokens with `prepare`'s. For a tokenizer
+file the `tokenizers` library gives the positions.
 """
 
 import unicodedata
@@ -25,7 +25,7 @@ from mlperf_bert.vocabulary.word_pieces import (
 )
 
 _MAX_KNOWN_WORDS = 2**16
-# A character of a word, and the number of the text's character that it comes from.
+# A character of a word, and the index of its source character in the text.
 _Letters = list[tuple[str, int]]
 
 
@@ -42,7 +42,7 @@ class Tokens:
 
 
 class _FileOffsets:
-    """As the library says, without the white space that some tokens begin or end with."""
+    """Positions from the library, without white space at either end of a token."""
 
     def __init__(self, file: TokenizerFile) -> None:
         self._encoder = FileEncoder(file)
@@ -60,7 +60,7 @@ class _FileOffsets:
 
 
 class _WordPieceOffsets:
-    """Own word pieces; what stands between two spaces is split once and kept."""
+    """Positions of own word pieces; text between two spaces is split once and kept."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -93,7 +93,7 @@ class _WordPieceOffsets:
         return ids, spans
 
     def _lengths(self, pieces: Sequence[int], num_letters: int) -> list[int]:
-        """How many letters of a word each of its pieces has; the unknown word has them all."""
+        """Number of letters in each piece of a word; the unknown word has all of them."""
         if list(pieces) == [self._vocabulary.unk_id]:
             return [num_letters]
         tokens = [self._vocabulary.tokens[piece] for piece in pieces]
@@ -101,14 +101,14 @@ class _WordPieceOffsets:
 
 
 def make_offset_encoder(vocabulary: AnyVocabulary) -> _FileOffsets | _WordPieceOffsets:
-    """What splits texts with a vocabulary; `encode` gives the tokens without special ones."""
+    """An encoder for a vocabulary; its `encode` returns tokens without special ones."""
     if isinstance(vocabulary, TokenizerFile):
         return _FileOffsets(vocabulary)
     return _WordPieceOffsets(vocabulary)
 
 
 def _basic_words(text: str) -> Iterator[_Letters]:
-    """The words of `prepare.wordpiece.basic_words`, each letter with the character it is from."""
+    """The words of `prepare.wordpiece.basic_words`, each letter with its source character."""
     for word in _cleaned_words(text):
         letters: _Letters = []
         for char, origin in _decomposed(_lower_case(word)):
@@ -127,7 +127,7 @@ def _basic_words(text: str) -> Iterator[_Letters]:
 
 
 def _cleaned_words(text: str) -> Iterator[_Letters]:
-    """What stands between white space, Chinese characters each by itself, without controls."""
+    """Words between white space, each Chinese character by itself, without controls."""
     word: _Letters = []
     for origin, char in enumerate(text):
         category = unicodedata.category(char)
@@ -147,7 +147,7 @@ def _cleaned_words(text: str) -> Iterator[_Letters]:
 
 
 def _lower_case(word: _Letters) -> _Letters:
-    # Of the whole word at once, since one letter (the Greek sigma) has two lower cases; that apart
+    # The whole word at once, since one letter (the Greek sigma) has two lower cases; that apart
     # a character's lower case, of one or more letters, depends on it alone.
     lower = "".join(char for char, _ in word).lower()
     origins = [origin for char, origin in word for _ in char.lower()]
@@ -155,7 +155,7 @@ def _lower_case(word: _Letters) -> _Letters:
 
 
 def _decomposed(word: _Letters) -> Iterator[tuple[str, int]]:
-    """Unicode's form NFD: characters taken apart, runs of marks in the order of their class."""
+    """Unicode's form NFD: characters decomposed, runs of marks in the order of their class."""
     marks: _Letters = []
     for composed, origin in word:
         for char in unicodedata.normalize("NFD", composed):

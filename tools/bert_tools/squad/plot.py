@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
-_Known = tuple[int, Row, Value, Value]  # its place; rate and efficiency
+_Known = tuple[int, Row, Value, Value]  # position; rate and efficiency
 
 _COLOURS = ("#2f6db3", "#d9722e", "#2f7d4f", "#8a63b0", "#b8860b", "#8c564b", "#3a9c9c", "#555555")
 _MARKERS = "osD^vPX*"
@@ -31,11 +31,11 @@ _KINDS = {
     "update": ("#8a63b0", "update"),
 }
 _NUM_CURVES = 6
-_WIDEST_NUMBERED = 40  # microbatches' parts a panel; more would write over each other
+_WIDEST_NUMBERED = 40  # microbatch spans per panel; more would overlap
 
 
 def goodput_figure(comparison: Comparison) -> "Figure":
-    """Throughput over efficiency with lines of equal goodput: this comparison, and the study."""
+    """Throughput over efficiency with lines of equal goodput: this comparison and the study."""
     figure = new_figure(11, 5.6)
     left, right = figure.subplots(1, 2)
     _draw_rows(left, comparison.rows)
@@ -89,7 +89,7 @@ def _draw_rows(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _shift(number: int, known: Sequence[_Known], width: float) -> float:
-    """Engines of one efficiency stand side by side, or they would hide each other."""
+    """Move engines of one efficiency side by side, so that none hides another."""
     own = next(efficiency.mean for place, _, _, efficiency in known if place == number)
     equal = [place for place, *_, efficiency in known if abs(efficiency.mean - own) < 1e-3]
     return 0.03 * width * (equal.index(number) - (len(equal) - 1) / 2)
@@ -140,7 +140,7 @@ def _draw_study(axes: "Axes", rows: Sequence[dict[str, Any]]) -> None:
 
 
 def timeline_figure(runs: Sequence[RunRecord]) -> "Figure | None":
-    """One update of each of these runs, a line for each rank; None where none has a timeline."""
+    """One update of each of these runs, a line per rank; None if none has a timeline."""
     shown = [run for run in runs if run.timeline]
     if not shown:
         return None

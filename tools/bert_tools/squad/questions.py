@@ -1,10 +1,11 @@
-"""Reads question sets and files of answers, which anybody may have written.
+"""Reader of question sets and files of answers, which anybody may have written.
 
 A set is in SQuAD's own JSON (v1.1 and v2.0; Rajpurkar et al., arXiv 1606.05250 and 1806.03822): an
-object with `data`, a list of articles (`title`, `paragraphs`), of paragraphs (`context`, `qas`), of
-questions (`id`, `question`, `answers` of `text` and `answer_start`, and from v2.0 `is_impossible`).
-Other keys are passed over, among them `plausible_answers`, which are no answers. A file of answers
-is what SQuAD's own evaluation program reads: a JSON object, id of a question -> text, "" for none.
+object with `data`, a list of articles (`title`, `paragraphs`), of paragraphs (`context`, `qas`),
+of questions (`id`, `question`, `answers` with `text` and `answer_start`, and since v2.0
+`is_impossible`). Other keys are ignored, also `plausible_answers`, which are no answers. A file of
+answers is the input of SQuAD's evaluation program: a JSON object, id of a question -> text, "" for
+none.
 """
 
 import hashlib
@@ -20,22 +21,22 @@ from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regul
 
 REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
 _REMEDY_ANSWERS = 'give a JSON object: id of every question -> its answer in text, "" for none'
-# SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A file made for it takes
-# at most about 3 GB: nine bytes a byte (one rare character makes all of a text wide), and
-# 260 bytes a value (a key of its own and a number, in one object).
+# SQuAD v2.0's training set has 42 MB and 1.6 million of these characters. A hostile file takes at
+# most about 3 GB of memory: nine bytes per byte (one rare character makes a whole text wide), and
+# 260 bytes per value (a key of its own and a number, in one object).
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 2**23
 _OPENING = (b"{", b"[", b",")
-# SQuAD's longest context has some 4,000 characters. Splitting takes about 200 bytes for each.
+# SQuAD's longest context has some 4,000 characters; splitting takes about 200 bytes for each.
 _MAX_CHARACTERS = 2**20
-_MAX_BYTES_ANSWERS = 64 * 2**20  # those for SQuAD v2.0's 11,873 of development have 0.6 MB
+_MAX_BYTES_ANSWERS = 64 * 2**20  # those for SQuAD v2.0's 11,873 development questions have 0.6 MB
 _KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 Kind = TypeVar("Kind", dict[str, Any], list[Any], str)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text, and the character of the context where it begins."""
+    """A text, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -43,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and the text to look in; one that cannot be answered from it has no answers."""
+    """A question and its context; a question that cannot be answered from it has no answers."""
 
     id: str
     title: str
@@ -57,7 +58,7 @@ class Question:
 class Questions:
     """The questions of a file in its order; `sha256` is the digest of the file's bytes.
 
-    `version` is "1.1" where no question says whether it is impossible: none of that format is.
+    `version` is "1.1" if no question has `is_impossible`: in that format all have answers.
     """
 
     name: str
@@ -78,16 +79,15 @@ class Questions:
 def read_questions(path: Path) -> Questions:
     """Read a question set.
 
-    Raises DataError, which names the question, where the file is missing, too large, not UTF-8, no
-    JSON or not of the format: a key missing, of another type or too long, an id twice, an answer
-    that is not in the context where it says, an answerable question without answers, or the
-    reverse.
+    Raises DataError, which names the question, if the file is missing, too large, not UTF-8, no
+    JSON or not in the format: a key missing, of another type or too long, an id twice, an answer
+    not at its place in the context, an answerable question without answers, or the reverse.
     """
     return parse_questions(_contents(path, _MAX_BYTES, REMEDY), str(path))
 
 
 def parse_questions(contents: bytes, name: str) -> Questions:
-    """Of a file's contents, as `read_questions`; `name` opens every error message."""
+    """Parse a file's contents for `read_questions`; `name` opens every error message."""
     reader = _Reader(name)
     questions = tuple(reader.questions(_object_in(contents, name, REMEDY)))
     if not questions:
@@ -98,7 +98,7 @@ def parse_questions(contents: bytes, name: str) -> Questions:
 def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
     """The text for each question.
 
-    Raises DataError where the file is missing, too large, no JSON object of texts, lacks one of the
+    Raises DataError if the file is missing, too large, no JSON object of texts, lacks one of the
     questions or has another.
     """
     contents = _contents(path, _MAX_BYTES_ANSWERS, _REMEDY_ANSWERS)
@@ -122,7 +122,7 @@ def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
 
 
 def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
-    """Write or replace such a file in one step. Raises DataError when it cannot be written."""
+    """Write or replace a file of answers in one step. Raises DataError if it cannot."""
     contents = json.dumps(dict(predictions), ensure_ascii=False, indent=1) + "\n"
     write_file(path, contents.encode("utf-8"))
 
@@ -135,7 +135,7 @@ def _contents(path: Path, most_bytes: int, remedy: str) -> bytes:
 
 
 def _object_in(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
-    """The JSON object that a file of bounded size holds, in bounded memory. Raises DataError."""
+    """Read a JSON object from a file of bounded size, in bounded memory. Raises DataError."""
     num_values = sum(map(contents.count, _OPENING))
     if num_values > _MAX_VALUES:
         problem = (
@@ -151,7 +151,7 @@ def _object_in(contents: bytes, name: str, remedy: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Goes down the levels of a file, knowing where it is."""
+    """Goes down the levels of a file and knows its place."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -181,7 +181,7 @@ class _Reader:
     def _question(self, found: object, title: str, context: str, where: str) -> Question:
         values = _checked(found, dict, where)
         identity = _text(values, "id", where)
-        # From here on the id says where, which a search for it finds.
+        # From here on the id gives the place; a search finds it.
         where = f"{self._name}: question {in_brief(identity)}"
         if not identity:
             raise DataError(where, "has an empty id", REMEDY)

@@ -1,6 +1,6 @@
-"""What a fine-tuning run is asked to do, checked; its fields are options of `squad`.
+"""Settings of a fine-tuning run, checked; the fields are options of `squad`.
 
-No torch: the command line reads settings before it starts ranks.
+No torch, as the command line reads settings before it starts ranks.
 """
 
 import argparse
@@ -19,10 +19,10 @@ SquadPrecision = Literal["fp32", "bf16", "fp64"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-# Each rank of a pipeline has that many stages where a schedule needs several (arXiv 2104.04473,
+# Stages on each rank of a pipeline for schedules that need several (arXiv 2104.04473,
 # 2401.10241: two).
 VIRTUAL_STAGES = 2
-MOST_SAMPLES = 10**8  # of a run; all are planned before the first update, in 16 bytes each
+MOST_SAMPLES = 10**8  # windows of a run; all are planned before the first update, in 16 bytes each
 QUICK = Path(__file__).with_name("quick")
 QUICK_TRAIN, QUICK_DEV = QUICK / "train.json", QUICK / "dev.json"
 
@@ -33,7 +33,7 @@ _FROM_ZERO = Bounds(0.0, 1e38)
 _NAME = re.compile(r"([a-z]+)(?::(\d{1,4}))?(?:\s*x\s*ddp:(\d{1,4}))?(?:@([a-z0-9_]+))?")
 _FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule"
 _SIZES = ("layers", "hidden", "heads")
-_NUMBERS = {  # what stands in a run's record, too, in this order
+_NUMBERS = {  # also the keys of a run's record, in this order
     "global_batch": "windows of an update, over all ranks",
     "microbatches": "parts that an update is cut into, the same for all engines",
     "learning_rate": "highest, after warm-up",
@@ -42,11 +42,11 @@ _NUMBERS = {  # what stands in a run's record, too, in this order
     "epsilon": "of AdamW",
     "max_grad_norm": "gradients are clipped to this norm",
     "max_length": "tokens of a window",
-    "stride": "tokens by which a window moves on",
+    "stride": "tokens from one window's begin to the next",
     "max_question_length": "tokens that a question is cut to",
     "max_answer_length": "tokens of an answer",
     "epochs": "passes over the windows",
-    "updates": "in the place of --epochs",
+    "updates": "instead of --epochs",
     "dropout": "default: the model's own",
     "noise_every": "updates between two measurements of the gradient's noise; 0: never",
 }
@@ -54,19 +54,19 @@ _NUMBERS = {  # what stands in a run's record, too, in this order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:
-    """Which engine: `replicas` copies of the data's way, each cut into `stages` ranks.
+    """An engine: `replicas` data-parallel copies, each cut into `stages` ranks.
 
-    Of `fsdp` the replicas share their weights.
+    The replicas of `fsdp` share the weights.
     """
 
     kind: EngineKind
     stages: int = 1  # ranks of a pipeline
     replicas: int = 1
-    schedule: Schedule | None = None  # of a pipeline
+    schedule: Schedule | None = None  # schedule of a pipeline
 
     @property
     def ranks(self) -> int:
-        """Processes of the run."""
+        """Number of ranks in the run."""
         return self.stages * self.replicas
 
     @property
@@ -88,7 +88,7 @@ class EngineName:
 def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> EngineName:
     """`single`, `ddp:4`, `fsdp:2`, `pipeline:4`, `pipeline:2 x ddp:2`, `pipeline:4@gpipe`.
 
-    `schedule` is of a pipeline that does not name its own, `ranks` where there is no number. Raises
+    `schedule` is for a pipeline without its own, `ranks` for an engine without a number. Raises
     ConfigError for anything else.
     """
 
@@ -117,12 +117,12 @@ def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> Engi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquadSettings:
-    """Everything that decides a run. Raises ConfigError from `__post_init__`.
+    """All settings of a run. Raises ConfigError from `__post_init__`.
 
-    `vocab` None: the checkpoint's own, or without a checkpoint one made of the questions; then
+    `vocab` None: the checkpoint's own, or without a checkpoint one made from the questions; then
     `layers`, `hidden` and `heads` are those of a model with random weights. `global_batch` counts
-    windows of an update, cut into `microbatches` of similar token counts. `updates` None: as many
-    as `epochs` passes over the windows take. `warmup` is a share of them. `dropout` None: the
+    windows of an update, cut into `microbatches` of similar token counts. `updates` None: enough
+    for `epochs` passes over the windows. `warmup` is a share of the updates. `dropout` None: the
     model's own. Every `noise_every` updates (0: never) the gradient is taken in two halves, to
     measure its noise. `max_grad_norm` 0: no limit.
     """
@@ -155,7 +155,7 @@ class SquadSettings:
     noise_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
+        """Refuse settings that cannot run."""
         check_bounds(self)
         if self.hidden % self.heads:
             problem = f"is {self.hidden}, which {self.heads} heads cannot share"
@@ -177,7 +177,7 @@ class SquadSettings:
             self._check_pipeline(count // self.engine.replicas)
 
     def _check_pipeline(self, count: int) -> None:
-        """That a schedule of torch takes so many microbatches."""
+        """Check that torch's schedule takes so many microbatches."""
         where, stages = "--microbatches", self.engine.stages
         if self.noise_every and count % 2:
             problem = f"gives a pipeline {count}, of which there is no half for the noise"
@@ -191,7 +191,7 @@ class SquadSettings:
             raise ConfigError(where, problem, f"give a multiple of {stages} for each pipeline")
 
     def num_updates(self, num_windows: int) -> int:
-        """Of the run: `updates`, or what `epochs` passes over so many windows take, rounded up."""
+        """Updates of the run: `updates`, or enough for `epochs` passes over so many windows."""
         updates = self.updates
         if updates is None:
             updates = max(1, -(-int(self.epochs * num_windows) // self.global_batch))
@@ -202,11 +202,11 @@ class SquadSettings:
         return updates
 
     def to_record(self) -> dict[str, Any]:
-        """What `squad_result.json` says of them: all but engine, data and what stands beside it."""
+        """Settings for `squad_result.json`: all but engine, data and those with own keys."""
         return {name: getattr(self, name) for name in _NUMBERS}
 
     def as_words(self) -> list[str]:
-        """The options that give a rank these settings; paths whole, as it may be elsewhere."""
+        """Options that give a rank these settings; absolute paths, as its directory may differ."""
         schedule = self.engine.schedule
         words = ["--engine", f"{self.engine}@{schedule}" if schedule else str(self.engine)]
         left_out = ("engine", *(_SIZES if self.init_checkpoint is not None else ()))
@@ -218,7 +218,7 @@ class SquadSettings:
         return words
 
     def random_model(self, vocab_size: int) -> ModelSection:
-        """The shape of a model that begins with random weights."""
+        """The shape of a model with random first weights."""
         return ModelSection(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -255,7 +255,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     text = "weights to begin from, as `train` and `convert` write them (default: random)"
     parser.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
     bounds = bounds_of(SquadSettings)
-    texts = {name: "of a model with random weights" for name in _SIZES} | _NUMBERS
+    texts = {name: "size of a model with random weights" for name in _SIZES} | _NUMBERS
     for name, text in texts.items():
         default = DEFAULTS[name]
         shown = text if default is None else f"{text} (default {default:g})"
@@ -263,16 +263,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option_name(name), type=kind, metavar="N", help=shown)
     add_device(parser)
     parser.add_argument("--precision", choices=get_args(SquadPrecision), default="fp32")
-    text = "of pipelines that name none (default 1f1b)"
+    text = "schedule of pipelines that name none (default 1f1b)"
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help=text)
 
 
 def settings_of(
     args: argparse.Namespace, engine: EngineName, seed: int, **changes: Any
 ) -> SquadSettings:
-    """The settings of one run: options, and `changes` over them.
+    """The settings of one run: options with `changes` applied.
 
-    Raises ConfigError for those that cannot run, and for sizes of a model beside a checkpoint.
+    Raises ConfigError for settings that cannot run, and for model sizes beside a checkpoint.
     """
     given = {name: getattr(args, name, None) for name in DEFAULTS} | changes
     values = {name: value for name, value in given.items() if value is not None}

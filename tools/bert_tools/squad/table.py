@@ -1,4 +1,4 @@
-"""The comparison in words, beside the published study: Markdown that reads well as plain text.
+"""The comparison in Markdown, beside the published study.
 
 No torch.
 """
@@ -24,10 +24,10 @@ TITLE = "BERT-base on SQuAD v2, 4 NVIDIA A100 40 GB, as published"
 MARK = "†"
 _NOTHING = "-"
 _PLACES = 4  # significant digits
-_MOST_PLACES = 5  # after the point
-_ROUNDING = 1e-9  # of a mean, and less: what sums of floats leave of zero
+_MOST_PLACES = 5  # digits after the point
+_ROUNDING = 1e-9  # share of a mean; less is zero up to rounding
 _LEAST_PERCENT = 0.001  # of a difference that is written out
-_UNDISTURBED = 0.05  # of a rank's time that it may wait for a core
+_UNDISTURBED = 0.05  # share of a rank's time that it may wait for a core
 
 
 _KINDS: dict[str, type] = dict.fromkeys(("experiment", "precision"), str) | dict.fromkeys(
@@ -54,7 +54,7 @@ _DERIVED = (  # title, field, how it is shown
 
 
 def in_words(comparison: Comparison) -> str:
-    """All tables and what they say, for the terminal and for table.md."""
+    """All tables and their notes, for the terminal and for table.md."""
     lines = [
         *_heading(comparison),
         "",
@@ -94,7 +94,7 @@ def _count(value: object) -> str:
 
 
 def _measures(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
-    """One line an engine: means with half of their intervals."""
+    """One line per engine: means with half of their intervals."""
     header = ["engine", *(measure.title for measure in measures)]
     rows = [
         [_label(row), *(_cell(row, measure) for measure in measures)] for row in comparison.rows
@@ -115,17 +115,17 @@ def _cell(row: Row, measure: Measure) -> str:
 
 
 def with_interval(value: Value, sign: str = "") -> str:
-    """As `12.34 ± 0.41`; the mean alone where there is no interval, or none beyond rounding."""
+    """A mean such as `12.34 ± 0.41`; alone if it has no interval beyond rounding."""
     if not value.half_width or value.half_width < _ROUNDING * abs(value.mean):
         return _number(value.mean, sign)
-    places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of the half
+    places = max(0, 1 - math.floor(math.log10(value.half_width)))  # two digits of half the interval
     if places > _MOST_PLACES:
         return f"{_number(value.mean, sign)} ± {_number(value.half_width)}"
     return f"{value.mean:{sign},.{places}f} ± {value.half_width:,.{places}f}"
 
 
 def _number(value: float, sign: str = "") -> str:
-    """With four significant digits, or all those before the point; small ones as 1.2e-05."""
+    """A number with four significant digits, or all before the point; small ones as 1.2e-05."""
     if value == 0:
         return "0"
     if abs(value) < 1e-3:
@@ -197,14 +197,14 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _shared_machine(comparison: Comparison) -> Iterator[str]:
-    """Ranks that no more than fill the cores wait for one only where others have it."""
+    """Note on waits for a core: ranks that fit the cores wait only for other threads."""
     shares = [
         run.core_wait
         for run in comparison.runs
         if run.is_comparable and run.device == "cpu" and run.core_wait is not None
     ]
     if shares and max(shares) > _UNDISTURBED:
-        waited = 100 * min(1.0, max(shares))  # threads of a rank may wait side by side
+        waited = 100 * min(1.0, max(shares))  # threads of a rank may wait at the same time
         yield (
             f"Ranks of comparable runs waited up to {waited:.0f} % of their time for a "
             "core: for other programs, or for threads of their own that carry messages; times and "
@@ -231,9 +231,9 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
 def published_study() -> list[dict[str, Any]]:
     """The rows of study.csv, the first is the baseline, each with what follows from its figures.
 
-    Samples that it trained on are rate times runtime; those of an update are the global batch, if
-    the figures agree. Rate times efficiency is the definition of goodput. The least efficiency is
-    what (phi + M0) / (phi + M) can be for any initial batch M0 >= 1: at phi = 0, M0 = 1.
+    Samples trained on are rate times runtime; those of an update are the global batch, if the
+    figures agree. Goodput is defined as rate times efficiency. The least efficiency is the lower
+    bound of (phi + M0) / (phi + M) over initial batches M0 >= 1: at phi = 0, M0 = 1.
     """
     text = Path(__file__).with_name("study.csv").read_text("utf-8")
     rows: list[dict[str, Any]] = []
@@ -251,7 +251,7 @@ def published_study() -> list[dict[str, Any]]:
 
 
 def study_in_words() -> list[str]:
-    """Lines: figures with differences to the baseline, what they say of each other, and why."""
+    """Lines on the figures, their differences to the baseline, contradictions, and causes."""
     rows = published_study()
     header = ["experiment", *(title for title, _, _ in _PUBLISHED)]
     derived = [[shown.format(row[key]) for _, key, shown in _DERIVED] for row in rows]
@@ -278,7 +278,7 @@ def _published(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
 
 
 def _confounds(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What differs between rows beside the engine, and what the figures cannot be."""
+    """Differences between rows beside the engine, and impossible figures."""
     per_update = " / ".join(f"{row['samples_per_update']:.1f}" for row in rows)
     samples = " / ".join(f"{row['samples'] / 1e3:,.0f}k" for row in rows)
     least = " / ".join(f"{row['least_efficiency_by_definition']:.3g}" for row in rows)

@@ -1,4 +1,4 @@
-"""The weights that fine-tuning begins with, and those that it ends with: written and read again."""
+"""First and last weights of fine-tuning: made, read and written."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,12 @@ from torch import Tensor
 from bert_tools.squad.model import draw_weights, parameter_shapes
 from mlperf_bert import package_version
 from mlperf_bert.checkpoint.huggingface.export import config_json
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
+from mlperf_bert.checkpoint.huggingface.reader import (
+    CONFIG,
+    SINGLE,
+    StoredTensor,
+    read_safetensors,
+)
 from mlperf_bert.checkpoint.huggingface.tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -37,7 +42,7 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify_files,
 )
-from mlperf_bert.checkpoint.tensors import StoredTensor, read_safetensors, write_tensors
+from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.common.records import read_record
@@ -46,7 +51,7 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 ARCHITECTURE = "BertForQuestionAnswering"
-_SPARE_BYTES = 16 * 2**20  # of tokenizer files
+_SPARE_BYTES = 16 * 2**20  # limit on tokenizer files
 _HEAD = "qa_outputs."
 _FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
 _MAKER = "mlperf_bert squad train"
@@ -55,7 +60,7 @@ _REMEDY = "give the `model` directory of a run, or a BertForQuestionAnswering in
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run begins with: the model, its weights (float32, on the host), where they are from.
+    """The start of a run: the model, its weights (float32, on the host), and their origin.
 
     `origin` is the digest of a checkpoint's weights, or "random".
     """
@@ -68,8 +73,8 @@ class Start:
 def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
     """The body of a checkpoint of this program, of any size, with a new head.
 
-    Raises CheckpointError where it is damaged, incomplete, or of another vocabulary than that of
-    the windows. `seed` is of the head.
+    Raises CheckpointError if it is damaged, incomplete, or its vocabulary is not that of the
+    windows. `seed` is for the head.
     """
     found = resolve(checkpoint)
     manifest = read_manifest(found)
@@ -90,13 +95,13 @@ def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
             problem = f"does not hold {name} of {list(drawn[name].shape)}"
             raise CheckpointError(str(found / MODEL), problem, ELSE)
         checked[name] = tensor.float()
-    # Attention and kernels are chosen for this machine, not that of the checkpoint.
+    # Attention and kernels are chosen for this machine, not the checkpoint's.
     plain = replace(model, attention="auto", kernels="auto", precision="fp32")
     return Start(plain, checked, manifest.files[MODEL].sha256)
 
 
 def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
-    """Refuse a vocabulary or windows that are too large for a model, by a ConfigError."""
+    """Raise ConfigError for a vocabulary or windows that are too large for a model."""
     if num_tokens > model.padded_vocab_size:
         problem = f"has {num_tokens:,} tokens, the model {model.padded_vocab_size:,}"
         raise ConfigError("--vocab", problem, "give the model's own")
@@ -108,10 +113,10 @@ def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
 def save_for_transformers(
     out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: AnyVocabulary
 ) -> None:
-    """A directory that `transformers`' BertForQuestionAnswering loads, whole or not there.
+    """Write, in one step, a directory that `transformers`' BertForQuestionAnswering loads.
 
-    `weights` are of the whole model, on the host, and written as float32; the vocabulary's files
-    beside. Raises CheckpointError where `out` is there, or cannot be written.
+    `weights` are those of the whole model on the host, written as float32 beside the vocabulary's
+    files. Raises CheckpointError if `out` exists or cannot be written.
     """
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)
@@ -126,7 +131,7 @@ def save_for_transformers(
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `save_for_transformers` wrote all that is in a directory."""
+    """True if `save_for_transformers` wrote everything in a directory."""
     try:
         if not {path.name for path in folder.iterdir()} <= _FILES:
             return False
@@ -138,10 +143,10 @@ def is_saved(folder: Path) -> bool:
 
 
 def read_model(folder: Path, vocabulary: Path | None = None) -> tuple[Start, AnyVocabulary]:
-    """The model and its vocabulary; `vocabulary` is read in the place of the one beside it.
+    """Read a model and its vocabulary; `vocabulary` replaces the one beside the model.
 
-    Raises CheckpointError, DataError or ConfigError where one of them is missing or damaged, or the
-    weights are of another model.
+    Raises CheckpointError, DataError or ConfigError if one of them is missing or damaged, or the
+    weights belong to another model.
     """
     config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
     model = ModelSection(**read_settings(config), objective="mlm")

@@ -1,10 +1,10 @@
 """Cuts every question's text into windows that a model can read, [CLS] question [SEP] piece [SEP].
 
-Follows Devlin et al. (arXiv 1810.04805), section 4.2 and 4.3, and the settings of its authors'
-SQuAD program: `stride` is by how many tokens the next window begins later (their `doc_stride`; what
-other libraries call stride is the overlap, which is the room for the text less ours). An answer
-belongs to a window that holds all of it; to the other windows the question has no answer, which is
-what [CLS] as start and end means. Of several answers, training sees the first.
+Follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of its authors'
+SQuAD program: `stride` is the number of tokens from one window's begin to the next (their
+`doc_stride`; other libraries call the overlap stride, which is the room for the text less ours). An
+answer belongs to a window that holds all of it; in other windows the question has no answer, marked
+by [CLS] as start and end. Training sees the first of several answers.
 
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
@@ -24,28 +24,28 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 _COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
 _NO_ANSWER = 0  # the position of [CLS]
-# A small file with many questions on one long text makes any number of windows. Either limit is a
-# few times what SQuAD v2.0's training set makes, and either takes 1 GB; beside them each token of
-# a context takes 40 bytes.
+# A small file with many questions on one long text makes any number of windows. Each limit is a few
+# times what SQuAD v2.0's training set needs and takes 1 GB; besides, each token of a context takes
+# 40 bytes.
 _MAX_TOKENS = 2**27
 _MAX_WINDOWS = 2**21
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """All windows of a question set, those of a question one after the other.
+    """All windows of a question set, grouped by question.
 
     Args:
         input_ids: token ids of all windows laid end to end, int64 [T].
         lengths: tokens of each window, int64 [W].
         segment_b_start: where the second segment, the text, begins in each window, int64 [W].
         starts, ends: the answer's first and last token within its window, int64 [W]; 0, which is
-            [CLS], where the window does not hold it.
+            [CLS], if the window does not hold it.
         question_of: number of each window's question, int64 [W], rising.
         first_piece: in `piece_starts` and `piece_ends`, where each window's text begins, int64 [W].
-        piece_starts, piece_ends: the characters of the context, from the first to before the
-            second, that each token of each context stands for, int64 [P].
-        remarks: what was left out, in lines for the user.
+        piece_starts, piece_ends: each token's characters in its context, from start to before end,
+            int64 [P].
+        remarks: lines for the user on what was left out.
     """
 
     input_ids: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Windows:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each window begins in `input_ids`, and the last ends; int64 [W + 1]."""
+        """Begin of each window in `input_ids`, then the end of the last; int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
 
@@ -76,13 +76,13 @@ def make_windows(
     stride: int = 128,
     max_question_length: int = 64,
 ) -> Windows:
-    """Windows of at most `max_length` tokens, of all questions in their order.
+    """Windows of at most `max_length` tokens, for all questions in order.
 
     A question longer than `max_question_length` tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises ConfigError where a length or the stride is not positive, or a question leaves no room;
-    DataError for too many windows or tokens in them, or as `FileEncoder.encode`.
+    Raises ConfigError if a length or the stride is not positive, or a question leaves no room;
+    DataError for too many windows or tokens in them, or from `FileEncoder.encode`.
     """
     lengths = {"stride": stride, "max_question_length": max_question_length}
     for option, length in lengths.items():
@@ -115,7 +115,7 @@ def make_windows(
 
 
 def _cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """First token, and the one after the last, of each piece of a text; at least one piece."""
+    """First token and the one after the last of each piece of a text; at least one piece."""
     first = 0
     while first + room < num_tokens:
         yield first, first + room
@@ -124,9 +124,9 @@ def _cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
 
 
 def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
-    """First and last token of a context that stand for a character of the question's first answer.
+    """First and last token of a context with a character of the question's first answer.
 
-    None where there is no answer or it has no token.
+    None if there is no answer or it has no token.
     """
     if not question.answers:
         return None
@@ -137,7 +137,7 @@ def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | Non
 
 
 class _Maker:
-    """Makes the windows of one question after the other; a context is split into tokens once."""
+    """Makes windows question by question; each context is split into tokens once."""
 
     def __init__(self, name: str, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
         self._name = name
@@ -190,7 +190,7 @@ class _Maker:
             raise DataError(self._name, problem, remedy)
 
     def _tokens_of(self, context: str) -> tuple[Tokens, int]:
-        """A context's tokens, and where they begin among those of all."""
+        """A context's tokens, and the index of the first among those of all contexts."""
         found = self._known.get(context)
         if found is None:
             found = self._known[context] = self._encoder.encode(context), self._num_pieces

@@ -1,4 +1,4 @@
-"""The sub-command `tune`: its arguments and what they call; heavy imports wait until it runs."""
+"""The sub-command `tune`: its arguments, and the calls they lead to; heavy imports are late."""
 
 import argparse
 import json
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from bert_tools.tune.summary import Summary
 
 _SHIPPED = Path(__file__).parent / "spaces"
-_MOST_EVALUATIONS = 10_000  # of a training: its curve is one line of the journal
+_MOST_EVALUATIONS = 10_000  # evaluations of a training: its curve is one line of the journal
 _Prune = Literal["median", "halving", "none"]
 _Objective = Literal["samples", "time"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tune`."""
-    add_config(parser, "TOML file to begin from: the default that the best is compared with")
+    add_config(parser, "TOML file to begin from, with which the best is compared")
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.toml")))
     for name, metavar, text in (
         ("--space", "SPACE", f"TOML file of what is searched, or one of ours: {shipped}"),
         ("--data", "DIR", "directory with train/ and eval/"),
-        ("--study", "DIR", "the study: made, or gone on with where it is there"),
+        ("--out", "DIR", "directory of the study, new or to be continued"),
     ):
         parser.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
     for name, default, text in (
         ("--trials", 20, "trainings of the search, of each --compare value"),
         ("--repeats", 5, "fresh seeds for the default and each best config"),
         ("--workers", 1, "trainings at a time on this machine"),
-        ("--seed", 1, "of every trial's training and of the draws; fresh seeds follow it"),
+        ("--seed", 1, "seed of every trial's training and of the draws; fresh seeds follow it"),
     ):
         help_text = f"{text} (default {default})"
         parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=get_args(_Objective),
         default="samples",
-        help="what is made small: samples or seconds to the target (default samples)",
+        help="what to minimise: samples or seconds to the target (default samples)",
     )
     parser.add_argument(
         "--prune",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trainer",
         metavar="COMMAND",
-        help="what trains, given train's options: such as 'srun mlperf_bert train' "
+        help="command that trains, given train's options: such as 'srun mlperf_bert train' "
         "(default: train on this machine)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 0 where a trial reached the target, 3 where none did, 75 after a signal.
+    """Search; 0 if a trial reached the target, 3 if none did, 75 after a signal.
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
@@ -80,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.common.atomic import make_directory
 
     need_optuna()
-    new_figure(1, 1)  # asked before anything is trained
+    new_figure(1, 1)  # checked before anything is trained
     _check_counts(args)
     settings = _settings(args)
-    make_directory(args.study)
+    make_directory(args.out)
     try:
         status, summary = _search(args, settings)
-    except OSError as error:  # of Optuna's journal, its lock, or what a trial keeps
-        where = str(error.filename or args.study)
+    except OSError as error:  # from Optuna's journal, its lock, or a trial's files
+        where = str(error.filename or args.out)
         problem = error.strerror or "cannot be written"
         raise DataError(where, problem, "check the directory and its free space") from None
     if summary is None:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, Summary | None]":
-    """Its status, and what the study has come to; None of a worker or after a failure."""
+    """Exit status and summary of the study; no summary for a worker or after a failure."""
     from bert_tools.tune.results import write_results
     from bert_tools.tune.search import Search, StudyProgress
     from bert_tools.tune.settings import hold_to_study
@@ -108,9 +108,9 @@ def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, 
     from bert_tools.tune.trial_process import StopSignal, run_workers
 
     with StopSignal() as stop:
-        with study_lock(args.study):
-            hold_to_study(args.study, settings)
-        store = Store(args.study, [arm.name for arm in settings.arms], settings.seed)
+        with study_lock(args.out):
+            hold_to_study(args.out, settings)
+        store = Store(args.out, [arm.name for arm in settings.arms], settings.seed)
         if args.workers > 1 and not args.as_worker:
             status = run_workers(args.command_line, args.workers, stop)
         else:
@@ -121,7 +121,7 @@ def _search(args: argparse.Namespace, settings: "StudySettings") -> "tuple[int, 
         if args.as_worker or status not in (0, STOPPED):
             return status, None
         summary = summarise(settings, store, args.repeats)
-        write_results(args.study, summary)
+        write_results(args.out, summary)
         return status, summary
 
 
@@ -133,11 +133,11 @@ def _print(args: argparse.Namespace, summary: "Summary", status: int) -> None:
         return
     print(table(summary))
     if status == STOPPED:
-        print("stopped before its end: the same command goes on with it")
+        print("stopped before its end: the same command continues it")
         return
     print(verdict(summary, summary.best_arm))
     if summary.best_arm is not None:
-        print(f"best config: {args.study / 'best.toml'}; pictures and table beside it")
+        print(f"best config: {args.out / 'best.toml'}; pictures and table beside it")
 
 
 def _settings(args: argparse.Namespace) -> "StudySettings":
@@ -146,6 +146,9 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
     from mlperf_bert.config.files import load_config
 
     config = load_config(args.config, args.set)
+    if config.eval.target is None:
+        remedy = "give one: --set eval.target_accuracy=NUMBER"
+        raise ConfigError("eval.target_accuracy", "is 'none', and a search needs a target", remedy)
     space_path = args.space
     if space_path.name == str(space_path) and not space_path.suffix and not space_path.exists():
         space_path = _SHIPPED / f"{space_path}.toml"

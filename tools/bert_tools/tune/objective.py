@@ -1,7 +1,7 @@
-"""What a training was worth: samples or seconds to the target, or a stated penalty for a miss.
+"""The value of a training: samples or seconds to the target, or a stated penalty for a miss.
 
-A run that missed its target needed more than the budget, nobody knows how much more. It counts as
-the whole budget times 1 + (target - best accuracy) / target: worse than every run that reached it
+A run that missed its target needed more than the budget by an unknown amount. It counts as the
+whole budget times 1 + (target - best accuracy) / target: worse than every run that reached it
 within the budget, and better the nearer it came. Such a number only ranks; it is never shown as
 samples or seconds to the target.
 """
@@ -20,9 +20,9 @@ Curve = tuple[tuple[int, float], ...]  # samples, and the accuracy after them
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """How a training ended and what it counts; `value` None for one that cannot be judged.
+    """End and value of a training; `value` is None for one that cannot be judged.
 
-    `samples` are to the target where it was reached, else all; `seconds` those of training alone.
+    `samples` are those to the target if reached, else all; `seconds` those of training alone.
     """
 
     ended: Ended
@@ -34,9 +34,9 @@ class Result:
 
 
 def read_curve(run: Path) -> Curve:
-    """The evaluations so far of the run in `run_<i>`; none where it has written nothing yet.
+    """The evaluations so far of the run in `run_<i>`; empty if it has written nothing yet.
 
-    Raises DataError for a file that is damaged.
+    Raises DataError for a damaged file.
     """
     path = run / "metrics.jsonl"
     if not path.exists():
@@ -49,9 +49,9 @@ def read_curve(run: Path) -> Curve:
 
 
 def read_result(run: Path, objective: Objective, target: float, most_samples: int) -> Result:
-    """What a run that has ended was worth; it may have diverged before its first evaluation.
+    """The result of an ended run, which may have diverged before its first evaluation.
 
-    Raises DataError where it did not end in order.
+    Raises DataError if it did not end in order.
     """
     outcome = read_outcome(run / "outcome.json")
     return judged(
@@ -67,7 +67,7 @@ def judged(
     target: float,
     most_samples: int,
 ) -> Result:
-    """By its evaluations: `samples` and `seconds` are of the whole run, `most_samples` allowed."""
+    """The result by evaluations; `samples`, `seconds` of the whole run, `most_samples` allowed."""
     reached = next((at for at, accuracy in curve if accuracy >= target), None)
     if reached is not None:
         return Result(
@@ -91,7 +91,7 @@ def judged(
 
 
 def budget_of(objective: Objective, samples: int, seconds: float, most_samples: int) -> float:
-    """The whole budget, in seconds by the rate of a run that missed: it may have diverged early."""
+    """The budget in seconds, by the rate of a run that missed, as it may have diverged early."""
     if objective == "samples":
         return float(most_samples)
     return seconds * max(1.0, most_samples / max(samples, 1))

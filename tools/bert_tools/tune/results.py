@@ -1,6 +1,6 @@
-"""What a study found, for people: table and verdict, best configs, pictures, result.json.
+"""Results of a study for people: table and verdict, best configs, pictures, result.json.
 
-Each file is replaced as a whole, so that several processes may write the same ones.
+Each file is replaced as a whole, so that several processes may write the same files.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 _NOUNS: dict[Objective, str] = {"samples": "samples", "time": "seconds"}
 _COLOURS = ("#2f6db3", "#d9722e", "#2f7d4f", "#8a63b0", "#b8860b", "#8c564b")
 _GREY = "#9a9a9a"
-_MARKERS = {"reached": ("o", 6.0), "missed": ("x", 6.0)}  # whatever was stopped: a small dot
+_MARKERS = {"reached": ("o", 6.0), "missed": ("x", 6.0)}  # stopped trainings: a small dot
 _DOTS_PER_INCH = 110
 
 
 def write_results(directory: Path, summary: Summary) -> None:
-    """Write all files. Raises DataError where one cannot be written."""
+    """Write all files. Raises DataError if one cannot be written."""
     write_file(directory / "result.json", write_json(summary.as_json()))
     write_file(
         directory / "table.md", f"{table(summary)}\n{verdict(summary, summary.best_arm)}\n".encode()
@@ -61,9 +61,9 @@ def write_results(directory: Path, summary: Summary) -> None:
 
 
 def _best_toml(summary: Summary, arm: ArmSummary, directory: Path) -> str:
-    """The best trial's config, complete, below comments that say where it came from.
+    """The best trial's complete config, below comments on its origin.
 
-    Seed, length of the run and what is saved are those of the config that was given.
+    Seed, length of the run and checkpoints are those of the given config.
     """
     assert arm.best is not None
     settings, best = summary.settings, arm.best
@@ -73,7 +73,7 @@ def _best_toml(summary: Summary, arm: ArmSummary, directory: Path) -> str:
     lines = [
         f"Found by mlperf_bert tune: trial {best.number} of arm {arm.name}, "
         f"{in_words(best, settings.objective)} to accuracy "
-        f"{config.eval.target_accuracy:g} with seed {best.seed}.",
+        f"{settings.target:g} with seed {best.seed}.",
         f"Begun from {settings.config_path.name} over {settings.space_name}; sha256 of the "
         f"complete config begins with {_digest_of(settings)}.",
         f"Searched: {searched}. Commit: {_commit_of(best, directory)}.",
@@ -84,7 +84,7 @@ def _best_toml(summary: Summary, arm: ArmSummary, directory: Path) -> str:
 
 
 def _commit_of(trial: TrialRecord, directory: Path) -> str:
-    """As the training itself noted it."""
+    """The commit that the training itself recorded."""
     path = directory / "trials" / trial.directory_name / "run_0" / "environment.json"
     try:
         return read_record(path, missing="is missing", remedy="").text("commit")
@@ -93,14 +93,14 @@ def _commit_of(trial: TrialRecord, directory: Path) -> str:
 
 
 def _digest_of(settings: StudySettings) -> str:
-    """Of the complete config that the study began from, --set included, as `config` prints it."""
+    """Digest of the complete config the study began from, with --set, as `config` prints it."""
     return hashlib.sha256(config_to_toml(settings.config).encode()).hexdigest()[:16]
 
 
 def table(summary: Summary) -> str:
-    """Markdown that reads well as plain text: trials by arm, then fresh seeds."""
+    """The table in Markdown: trials by arm, then fresh seeds."""
     settings = summary.settings
-    target = settings.config.eval.target_accuracy
+    target = settings.target
     lines = [
         f"Target accuracy {target:g}, at most {settings.most_samples:,} samples a training, "
         f"evaluated every {settings.config.eval_interval_samples:,}; "
@@ -118,7 +118,7 @@ def table(summary: Summary) -> str:
 
 
 def verdict(summary: Summary, arm: str | None) -> str:
-    """One line: what an arm's best gained over the config as it was given; None without a best."""
+    """One line on the gain of an arm's best over the given config; None without a best."""
     if arm is None:
         return "no trial reached the target: widen the space, or raise --samples"
     subject = f"best {arm}"
@@ -171,7 +171,7 @@ def _spread_lines(summary: Summary) -> list[str]:
 
 
 def _between_lines(summary: Summary) -> list[str]:
-    """The same by the line between two evaluations, which are coarse beside such differences."""
+    """The comparison interpolated between evaluations, which are coarse for such differences."""
     known = [each for each in summary.spreads if each.between]
     default = next((each for each in known if each.subject == DEFAULT), None)
     words = []
@@ -189,7 +189,7 @@ def _between_lines(summary: Summary) -> list[str]:
 
 
 def _gain(spread: Spread) -> str:
-    """Per cent of the default's mean, with the spread over the seeds where there are several."""
+    """Gain in per cent of the default's mean, with the spread over several seeds."""
     gain = f"{mean(spread.gains):.1f} %"
     if len(spread.seeds) == 1:
         return gain
@@ -199,7 +199,7 @@ def _gain(spread: Spread) -> str:
 
 
 def _draw_history(summary: Summary) -> "Figure":
-    """Samples or seconds to the target by trial, the best so far, and the default's mean."""
+    """Draw samples or seconds to the target by trial, the best so far, and the default's mean."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(8, 4.6)
@@ -223,7 +223,7 @@ def _draw_history(summary: Summary) -> "Figure":
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("trials of the arm, in the order they began")
-    axes.set_ylabel(f"{unit} to accuracy {summary.settings.config.eval.target_accuracy:g}")
+    axes.set_ylabel(f"{unit} to accuracy {summary.settings.target:g}")
     axes.set_title(
         "Every trial: circles reached the target, crosses missed it, small dots were stopped",
         fontsize=10,
@@ -236,7 +236,7 @@ def _draw_history(summary: Summary) -> "Figure":
 
 
 def _draw_arm(axes: "Axes", arm: ArmSummary, colour: str, summary: Summary, shift: float) -> None:
-    """One arm; `shift` moves it aside, so that equal results of two arms can be told apart."""
+    """Draw one arm; `shift` moves it aside, so that equal results of two arms stay visible."""
     ended = [each for each in arm.trials if each.status == "ended" and each.samples]
     by_time = summary.settings.objective == "time"
     best = float("inf")
@@ -254,7 +254,7 @@ def _draw_arm(axes: "Axes", arm: ArmSummary, colour: str, summary: Summary, shif
 
 
 def _draw_importance(summary: Summary) -> "Figure":
-    """Share of each setting in what told good trials from others, a panel an arm that has them."""
+    """Draw each setting's share in telling good trials from others, a panel per arm."""
     known = {name: shares for name, shares in summary.importance.items() if shares}
     rows = [len(shares) for shares in known.values()]
     figure = new_figure(8, 1.4 + 0.32 * sum(rows) + 0.5 * len(known))

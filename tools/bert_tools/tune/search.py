@@ -1,6 +1,6 @@
-"""The work of one process on a study: claim a trial, train, judge, tell; then fresh seeds.
+"""The work of one process on a study: claim a trial, train, judge, record; then fresh seeds.
 
-Several processes do the same side by side; nobody is their master.
+Several processes do the same side by side, without a master.
 """
 
 import time
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 WAIT_S = 1.0
-_REMEMBERED = 30  # trainings whose mean time foretells the rest
-MOST_FAILURES = 3  # one after the other, of trainings that end in disorder
+_REMEMBERED = 30  # trainings whose mean time predicts the rest
+MOST_FAILURES = 3  # failed trainings in a row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One training that this process has claimed; `config` is None for values that contradict."""
+    """A training claimed by this process; `config` is None for contradicting values."""
 
     arm: str
     trial: "Trial"
@@ -50,51 +50,51 @@ class Job:
 
 
 class StudyProgress(LiveLine):
-    """Says which trial of how many it is, the best so far, and about how long the rest takes."""
+    """Prints the trial and their number, the best so far, and the estimated rest of the time."""
 
     def __init__(self, workers: int) -> None:
-        super().__init__(moves=workers == 1)  # several would overwrite theirs
+        super().__init__(moves=workers == 1)  # several would overwrite each other
         self._workers = workers
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._began_s = 0.0
         self._doing = ""
 
     def line(self, text: str) -> None:
-        """Print a line that stays, whatever a training has printed."""
+        """Print a line that later output does not overwrite."""
         super().line(one_line(text))
 
     def begins(self, doing: str) -> None:
-        """A training begins."""
+        """Note that a training begins."""
         self._began_s = time.monotonic()
         self._doing = doing
-        self._show(doing)
+        self._tell(doing)
 
     def evaluated(self, curve: Curve, target: float) -> None:
-        """It has evaluated."""
+        """Note an evaluation."""
         samples, accuracy = curve[-1]
-        self._show(f"{self._doing}: accuracy {accuracy:.4f} of {target:g} at {samples:,} samples")
+        self._tell(f"{self._doing}: accuracy {accuracy:.4f} of {target:g} at {samples:,} samples")
 
     def ended(self, how: str, best: str, remaining: int) -> None:
-        """It has ended; so many others are to come."""
+        """Note its end; `remaining` others are to come."""
         self._seconds.append(time.monotonic() - self._began_s)
         left_s = remaining * sum(self._seconds) / len(self._seconds) / self._workers
         left = f"about {_in_minutes(left_s)} left" if remaining else "the last one"
         self.line(f"{self._doing}: {how}; {best}; {left}")
 
-    def _show(self, text: str) -> None:
-        if self.is_live:  # elsewhere only what stays is printed
+    def _tell(self, text: str) -> None:
+        if self.is_live:  # without a terminal only lasting lines are printed
             self.update(text)
 
 
 def _in_minutes(seconds: float) -> str:
-    """`1:02:03 h`, or `2:03 min`."""
+    """The time as `1:02:03 h` or `2:03 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
 class Search:
-    """Takes part in a study until all is done or a signal comes."""
+    """Works on a study until it is complete or a signal comes."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Search:
         trials: int,
         repeats: int,
     ) -> None:
-        """`trials` are those of an arm, `repeats` the fresh seeds of each contender afterwards."""
+        """`trials` are those of each arm, `repeats` the later fresh seeds of each contender."""
         self._settings = settings
         self._store = store
         self._trials, self._repeats = trials, repeats
@@ -116,7 +116,7 @@ class Search:
         self._failures = 0
 
     def work(self) -> Literal["done", "stopped"]:
-        """Train until nothing is left to do. Raises UserError where training cannot work at all."""
+        """Train until nothing is left to do. Raises UserError if training cannot work at all."""
         while not self._stop.came:
             with self._store.locked():
                 for name in self._store.give_up_lost():
@@ -132,7 +132,7 @@ class Search:
         return "stopped"
 
     def _claim(self) -> Job | None:
-        """Under the lock: the next trial of the arm that has begun fewest, else a fresh seed."""
+        """Claim, under the lock, the next trial of the least advanced arm, else a fresh seed."""
         begun = {arm.name: self._store.count(arm.name, "running", "ended") for arm in self._arms}
         arm = min(self._arms, key=lambda each: begun[each.name])
         if begun[arm.name] < self._trials:
@@ -172,7 +172,7 @@ class Search:
         self._progress.begins(job.title)
         result = self._train(job)
         was_ours = self._store.end(job.arm, job.trial, result)
-        how = result.why if was_ours else "was taken for lost and is repeated elsewhere"
+        how = result.why if was_ours else "counted as lost and is repeated elsewhere"
         self._progress.ended(how, self._best_in_words(), self._remaining())
         self._failures = self._failures + 1 if result.ended == "failed" else 0
         if self._failures >= MOST_FAILURES:
@@ -189,7 +189,7 @@ class Search:
         others = [each.accuracies for each in trials if each.accuracies]
 
         def is_hopeless(curve: Curve) -> bool:
-            self._progress.evaluated(curve, self._settings.config.eval.target_accuracy)
+            self._progress.evaluated(curve, self._settings.target)
             own = [accuracy for _, accuracy in curve]
             if job.arm != REPEATS and self._settings.pruner.is_hopeless(own, others):
                 pruned.append(curve)
@@ -204,14 +204,14 @@ class Search:
         return self._judge(job, status, pruned[0] if pruned else None)
 
     def _judge(self, job: Job, status: int, pruned: Curve | None) -> Result:
-        has_ended_itself = status in (0, TARGET_MISSED)  # whatever was asked of it meanwhile
+        has_ended_itself = status in (0, TARGET_MISSED)  # even if it was asked to stop meanwhile
         if pruned is not None and not has_ended_itself:
             samples, accuracy = pruned[-1]
             why = f"stopped as hopeless at {samples:,} samples, {accuracy:.4f}"
             return Result(ended="pruned", samples=samples, curve=pruned, why=why)
         if has_ended_itself:
             settings = self._settings
-            target, most = settings.config.eval.target_accuracy, settings.most_samples
+            target, most = settings.target, settings.most_samples
             try:
                 return read_result(job.directory / "run_0", settings.objective, target, most)
             except UserError as error:
@@ -219,13 +219,13 @@ class Search:
         if self._stop.came or status == STOPPED:
             return Result(ended="interrupted", why="interrupted")
         why = f"training ended with status {status}: {last_line(job.directory)}"
-        if status == MISTAKE:  # the same for every trial: a config of contradictions was refused
+        if status == MISTAKE:  # the same for every trial, as contradicting configs were refused
             self._store.end(job.arm, job.trial, Result(ended="interrupted"))
             raise ConfigError("tune", why, f"mend that; see {job.directory / 'train.log'}")
         return Result(ended="failed", why=why)
 
     def _remaining(self) -> int:
-        """Trainings to come; while trials are among them, every arm is taken to find a best."""
+        """Number of trainings to come; while trials remain, every arm is assumed to find a best."""
         ended = [self._store.count(arm.name, "ended") for arm in self._arms]
         trials = sum(max(0, self._trials - each) for each in ended)
         if trials:

@@ -1,8 +1,7 @@
-"""What a study is, all that must be the same when it is gone on with, kept in study.json; pruning.
+"""The settings of a study, which must not change when it is continued (study.json), and pruning.
 
-Whether a training under way is hopeless is told by its evaluations beside those of others, compared
-by their number, so that runs of other batch sizes can be as well. A run that reached its target
-counts as at the target from then on.
+Pruning compares a training's evaluations with those of others, by their number, which also works
+across batch sizes. A run that reached its target counts as at the target from then on.
 """
 
 import re
@@ -23,23 +22,23 @@ from mlperf_bert.config.run_config import RunConfig
 
 PruningRule = Literal["median", "halving", "none"]
 
-LEAST_CURVES = 4  # of others, before anything is stopped
-HALVING_FACTOR = 3  # a third goes on at every rung: evaluations 1, 3, 9, ... times the first
+LEAST_CURVES = 4  # trainings of others, before anything is stopped
+HALVING_FACTOR = 3  # a third continues at every rung: evaluations 1, 3, 9, ... times the first
 
 STUDY_SCHEMA_VERSION = 1
 ONLY_ARM = "trial"
 _PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
 _MANIFEST = "index/dataset.json"
-_REMEDY = "give a new --study directory, or the options that it was begun with"
+_REMEDY = "give a new --out directory, or the options that it was begun with"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruner:
-    """The rule of a study.
+    """The pruning rule of a study.
 
-    "median": stop where the best accuracy so far is below the median of what the others had by
-    then. "halving": successive halving without waiting (ASHA, arXiv 1810.05934): at rungs, go on
-    in the best third alone. Nothing is stopped before evaluation `first`.
+    "median": stop if the best accuracy so far is below the median of the others at that point.
+    "halving": successive halving without waiting (ASHA, arXiv 1810.05934): at rungs, only the best
+    third continues. Nothing is stopped before evaluation `first`.
     """
 
     rule: PruningRule
@@ -47,7 +46,7 @@ class Pruner:
     target: float
 
     def is_hopeless(self, own: Sequence[float], others: Sequence[Sequence[float]]) -> bool:
-        """Whether to stop after the last of the accuracies `own`; `others` as far as they came."""
+        """True to stop after the last of the accuracies `own`; `others` as far as they came."""
         number = len(own)
         if self.rule == "none" or number < self.first or max(own) >= self.target:
             return False
@@ -62,7 +61,7 @@ class Pruner:
         return better >= (len(theirs) + 1) / HALVING_FACTOR
 
     def _best_at(self, number: int, accuracies: Sequence[float]) -> float | None:
-        """Best of the first `number`; None for a run that neither came so far nor to the target."""
+        """Best of the first `number`; None for a run that reached neither these nor the target."""
         until = accuracies[:number]
         best = max(until, default=0.0)
         if len(until) < number and best < self.target:
@@ -78,7 +77,7 @@ class Pruner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """One of the contenders: a config to start from and the space around it."""
+    """A contender: a config to start from and the space around it."""
 
     name: str
     config: RunConfig
@@ -87,7 +86,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudySettings:
-    """A study. `most_samples` of a training; `seed` of every trial's training and of the draws."""
+    """A study. `most_samples` is per training; `seed` is for all trials' training and draws."""
 
     config: RunConfig
     config_path: Path
@@ -101,17 +100,23 @@ class StudySettings:
     trainer: tuple[str, ...] | None
 
     @property
+    def target(self) -> float:
+        """The accuracy that trainings should reach; a search without one was refused before."""
+        assert self.config.eval.target is not None
+        return self.config.eval.target
+
+    @property
     def pruner(self) -> Pruner:
         """The rule by which hopeless trainings are stopped."""
         evaluations = self.most_samples // self.config.eval_interval_samples
         return Pruner(
             rule=self.prune,
             first=max(2, evaluations // _PRUNE_FROM),
-            target=self.config.eval.target_accuracy,
+            target=self.target,
         )
 
     def trial_config(self, arm: Arm, drawn: dict[str, Value], seed: int) -> RunConfig:
-        """The config of one training. Raises ConfigError where its values contradict."""
+        """The config of one training. Raises ConfigError if its values contradict."""
         tables = with_values(arm.config, drawn)
         trial = config_from_tables(tables, "trial")
         tables["run"]["seed"] = seed
@@ -120,7 +125,7 @@ class StudySettings:
         return config_from_tables(tables, "trial")
 
     def as_json(self) -> dict[str, Any]:
-        """What study.json says."""
+        """The contents of study.json."""
         return {
             "schema_version": STUDY_SCHEMA_VERSION,
             "config": config_to_tables(self.config),
@@ -134,7 +139,7 @@ class StudySettings:
 
 
 def with_values(config: RunConfig, values: dict[str, Value]) -> dict[str, dict[str, Any]]:
-    """The config's tables with other values of some settings. Raises ConfigError for wrong ones."""
+    """The config's tables with some settings changed. Raises ConfigError for wrong values."""
     tables = config_to_tables(config)
     for dotted, value in values.items():
         section, _, field = dotted.partition(".")
@@ -143,7 +148,7 @@ def with_values(config: RunConfig, values: dict[str, Value]) -> dict[str, dict[s
 
 
 def make_arms(config: RunConfig, space: Space, compare: str | None) -> tuple[Arm, ...]:
-    """One arm, or with `--compare section.key=a,b` one a value, all with the same budget.
+    """One arm, or one per value of `--compare section.key=a,b`, all with the same budget.
 
     Raises ConfigError for a setting or a value that does not exist.
     """
@@ -164,14 +169,14 @@ def make_arms(config: RunConfig, space: Space, compare: str | None) -> tuple[Arm
         arm_space = space_for(_possible(space, key, value), arm_config, key)
         arms.append(Arm(name=_file_name(word), config=arm_config, space=arm_space))
     if len({arm.name for arm in arms}) != len(arms):
-        raise ConfigError("--compare", f"{words!r} look alike", "compare values of other letters")
+        raise ConfigError("--compare", f"{words!r} look alike", "compare values whose names differ")
     return tuple(arms)
 
 
 def hold_to_study(directory: Path, settings: StudySettings) -> None:
     """Write study.json, or compare with the one that is there.
 
-    Raises DataError where the study was begun with anything else.
+    Raises DataError if the study was begun with other settings.
     """
     path = directory / "study.json"
     now = settings.as_json()
@@ -187,7 +192,7 @@ def hold_to_study(directory: Path, settings: StudySettings) -> None:
 
 
 def _possible(space: Space, key: str, value: Value) -> Space:
-    """Parameters whose condition on the compared setting, if there is one, holds in this arm."""
+    """Parameters whose condition on the compared setting, if any, holds in this arm."""
     return tuple(each for each in space if dict(each.when).get(key, value) == value)
 
 

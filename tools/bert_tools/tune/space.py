@@ -1,4 +1,4 @@
-"""Reads SPACE.toml: which settings are searched, over which values, and under which condition."""
+"""Reader of SPACE.toml: the settings to search, their values and conditions."""
 
 import math
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ MOST_PARAMETERS = 64
 MOST_CHOICES = 64
 _SCALES: tuple[Scale, ...] = ("linear", "log", "log_below_one")
 _KEYS = {"key", "low", "high", "scale", "step", "of", "choices", "when"}
-_REMEDY = "see docs/tune.md for the form"
+_REMEDY = "see docs/tools/tune.md for the form"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Numbers of low .. high, both included; integers where both are, in steps of `step`.
+    """Numbers low .. high, both included; integers in steps of `step` if both ends are.
 
     `scale` "log_below_one" is logarithmic in 1 - x: for betas. `times_config` multiplies both ends
     by the config's own value.
@@ -40,14 +40,14 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """One of some values."""
+    """A choice from some values."""
 
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A setting that is searched, where `when` holds: settings and the value each must have."""
+    """A setting to search if `when` holds, which gives settings and their values."""
 
     key: str
     domain: Range | Choices
@@ -55,7 +55,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """What tells it from another range of the same setting under another condition."""
+        """A name that differs from other ranges of the setting under other conditions."""
         conditions = ", ".join(f"{key}={value}" for key, value in self.when)
         return f"{self.key} [{conditions}]" if conditions else self.key
 
@@ -64,20 +64,20 @@ Space = tuple[Parameter, ...]
 
 
 class Suggests(Protocol):
-    """What draws a value: an Optuna trial."""
+    """Protocol of an Optuna trial, which draws values."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
-        """A number of low .. high."""
+        """Draw a number of low .. high."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """An integer of low .. high."""
+        """Draw an integer of low .. high."""
 
     def suggest_categorical(self, name: str, choices: tuple[Value, ...]) -> Any:
-        """One of the choices."""
+        """Draw one of the choices."""
 
 
 def read_space(path: Path) -> Space:
-    """The parameters of a file. Raises ConfigError naming what is wrong with which of them."""
+    """The parameters in a file. Raises ConfigError that names the wrong one and its fault."""
     tables = read_toml(path, "give a file of [[parameter]] tables, or the name of a shipped space")
     for name in tables:
         if name != "parameter":
@@ -95,7 +95,7 @@ def read_space(path: Path) -> Space:
 
 
 def space_for(space: Space, config: RunConfig, without: str | None) -> Space:
-    """The space with every end as a number of its own, less the setting `without`.
+    """The space with all ends as plain numbers, less the setting `without`.
 
     Raises ConfigError for an end that the setting cannot have.
     """
@@ -106,7 +106,7 @@ def space_for(space: Space, config: RunConfig, without: str | None) -> Space:
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
-    """The space for a file, in values that come back from JSON as they were."""
+    """The space for a file, in values that JSON keeps unchanged."""
     return [
         {
             "key": each.key,
@@ -121,9 +121,9 @@ def space_as_json(space: Space) -> list[dict[str, Any]]:
 
 
 def draw(space: Space, trial: Suggests, config: RunConfig) -> dict[str, Value]:
-    """Settings and their values for one trial, in the order of the space.
+    """Draw settings and their values for one trial, in the order of the space.
 
-    A condition is held against what was drawn before, else against the config.
+    A condition is checked against earlier draws, else against the config.
     """
     drawn: dict[str, Value] = {}
     for parameter in space:
@@ -152,7 +152,7 @@ def _draw_one(parameter: Parameter, trial: Suggests) -> Value:
 
 
 def _in_four_digits(value: float) -> float:
-    """What a person can read; nothing that is searched here is known to more."""
+    """The value in four digits, which people can read; no setting needs more."""
     return float(f"{value:.4g}")
 
 
@@ -268,7 +268,7 @@ def _resolved(parameter: Parameter, config: RunConfig) -> Parameter:
         checked = checked_setting(parameter.key, end, where)
         if type(checked) is int and not domain.is_integer:
             raise ConfigError(where, f"is an integer, {end:g} is none", "give integers as ends")
-        if type(checked) is float and domain.is_integer:  # ends 0 and 1 are not all that it can be
+        if type(checked) is float and domain.is_integer:  # ends 0 and 1 are not its only values
             domain = replace(domain, is_integer=False)
             _check_range(domain, where)
     return replace(parameter, domain=domain)

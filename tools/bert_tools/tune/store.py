@@ -1,8 +1,8 @@
-"""The study's trials in Optuna's journal: claimed one at a time, ended once, repeated when lost.
+"""Trials of a study in Optuna's journal: claimed one at a time, ended once, repeated if lost.
 
-The journal has Optuna's own format, one JSON object a line, checked before Optuna reads it. Its
-files need no database and no file locks of the kernel, so workers on several nodes can share one
-over NFS. Nothing in them is a pickle: Optuna has pickles for Redis alone.
+The journal has Optuna's own format, one JSON object per line, checked before Optuna reads it. It
+needs no database and no file locks of the kernel, so workers on several nodes can share one over
+NFS. It holds no pickle: Optuna has pickles for Redis only.
 """
 
 import json
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 MAX_JOURNAL_BYTES = 64 * 2**20  # 12,000 trainings with twenty evaluations each
-_MAX_LINE_BYTES = 2**20  # accuracies of 10,000 evaluations have 220 kB
+_MAX_LINE_BYTES = 2**20  # accuracies of 10,000 evaluations take 220 kB
 _OPERATIONS = range(11)
 REMEDY = "use the journal as tune wrote it, or begin a new study"
 
 
 def need_optuna() -> None:
-    """Raise ConfigError where Optuna is not installed."""
+    """Raise ConfigError if Optuna is not installed."""
     try:
         import optuna
     except ImportError:
@@ -47,27 +47,27 @@ def need_optuna() -> None:
 
 
 def open_journal(path: Path) -> "JournalStorage":
-    """The storage in that file, made where there is none.
+    """Open the storage in that file, made if missing.
 
-    A last line without its end, of a writer that was killed, is cut off: the next writer's would
-    be glued to it. Raises DataError where the file is too large or is no journal.
+    An unfinished last line of a killed writer is cut off, as the next line would be appended to it.
+    Raises DataError if the file is too large or is no journal.
     """
     from optuna.storages import JournalStorage
 
     if path.is_symlink():
-        raise DataError(str(path), "is a link, and what it leads to would be written to", REMEDY)
+        raise DataError(str(path), "is a link, and its target would be written to", REMEDY)
     if path.exists():
-        with held(_lock(path)):  # so that nobody is in the middle of a line
+        with held(_lock(path)):  # so that no writer is in the middle of a line
             check_journal(path)
             _cut_unfinished_line(path)
     try:
         return JournalStorage(_backend(path))
-    except Exception as error:  # Optuna takes its journal on trust: anything may come of another
+    except Exception as error:  # Optuna trusts its journal: a wrong file may raise anything
         raise DataError(str(path), f"is no journal of Optuna ({error!r})", REMEDY) from None
 
 
 def check_journal(path: Path) -> None:
-    """Raise DataError unless every whole line is a JSON object with an operation of Optuna's."""
+    """Raise DataError unless every whole line is a JSON object with an Optuna operation."""
     try:
         contents = read_regular_file(path, MAX_JOURNAL_BYTES)
     except OSError as error:
@@ -88,7 +88,7 @@ def _backend(path: Path) -> "JournalFileBackend":
     from optuna.storages.journal import JournalFileBackend
 
     class WholeLines(JournalFileBackend):
-        """Optuna's own leaves half a line on a full disk, to which the next writer's is glued."""
+        """Journal file of whole lines; Optuna's own leaves half a line behind on a full disk."""
 
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
@@ -107,7 +107,7 @@ def _backend(path: Path) -> "JournalFileBackend":
 
 @contextmanager
 def study_lock(directory: Path) -> Iterator[None]:
-    """Held by one process at a time while it claims a trial; taken over from a dead one in 30 s."""
+    """The lock for claiming a trial, held by one process; a dead holder loses it after 30 s."""
     with held(_lock(directory / "claims")):
         yield
 
@@ -119,7 +119,7 @@ def held(lock: "JournalFileOpenLock") -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(RuntimeError):  # of one that was taken over from a process that slept
+        with suppress(RuntimeError):  # lock taken over from a process that slept
             lock.release()
 
 
@@ -139,17 +139,17 @@ JOURNAL = "journal.log"
 REPEATS = "repeats"  # the study of fresh seeds, beside those of the arms
 Status = Literal["waiting", "running", "ended", "interrupted"]
 
-LEAST_FOR_IMPORTANCE = 5  # trials; below that there is one good trial or none
-BEST_SHARE = 0.25  # of the trials are "good"
+LEAST_FOR_IMPORTANCE = 5  # trials; fewer have one good trial or none
+BEST_SHARE = 0.25  # share of trials that are "good"
 
-_LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough to go by
+_LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough data
 _PRUNED = ("pruned", "refused")
 _ENDINGS: tuple[Ended, ...] = get_args(Ended)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
-    """One trial as the journal has it; `settings` and what follows are empty until it says so."""
+    """One trial of the journal; `settings` and later fields are empty until recorded."""
 
     arm: str
     number: int
@@ -166,7 +166,7 @@ class TrialRecord:
 
     @property
     def directory_name(self) -> str:
-        """Of its run directory, below `trials`."""
+        """Name of its run directory, below `trials`."""
         return f"{self.arm}_{self.number:05d}"
 
 
@@ -174,7 +174,7 @@ class Store:
     """The journal of a study directory; several processes may have it open at once."""
 
     def __init__(self, directory: Path, arms: Sequence[str], seed: int) -> None:
-        """Open or begin it. Raises DataError for a journal that is damaged."""
+        """Open or begin the journal. Raises DataError for a damaged one."""
         from optuna import create_study
 
         self._directory = directory
@@ -189,7 +189,7 @@ class Store:
             }
 
     def locked(self) -> AbstractContextManager[None]:
-        """To be held while counting trials and claiming one."""
+        """Hold the lock, as for counting trials and claiming one."""
         return study_lock(self._directory)
 
     def directory_of(self, arm: str, number: int) -> Path:
@@ -201,16 +201,16 @@ class Store:
         return [as_record(arm, each) for each in self._studies[arm].get_trials(deepcopy=False)]
 
     def count(self, arm: str | None, *status: Status) -> int:
-        """Trials of an arm, or None: of all, that are in one of these states."""
+        """Number of an arm's trials (None: all arms) in one of these states."""
         studies = self._studies.values() if arm is None else [self._studies[arm]]
         found = [each for study in studies for each in study.get_trials(deepcopy=False)]
         return sum(_status(each) in status for each in found)
 
     def claim(self, arm: str, budget: int) -> "Trial":
-        """Begin a trial of an arm: one that waits to be repeated, or a new one.
+        """Begin a trial of an arm: one that waits for its repeat, or a new one.
 
-        The draws depend on the seed and on how many trials counted before, so that a study that
-        was interrupted goes on as it would have. `budget` is the number of trials in all.
+        Draws depend on the seed and the number of earlier trials that count, so that an interrupted
+        study continues as it would have. `budget` is the number of trials in all.
         """
         from optuna.samplers import TPESampler
 
@@ -231,12 +231,12 @@ class Store:
         return trial
 
     def note(self, trial: "Trial", settings: dict[str, Value], seed: int) -> None:
-        """Keep what a trial trains with."""
+        """Record the settings that a trial trains with."""
         trial.set_user_attr("settings", settings)
         trial.set_user_attr("seed", seed)
 
     def end(self, arm: str, trial: "Trial", result: Result) -> bool:
-        """End a trial; False where another process had taken it for lost."""
+        """End a trial; False if another process had taken it for lost."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
@@ -259,7 +259,7 @@ class Store:
                 trial.set_user_attr(key, fact)
             values = result.value if state == TrialState.COMPLETE else None
             self._studies[arm].tell(trial, values, state=state)
-        except (UpdateFinishedTrialError, ValueError):  # ValueError: seen by tell before it writes
+        except (UpdateFinishedTrialError, ValueError):  # ValueError: tell notices before it writes
             return False
         if result.ended == "interrupted" and arm != REPEATS:
             with self.locked():
@@ -267,7 +267,7 @@ class Store:
         return True
 
     def give_up_lost(self) -> list[str]:
-        """End trials whose owner is gone, and have them repeated; their names. Under the lock."""
+        """End trials whose owner is gone, and queue repeats; returns names. Under the lock."""
         from optuna.trial import TrialState
 
         clock = self._directory / "clock"
@@ -281,15 +281,15 @@ class Store:
                 if status == "running" and is_lost(directory, each.user_attrs.get("owner"), now):
                     study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
                     lost.append(directory.name)
-            if arm != REPEATS:  # which are asked for again by what is missing
+            if arm != REPEATS:  # these are claimed again because they are missing
                 self._repeat_all(study)
         return lost
 
     def importance(self, arm: str) -> dict[str, float]:
-        """Share of each parameter in what told good trials from others; {} where none is known.
+        """Each parameter's share in telling good trials from others; {} if unknown.
 
-        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target. Too few of
-        them, or a best quarter that is no better than the rest, say nothing.
+        PED-ANOVA (arXiv 2304.10255), over trials that reached or missed the target. It is unknown
+        for too few trials, or if the best quarter is no better than the rest.
         """
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
         from optuna.trial import TrialState
@@ -300,7 +300,7 @@ class Store:
             return {}
         evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of equal results, as told below
+            warnings.simplefilter("ignore", UserWarning)  # for equal results; see below
             shares = get_param_importances(study, evaluator=evaluator)
         is_told_apart = len(shares) == 1 or len(set(shares.values())) > 1
         return shares if is_told_apart else {}
@@ -314,7 +314,7 @@ class Store:
         return trial
 
     def _repeat_all(self, study: "Study") -> None:
-        """Queue every interrupted trial that nobody has repeated yet."""
+        """Queue every interrupted trial that was not repeated yet."""
         trials = study.get_trials(deepcopy=False)
         repeated = {each.user_attrs.get("repeats") for each in trials}
         for each in trials:
@@ -330,12 +330,12 @@ def _status(trial: "FrozenTrial") -> Status:
     if trial.state == TrialState.RUNNING:
         return "running"
     if trial.state == TrialState.FAIL and trial.user_attrs.get("ended") in (None, "interrupted"):
-        return "interrupted"  # None: it was lost before it could say anything
+        return "interrupted"  # None: it was lost before it recorded anything
     return "ended"
 
 
 def as_record(arm: str, trial: "FrozenTrial") -> TrialRecord:
-    """What the journal says of a trial. Raises DataError where that is not what we write."""
+    """The record of a trial in the journal. Raises DataError if it is not in our form."""
     where = f"{JOURNAL}: trial {trial.number} of {in_brief(arm)}"
     if not isinstance(trial.user_attrs, dict):
         raise DataError(where, "has no facts", REMEDY)

@@ -1,7 +1,7 @@
-"""Where a study stands: every arm's trials and best, and fresh seeds of it beside the default.
+"""State of a study: every arm's trials and best, and its fresh seeds beside the default.
 
-A run on a fresh seed that missed the target counts as the whole budget, which is less than it
-would have needed; its subject is marked `at_least`.
+A run on a fresh seed that missed the target counts as the whole budget, less than it would have
+needed; its subject is marked `at_least`.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ ENDINGS: tuple[Ended, ...] = ("reached", "missed", "pruned", "refused", "failed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmSummary:
-    """The trials of one arm by how they ended; `best` is None where none reached the target."""
+    """The trials of one arm by outcome; `best` is None if none reached the target."""
 
     name: str
     counts: dict[str, int]
@@ -35,7 +35,7 @@ class ArmSummary:
 
     @property
     def samples_trained(self) -> int:
-        """Of all trials that ended: what the search has cost."""
+        """Samples of all ended trials: the cost of the search."""
         return sum(each.samples or 0 for each in self.trials)
 
 
@@ -43,10 +43,10 @@ class ArmSummary:
 class Spread:
     """One subject on fresh seeds: samples (or seconds) to the target, in the order of `seeds`.
 
-    `gains` are what the default needed more than this on each seed, in per cent of its mean; none
-    for the default itself, and where seeds are still missing. `between` are samples at which the
-    line between two evaluations crosses the target, an estimate finer than evaluations are; empty
-    where a run missed.
+    `gains` are the excess of the default over this on each seed, in per cent of its mean; empty for
+    the default itself, and while seeds are missing. `between` are samples at which the line between
+    two evaluations crosses the target, a finer estimate than the evaluations; empty if a run
+    missed.
     """
 
     subject: str
@@ -58,23 +58,23 @@ class Spread:
 
     @property
     def at_least(self) -> bool:
-        """Whether a run missed the target, so that the true mean is larger."""
+        """True if a run missed the target, so that the true mean is larger."""
         return self.reached < len(self.needed)
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return mean(self.needed)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds; 0 of one."""
+        """Standard deviation over the seeds; 0 for one seed."""
         return deviation_of(self.needed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A whole study as it stands."""
+    """The present state of a whole study."""
 
     settings: StudySettings
     arms: tuple[ArmSummary, ...]
@@ -83,13 +83,13 @@ class Summary:
     importance: dict[str, dict[str, float]]
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json` and result.json; keys are only added."""
+        """The summary for `--json` and result.json; keys are only added."""
         settings = self.settings
         return {
             "schema_version": SUMMARY_SCHEMA_VERSION,
             "objective": settings.objective,
             "unit": unit_of(settings.objective),
-            "target_accuracy": settings.config.eval.target_accuracy,
+            "target_accuracy": settings.target,
             "most_samples": settings.most_samples,
             "eval_interval_samples": settings.config.eval_interval_samples,
             "trial_seed": settings.seed,
@@ -100,25 +100,25 @@ class Summary:
 
 
 def deviation_of(values: Sequence[float]) -> float:
-    """Their standard deviation; 0 of one."""
+    """Standard deviation of the values; 0 for one value."""
     return stdev(values) if len(values) > 1 else 0.0
 
 
 def best_trial(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Of those that reached the target the one with the least value, the first of equals."""
+    """The trial that reached the target with the least value; the first of equal ones."""
     reached = [each for each in trials if each.ended == "reached" and each.value is not None]
     return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)
 
 
 def in_words(trial: TrialRecord, objective: Objective) -> str:
-    """What a trial that reached the target needed."""
+    """Samples or seconds, in words, of a trial that reached the target."""
     if objective == "time":
         return f"{trial.seconds or 0.0:,.1f} s"
     return f"{trial.samples or 0:,} samples"
 
 
 def missing_repeats(settings: StudySettings, store: Store, count: int) -> list[Repeat]:
-    """Fresh seeds of every subject that have neither been run nor are being run."""
+    """Fresh seeds of every subject that are neither finished nor running."""
     there = [each for each in store.trials(REPEATS) if each.status != "interrupted"]
     return [
         (name, arm, values, seed)
@@ -129,7 +129,7 @@ def missing_repeats(settings: StudySettings, store: Store, count: int) -> list[R
 
 
 def _subjects(settings: StudySettings, store: Store) -> list[tuple[str, Arm, dict[str, Value]]]:
-    """Who is run on fresh seeds: the config as it was given, and the best trial of every arm."""
+    """Subjects to run on fresh seeds: the given config, and the best trial of every arm."""
     default = Arm(name=DEFAULT, config=settings.config, space=())
     best = [(arm, best_trial(store.trials(arm.name))) for arm in settings.arms]
     found = [(f"best {arm.name}", arm, trial.settings) for arm, trial in best if trial]
@@ -137,17 +137,17 @@ def _subjects(settings: StudySettings, store: Store) -> list[tuple[str, Arm, dic
 
 
 def _is_repeat_of(trial: TrialRecord, subject: str, settings: dict[str, Value]) -> bool:
-    """Whether a training is one of this subject, with the settings that are its best now."""
+    """True if a training belongs to this subject, with its present best settings."""
     return trial.subject == subject and trial.settings == settings
 
 
 def _fresh_seeds(settings: StudySettings, count: int) -> range:
-    """Seeds that no trial was trained with."""
+    """Seeds that no trial has used."""
     return range(settings.seed + 1, settings.seed + 1 + count)
 
 
 def summarise(settings: StudySettings, store: Store, repeats: int) -> Summary:
-    """The study as its journal has it now."""
+    """Summary of the study from its present journal."""
     arms = tuple(_arm(each.name, store.trials(each.name)) for each in settings.arms)
     spreads = _spreads(settings, store, repeats)
     return Summary(
@@ -160,12 +160,12 @@ def summarise(settings: StudySettings, store: Store, repeats: int) -> Summary:
 
 
 def unit_of(objective: Objective) -> str:
-    """What the numbers to compare are counted in."""
+    """Unit of the numbers to compare."""
     return "samples" if objective == "samples" else "s"
 
 
 def gains_of(default: Sequence[float], own: Sequence[float]) -> tuple[float, ...]:
-    """What each of the default's runs needed more than this one's, per cent of their mean."""
+    """Excess of each of the default's runs over this one's, per cent of the default's mean."""
     return tuple(100 * (a - b) / mean(default) for a, b in zip(default, own, strict=True))
 
 
@@ -192,9 +192,7 @@ def _spreads(settings: StudySettings, store: Store, repeats: int) -> tuple[Sprea
                 seeds=seeds,
                 needed=tuple(_needed(settings, own[seed]) for seed in seeds),
                 reached=sum(own[seed].ended == "reached" for seed in seeds),
-                between=_between(
-                    settings.config.eval.target_accuracy, [own[seed] for seed in seeds]
-                ),
+                between=_between(settings.target, [own[seed] for seed in seeds]),
             )
             found.append(spread)
     default = next((each for each in found if each.subject == DEFAULT), None)
@@ -207,7 +205,7 @@ def _spreads(settings: StudySettings, store: Store, repeats: int) -> tuple[Sprea
 
 
 def _between(target: float, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
-    """Samples at which each curve first crosses the target; from no accuracy before training."""
+    """Samples at which each curve first crosses the target; it begins at accuracy 0."""
     found = []
     for run in runs:
         points = [(0, 0.0), *zip(run.evaluated_at, run.accuracies, strict=False)]
@@ -220,7 +218,7 @@ def _between(target: float, runs: Sequence[TrialRecord]) -> tuple[float, ...]:
 
 
 def _needed(settings: StudySettings, run: TrialRecord) -> float:
-    """Samples or seconds; the budget of one that missed."""
+    """Samples or seconds that a run needed; the budget if it missed."""
     samples, seconds = run.samples or 0, run.seconds or 0.0
     if run.ended == "reached":
         return seconds if settings.objective == "time" else float(samples)
@@ -228,7 +226,7 @@ def _needed(settings: StudySettings, run: TrialRecord) -> float:
 
 
 def _best_arm(arms: Sequence[ArmSummary], spreads: Sequence[Spread]) -> str | None:
-    """By the mean over fresh seeds, where all arms have the same of them; else by the search."""
+    """The best arm by the mean over fresh seeds if all arms have the same; else by the search."""
     able = {each.name: each.best.value or 0.0 for each in arms if each.best is not None}
     known = {each.subject.removeprefix("best "): each for each in spreads}
     means = {name: known[name].mean for name in able if name in known}

@@ -1,4 +1,4 @@
-"""Processes of a study: one for each training, watched and ended in order; its workers; signals."""
+"""Processes of a study: one per training, watched and ended in order; its workers; signals."""
 
 import os
 import platform
@@ -19,8 +19,8 @@ from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
 
 POLL_S = 0.25
 HEARTBEAT_S = 5.0
-END_S = 120.0  # for a training to end by itself after SIGTERM, as its ranks may take 110 s
-LOST_AFTER_S = 300.0  # without a heartbeat, a trial of another machine is taken for lost
+END_S = 120.0  # seconds for a training to end after SIGTERM, as its ranks may take 110 s
+LOST_AFTER_S = 300.0  # without a heartbeat for so long, a trial on another machine counts as lost
 
 HEARTBEAT = "heartbeat"
 LOG = "train.log"
@@ -29,30 +29,30 @@ DEFAULT_TRAINER = (sys.executable, "-m", "mlperf_bert", "train")
 
 
 class StopSignal(CaughtSignals):
-    """Says what a signal does; a second Ctrl-C ends at once, and what trains dies with this."""
+    """Handles signals; a second Ctrl-C ends at once, and trainings die with this process."""
 
     @property
     def came(self) -> bool:
-        """Whether a signal asked for the end."""
+        """True if a signal asked for the end."""
         return self.first != 0
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Obey it."""
+        """Record a signal and print its effect."""
         super().note(number, frame)
         if self.at_once:
             os._exit(INTERRUPTED)
         name = signal.Signals(number).name
-        say(f"{name}: ending what trains; the same command goes on with the study")
+        say(f"{name}: ending the training; the same command continues the study")
 
 
 class TrialProcess:
-    """A training in `directory`, its run directory; what it prints is in `train.log` there.
+    """A training in its run directory `directory`, with its output in `train.log` there.
 
-    It dies with this process (on Linux), and a terminal's Ctrl-C reaches this process alone.
+    It dies with this process (on Linux), and a terminal's Ctrl-C reaches only this process.
     """
 
     def __init__(self, trainer: Sequence[str], directory: Path, data: Path, config: Path) -> None:
-        """Start it. Raises ConfigError where the trainer cannot be started."""
+        """Start the training. Raises ConfigError if the trainer cannot be started."""
         options = ("--config", config, "--data", data, "--run-dir", directory)
         command = [*trainer, *map(str, options)]
         self._directory = directory
@@ -74,10 +74,10 @@ class TrialProcess:
                 raise ConfigError("--trainer", problem, "give a command that is there") from None
 
     def wait(self, on_evaluation: Callable[[Curve], bool], is_stopped: Callable[[], bool]) -> int:
-        """Wait for the end; its exit status, 128 + n for signal n.
+        """Wait for the end; returns its exit status, 128 + n for signal n.
 
-        `on_evaluation` is given the curve up to every evaluation, one after the other however many
-        came at once, and asks for the end by True; `is_stopped` is asked all the time.
+        `on_evaluation` takes the curve up to each evaluation, one by one even if several come at
+        once, and returns True to end the training; `is_stopped` is polled.
         """
         try:
             while self._process.poll() is None:
@@ -88,13 +88,13 @@ class TrialProcess:
                     break
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(POLL_S)
-        finally:  # after an error too: nothing may train on unseen
+        finally:  # after an error too: no training may continue unseen
             self._end()
         status = self._process.wait()
         return status if status >= 0 else 128 - status
 
     def _news(self) -> list[Curve]:
-        """The curve up to each evaluation that has come since the last call."""
+        """The curve up to each evaluation since the last call."""
         run = self._directory / "run_0"
         try:
             found = (run / "metrics.jsonl").stat()
@@ -108,8 +108,8 @@ class TrialProcess:
         return [curve[:number] for number in range(known + 1, len(curve) + 1)]
 
     def _end(self) -> None:
-        """SIGTERM, by which a training saves and leaves; SIGKILL to all of it if it does not."""
-        self._process.terminate()  # of one that has ended, this does nothing
+        """Send SIGTERM, on which a training saves and ends; then SIGKILL to all its processes."""
+        self._process.terminate()  # does nothing after the end
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -118,18 +118,18 @@ class TrialProcess:
 
 
 def beat(directory: Path) -> None:
-    """Say that somebody is at work on this trial; a disk that takes nothing is no reason to end."""
+    """Write the trial's heartbeat; a full disk is no reason to end."""
     with suppress(OSError):
         (directory / HEARTBEAT).touch()
 
 
 def owner() -> dict[str, str | int]:
-    """Who works on a trial: this process."""
+    """This process as the owner of a trial."""
     return {"host": platform.node(), "pid": os.getpid()}
 
 
 def is_lost(directory: Path, of: object, now_on_disk: float) -> bool:
-    """Whether the owner of a running trial is gone: its process, or its heartbeat.
+    """True if the owner of a running trial is gone, by its process or its heartbeat.
 
     `now_on_disk` is the time by the clock that writes the heartbeats, in seconds.
     """
@@ -162,9 +162,9 @@ def _exists(pid: int) -> bool:
 
 
 def run_workers(command_line: Sequence[str], count: int, stop: StopSignal) -> int:
-    """Run so many and wait; 0, STOPPED after a signal, or the status of the first that failed.
+    """Run so many workers and wait; 0, STOPPED after a signal, or the first failed status.
 
-    When one fails, the others are asked to end as a signal would.
+    When one fails, the others are asked to end, as by a signal.
     """
     command = [sys.executable, "-m", "mlperf_bert", *command_line, WORKER]
     workers = [

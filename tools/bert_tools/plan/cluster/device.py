@@ -19,8 +19,8 @@ from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
 
 MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
-_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # of Wikipedia's sequences; shares hardly depend on it
-_MOST_SPLITS = 16  # of the sum over tokens, in a product that gives a weight's gradient
+_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # Wikipedia's means; shares hardly depend on them
+_MOST_SPLITS = 16  # splits of the sum over tokens in the product for a weight's gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Device:
 
     @property
     def activation_bytes(self) -> int:
-        """Of one activation in memory; those of fp8 stay in 16 bits between products."""
+        """Bytes of one activation in memory; fp8 keeps 16 bits between products."""
         return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
         """A product [rows, inner] x [inner, columns], rows an array: whole waves of tiles.
 
-        The heads, embeddings and gradients of weights are not quantised in `inner`.
+        The heads, embeddings and weight gradients are not quantised in `inner`.
         """
         tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE)
         waves = np.ceil(tiles / self.accelerator.multiprocessors)
@@ -61,12 +61,12 @@ class Device:
         return time
 
     def memory_ms(self, num_bytes: Float64Array | float) -> Float64Array:
-        """Reading or writing so many bytes of device memory."""
+        """Time to read or write so many bytes of device memory."""
         rate = 1e6 * self.accelerator.memory_gb_s * self.constants.memory_efficiency
         return np.asarray(num_bytes, dtype=np.float64) / rate
 
     def kernels_ms(self, count: float) -> float:
-        """What kernels take beyond their work."""
+        """Time of kernels beyond their work."""
         return count * self.constants.kernel_overhead_us / 1e3
 
     def _tile_ms(self, inner: int) -> float:
@@ -74,7 +74,7 @@ class Device:
         return 2 * TILE * TILE * inner * self.accelerator.multiprocessors / rate
 
     def _rate(self, efficiency: float, precision: MatrixPrecision) -> float:
-        """Operations a millisecond."""
+        """Operations per millisecond."""
         if self.precision == "fp32":
             precision = "fp32"
         return 1e9 * self.accelerator.peak_tflops(precision) * efficiency
@@ -85,8 +85,8 @@ def layer_ms(
 ) -> tuple[Float64Array, Float64Array]:
     """Forward and backward of an encoder layer, ms, float64 [R] each.
 
-    `rows` of the tokens go on behind attention, float64 [R]: in the last layer these are the masked
-    positions where the program leaves out the others.
+    `rows` tokens, float64 [R], go on after attention: in the last layer the masked positions only,
+    if the program leaves out the others.
     """
     hidden, wide, tokens = MODEL.hidden_size, MODEL.intermediate_size, work.tokens
     shapes = (
@@ -138,7 +138,7 @@ def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Fl
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of forward or backward: device time [R] in ms, and what the host does for it."""
+    """A part of forward or backward: device time [R] in ms, and the host's work for it."""
 
     name: str
     direction: Literal["forward", "backward"]
@@ -149,7 +149,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SentBucket:
-    """A bucket of gradients, ready a `fraction` of the way through backward phase `phase`."""
+    """A bucket of gradients, ready at `fraction` of the backward phase `phase`."""
 
     num_bytes: int
     phase: int
@@ -157,7 +157,7 @@ class SentBucket:
 
 
 def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
-    """Embeddings, layers, heads; heads, layers, embeddings."""
+    """Phases of forward (embeddings, layers, heads) and of backward (heads, layers, embeddings)."""
     last_rows = work.tokens
     if program.last_layer_rows == "masked":
         last_rows = np.minimum(work.masked + work.sequences, work.tokens)
@@ -182,7 +182,7 @@ def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
 
 @cache
 def sent_buckets(element_bytes: int) -> tuple[SentBucket, ...]:
-    """DistributedDataParallel's buckets, each with the backward phase that it is ready in."""
+    """DistributedDataParallel's buckets, each with the backward phase in which it is ready."""
     order = backward_order(MODEL, "separate", _TYPICAL_TOKENS, _TYPICAL_MASKED)
     phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
     ends = np.zeros(MODEL.num_layers + 2)

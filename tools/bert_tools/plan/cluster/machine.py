@@ -1,9 +1,9 @@
-"""Machines and programs that are simulated: data sheets, constants that none says, collectives.
+"""Simulated machines and programs: data sheets, constants beyond them, and collectives.
 
-Times of collectives are by the usual alpha-beta model: a message of n bytes over a link takes
+Times of collectives follow the usual alpha-beta model: a message of n bytes over a link takes
 alpha + n / bandwidth. Ring: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
 Trees: two complementary ones, each with half of the bytes (Sanders, Speck and Traeff, 2009), as
-NCCL has them. Times are ms.
+in NCCL. Times are ms.
 """
 
 import math
@@ -17,7 +17,7 @@ AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200"]
 ACCELERATORS: tuple[AcceleratorName, ...] = get_args(AcceleratorName)
 MatrixPrecision = Literal["bf16", "fp16", "fp8", "fp32"]
 
-_USUAL_NODE = 8  # accelerators of the node that `nics` of the table speaks of
+_USUAL_NODE = 8  # accelerators of the node that the table's `nics` counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Accelerator:
     source: str
 
     def peak_tflops(self, precision: MatrixPrecision) -> float:
-        """Of matrix products; 0 where there are no such units."""
+        """Peak TFLOP/s of matrix products; 0 if there are no such units."""
         if precision == "fp8":
             return self.matrix_fp8_tflops
         return self.matrix_fp32_tflops if precision == "fp32" else self.matrix_16bit_tflops
@@ -71,7 +71,7 @@ def accelerators() -> dict[AcceleratorName, Accelerator]:
 def make_machine(
     name: AcceleratorName, nodes: int, gpus_per_node: int, node_gb_s: float | None = None
 ) -> Machine:
-    """A machine; without `node_gb_s` its nodes have the usual ports, in proportion."""
+    """Make a machine; without `node_gb_s` its nodes have ports in the usual proportion."""
     accelerator = accelerators()[name]
     if node_gb_s is None:
         share = min(1.0, gpus_per_node / _USUAL_NODE)
@@ -127,17 +127,17 @@ def default_constants() -> Constants:
 
 
 def ring_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """2 (p - 1) messages of a p-th of the bytes, one after the other."""
+    """Time of 2 (p - 1) messages of a p-th of the bytes, one after the other."""
     return 2 * ring_all_gather_ms(num_bytes, ranks, gb_s, latency_us)
 
 
 def ring_all_gather_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """p - 1 messages of a p-th; a reduce-scatter takes as long. `num_bytes` is of the whole."""
+    """Time of p - 1 messages of a p-th of `num_bytes`; a reduce-scatter takes as long."""
     return (ranks - 1) * (num_bytes / ranks / gb_s / 1e6 + latency_us / 1e3)
 
 
 def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Up and down two trees at once: every byte enters and leaves a rank twice."""
+    """Time up and down two trees at once: every byte enters and leaves a rank twice."""
     if ranks == 1:
         return 0.0
     return 2 * num_bytes / gb_s / 1e6 + 2 * math.ceil(math.log2(ranks)) * latency_us / 1e3
@@ -145,7 +145,7 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Collectives over the ranks of a machine; an all-reduce by the way that is the quickest."""
+    """Collectives over the ranks of a machine; an all-reduce takes the quickest way."""
 
     machine: Machine
     constants: Constants
@@ -153,28 +153,28 @@ class Network:
 
     @property
     def link_gb_s(self) -> float:
-        """Achieved by one rank inside its node, one direction."""
+        """Achieved GB/s of one rank inside its node, one direction."""
         return self.machine.accelerator.link_gb_s * self.constants.link_efficiency
 
     @property
     def node_gb_s(self) -> float:
-        """Achieved by one node, one direction."""
+        """Achieved GB/s of one node, one direction."""
         return self.machine.node_gb_s * self.constants.network_efficiency
 
     def all_reduce_ms(self, num_bytes: float) -> float:
-        """Of a buffer that every rank has whole. Nothing for one rank."""
+        """Time to all-reduce a buffer that every rank has whole; 0 for one rank."""
         if self.machine.world_size == 1:
             return 0.0
         return self.constants.collective_start_us / 1e3 + min(self.all_reduce_ways(num_bytes))
 
     def all_reduce_ways(self, num_bytes: float) -> list[float]:
-        """Ring over all ranks, then hierarchical ones: ring or tree or switches between nodes."""
+        """Times of a ring over all ranks, then of rings, trees or switches between nodes."""
         machine, constants = self.machine, self.constants
         link_us, network_us = constants.link_latency_us, constants.network_latency_us
         nodes, ranks = machine.nodes, machine.gpus_per_node
         if nodes == 1:
             return [ring_all_reduce_ms(num_bytes, ranks, self.link_gb_s, link_us)]
-        # A ring through all ranks: of its hops, one a node crosses the network.
+        # A ring through all ranks: one hop per node crosses the network.
         hop_us = (link_us * (ranks - 1) + network_us) / ranks
         narrowest = min(self.link_gb_s, self.node_gb_s)
         inside = ring_all_reduce_ms(num_bytes, ranks, self.link_gb_s, link_us)
@@ -191,7 +191,7 @@ class Network:
         return ways
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
-        """`num_bytes` is of the whole that every rank then has."""
+        """Time to gather inside a node; `num_bytes` is the whole that every rank then has."""
         ranks = self.machine.gpus_per_node
         if ranks == 1:
             return 0.0
@@ -200,7 +200,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
-        """Over all ranks: between nodes, then inside them, one after the other."""
+        """Time to gather over all ranks: first between nodes, then inside them."""
         if self.machine.nodes == 1:
             return self.all_gather_in_node_ms(num_bytes)
         start_ms = self.constants.collective_start_us / 1e3
@@ -209,7 +209,7 @@ class Network:
             num_bytes, self.machine.gpus_per_node, self.link_gb_s, self.constants.link_latency_us
         )
         between = num_bytes * (nodes - 1) / nodes / self.node_gb_s / 1e6
-        # Recursive doubling where a ring's latency would be the longer: log2(n) messages.
+        # Recursive doubling, log2(n) messages, where a ring's latency would be longer.
         latency_ms = min(nodes - 1, math.ceil(math.log2(nodes))) * network_us / 1e3
         return start_ms + inside + between + latency_ms
 
@@ -224,7 +224,7 @@ _LAMB_BYTES_MORE = 14  # update written and read, weight read again (fp32); grad
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
-    """One program, a row of `software.csv`, which says what the fields count."""
+    """One program, a row of `software.csv`, whose header explains the fields."""
 
     name: str
     layout: Layout
@@ -252,12 +252,12 @@ class Software:
 
 @cache
 def programs() -> dict[str, Software]:
-    """All of `software.csv`, by name."""
+    """All programs of `software.csv`, by name."""
     return {row.name: row for row in shipped_rows("cluster/software.csv", Software)}
 
 
 def with_capture(program: Software, capture: Literal["on", "off"]) -> Software:
-    """The same, captured or launched kernel by kernel.
+    """The same program, captured or launched kernel by kernel.
 
     A captured step cannot ask the device anything, and its batches are padded to a capacity.
     """
@@ -274,7 +274,7 @@ def with_capture(program: Software, capture: Literal["on", "off"]) -> Software:
 
 
 def with_optimizer(program: Software, optimizer: StepOptimizer) -> Software:
-    """The same with LAMB, which reads and writes its update once more than Adam, or with Adam."""
+    """The same program with LAMB or Adam; LAMB reads and writes its update once more."""
     if optimizer == program.optimizer:
         return program
     more = _LAMB_BYTES_MORE if optimizer == "lamb" else -_LAMB_BYTES_MORE

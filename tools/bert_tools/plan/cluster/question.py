@@ -1,8 +1,7 @@
-"""`plan cluster`: what is asked is simulated, and shown as tables and pictures."""
+"""`plan cluster`: simulates the question, and shows the result as tables and pictures."""
 
 import argparse
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from bert_tools.plan.cluster.simulation import (
 from bert_tools.plan.cluster.step import StepTiming
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import asked_index
+from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PICTURES = ("timeline", "ablation_plot", "sweep_plot")
 _NOTE = "A simulation, not a measurement: its constants were fitted on published A100 runs."
 _SIZES = ("nodes", "gpus_per_node", "local_batch_size")
 _STEP_NAMES = ("a step of the mean rank", "time", "share")
@@ -48,17 +47,17 @@ _LANES = ("communication", "compute", "host")  # from below
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Simulate. Raises ConfigError or DataError for what the user can mend."""
+    """Simulate the question. Raises ConfigError or DataError for a user's mistake."""
     config = None if args.config is None else load_config(args.config, args.set)
     question = _asked(args, config)
-    _check_pictures(args)
+    pictures = _asked_pictures(args)
     index = asked_index(args)
     expected = forecast(question, index)
     found = expected.simulated
-    ablated = ablation(found, index) if args.ablation or args.ablation_plot else []
+    ablated = ablation(found, index) if args.ablation else []
     swept: list[SweepRow] = []
-    if args.sweep or args.sweep_plot:
-        swept = list(sweep(question, args.sweep or "local", index))
+    if args.sweep:
+        swept = list(sweep(question, args.sweep, index))
         if not swept:
             problem = "no size of 1 node to 100,000 accelerators can deal this batch"
             remedy = "use the sampler 'quantile', which any batch can represent"
@@ -83,16 +82,22 @@ def answer(args: argparse.Namespace) -> Answer:
         "forecast": expected.facts,
         "ablation": [asdict(row) for row in ablated],
         "sweep": [asdict(row) for row in swept],
-        **{name: getattr(args, name) and str(getattr(args, name)) for name in _PICTURES},
+        **{name: None for name in ("timeline", "ablation_plot", "sweep_plot")},
+        **{name: str(path) for name, path in pictures.items()},
     }
     lines = list(_in_words(expected, ablated, swept))
     if config is not None and (warning := too_few_steps(config, run.steps)):
         lines.append(f"warning: {warning}")
-    return Answer(facts=facts, lines=lines, pictures=_pictures(args, found, ablated, swept))
+    return Answer(
+        facts=facts,
+        lines=lines,
+        pictures=_drawn(pictures, args.sweep, found, ablated, swept),
+        end=f"pictures: {args.out}" if args.out else "",
+    )
 
 
 def _asked(args: argparse.Namespace, config: RunConfig | None) -> Question:
-    """Options before the config, and that before the defaults. Raises ConfigError."""
+    """The question: options override the config, which overrides defaults. Raises ConfigError."""
     asked: dict[str, Any] = {}
     if config is not None:
         asked = question_of(config, args.config.stem, args.accelerator)
@@ -108,42 +113,40 @@ def _asked(args: argparse.Namespace, config: RunConfig | None) -> Question:
     return Question(**asked)
 
 
-def _check_pictures(args: argparse.Namespace) -> None:
-    """Before minutes are spent. Raises ConfigError, or DataError where one cannot be written."""
-    seen: dict[str, str] = {}
-    for name in _PICTURES:
-        path: Path | None = getattr(args, name)
-        if path is None:
-            continue
-        option = "--" + name.replace("_", "-")
-        check_picture(path, option)
-        other = seen.setdefault(os.path.realpath(path), option)
-        if other != option:
-            raise ConfigError(option, f"{path} is the file of {other} too", "name another file")
+def _asked_pictures(args: argparse.Namespace) -> dict[str, Path]:
+    """Paths of the pictures, tried before minutes are spent. Raises ConfigError or DataError."""
+    if args.out is None:
+        return {}
+    make_directory(args.out)
+    asked = (("timeline", True), ("ablation_plot", args.ablation), ("sweep_plot", args.sweep))
+    files = {
+        name: args.out / f"{name.removesuffix('_plot')}.png" for name, wanted in asked if wanted
+    }
+    return {name: check_picture(path) for name, path in files.items()}
 
 
-def _pictures(
-    args: argparse.Namespace,
+def _drawn(
+    paths: Mapping[str, Path],
+    sweep_of: str | None,
     found: Simulated,
     ablated: Sequence[AblationRow],
     swept: Sequence[SweepRow],
 ) -> Pictures:
     name = f"{found.question.local_batch_size} a rank"
-    if args.sweep == "global":
+    if sweep_of == "global":
         name = f"global batch {found.question.global_batch_size:,}"
-    draws = (
-        partial(timeline_picture, found),
-        partial(ablation_picture, found, ablated),
-        partial(sweep_picture, {name: swept}),
-    )
-    paths = (getattr(args, each) for each in _PICTURES)
-    return {path: draw for path, draw in zip(paths, draws, strict=True) if path}
+    draws = {
+        "timeline": partial(timeline_picture, found),
+        "ablation_plot": partial(ablation_picture, found, ablated),
+        "sweep_plot": partial(sweep_picture, {name: swept}),
+    }
+    return {path: draws[picture] for picture, path in paths.items()}
 
 
 def _in_words(
     expected: Forecast, ablated: Sequence[AblationRow], swept: Sequence[SweepRow]
 ) -> Iterator[str]:
-    """Machine, step by parts, communication, and the run; then the tables that are asked for."""
+    """Lines on machine, step by parts, communication and run; then the tables asked for."""
     found = expected.simulated
     question, run = found.question, found.run
     batch, accumulated = question.global_batch_size, question.grad_accum_steps
@@ -182,7 +185,7 @@ def _in_words(
 
 
 def _ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
-    """One technique exchanged at a time; what was asked for is marked."""
+    """Table of steps with one technique exchanged at a time; the settings asked for are marked."""
     cells = []
     for row in rows:
         mark = " (as asked)" if row.is_as_asked else ""
@@ -200,7 +203,7 @@ def _ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
 
 
 def _sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
-    """Sizes in a row each; a time whose samples nobody published is marked."""
+    """Table with a row per size; a time whose samples nobody published is marked."""
     cells = [
         (
             f"{row.nodes:,}",
@@ -226,7 +229,7 @@ def _sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
 
 
 def timeline_picture(found: Simulated) -> "Figure":
-    """Of one step: the slowest rank over the median one, three lanes each."""
+    """Picture of one step: the slowest rank above the median one, three lanes each."""
     from matplotlib.patches import Patch
 
     timing = replace(found.timings[0], earlier_ms=0.0)  # the last forward of the update
@@ -261,9 +264,9 @@ def timeline_picture(found: Simulated) -> "Figure":
 
 
 def _draw_rank(axes: "Axes", timing: StepTiming, rank: int) -> None:
-    """Host launches, device work and buckets of one rank, a bar each."""
+    """Draw host launches, device work and buckets of one rank, a bar each."""
     starts, host_begin = timing.starts[:, rank], timing.input_ms
-    # Communication and clipping beside backward put it back; drawn as spread over its phases.
+    # Communication and clipping slow backward down; the delay is spread over its phases.
     first = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")
     begin, end = float(starts[first]), float(timing.ends[-1, rank])
     factor = (float(timing.backward_end[rank]) - begin) / max(end - begin, 1e-9)
@@ -299,7 +302,7 @@ def _bar(axes: "Axes", lane: str, start: float, end: float, colour: str) -> None
 
 
 def ablation_picture(found: Simulated, rows: Sequence[AblationRow]) -> "Figure":
-    """Of bars: the step with one technique exchanged, in ms."""
+    """Picture of bars: the step with one technique exchanged, in ms."""
     shown = [row for row in rows if row.step_ms is not None]
     figure = new_figure(10, 1.6 + 0.32 * len(shown))
     axes = figure.subplots()
@@ -323,7 +326,7 @@ def ablation_picture(found: Simulated, rows: Sequence[AblationRow]) -> "Figure":
 
 
 def sweep_picture(series: dict[str, Sequence[SweepRow]]) -> "Figure":
-    """Of two panels over accelerators: time to the target, and where a step goes."""
+    """Picture of two panels over accelerators: time to the target, and the parts of a step."""
     figure = new_figure(12, 4.8)
     left, right = figure.subplots(1, 2)
     for name, rows in series.items():

@@ -1,4 +1,4 @@
-"""A simulated step and run, the same with one technique exchanged, and on ever more nodes."""
+"""Simulation of a step and a run, with one technique exchanged, and on ever more nodes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,12 +32,12 @@ from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import USABLE_OF_NAMED, refuse_what_cannot_fit
 
-MOST_RANKS = 200_000  # of a step, and of all its draws together
+MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
-MOST_RANKS_OF_A_NODE = 576  # the most that NVLink's maker names for one domain
+MOST_RANKS_OF_A_NODE = 576  # the largest NVLink domain that its maker names
 LAST_RANKS = 100_000  # of a sweep
-# Of the config whose memory is planned: more nodes and ranks hold no more a rank.
+# Limits of the config whose memory is planned: more nodes and ranks add nothing to a rank.
 _MOST_NODES, _MOST_RANKS_OF_A_NODE, _MOST_LOCAL = 2, 16, 2**14
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
@@ -51,7 +51,7 @@ SweepBatch = Literal["local", "global"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One machine, program and recipe. Names are those of the options and of the config."""
+    """One machine, program and recipe, named as in the options and the config."""
 
     nodes: int
     gpus_per_node: int
@@ -65,7 +65,7 @@ class Question:
     precision: MatrixPrecision = "bf16"
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "presort_global"
-    counts: CountsPerRank | None = None  # None: what shipped configs take
+    counts: CountsPerRank | None = None  # None: as in shipped configs
     clip: ClipPolicy = "after_allreduce"
     recipe: str = "closed_lamb"
     samples: float | None = None
@@ -88,12 +88,12 @@ class Question:
 
     @property
     def world_size(self) -> int:
-        """Accelerators."""
+        """Accelerators in the whole job."""
         return self.nodes * self.gpus_per_node
 
     @property
     def software(self) -> Software:
-        """The program with what was asked of it."""
+        """The program with the optimizer and capture asked for."""
         program = programs()[self.program]
         if self.capture is not None and self.capture != program.capture:
             program = with_capture(program, self.capture)
@@ -103,7 +103,7 @@ class Question:
 
     @property
     def dealing(self) -> Dealing:
-        """How batches are drawn and dealt."""
+        """The way batches are drawn and dealt."""
         uneven = self.balance == "presort_global" and self.local_batch_size in UNEQUAL
         return Dealing(
             local_batch_size=self.local_batch_size,
@@ -121,7 +121,7 @@ class Question:
         return self.world_size * sequences * self.grad_accum_steps
 
     def job(self, constants: Constants) -> Job:
-        """As the simulator takes it."""
+        """The job for the simulator."""
         return Job(
             machine=make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s),
             program=self.software,
@@ -131,12 +131,12 @@ class Question:
         )
 
     def works(self, index: SampleIndex) -> list[Workload]:
-        """Drawn steps; fewer where there are very many ranks."""
+        """Drawn steps; fewer for very many ranks."""
         draws = max(1, min(self.draws, MOST_RANKS // self.world_size))
         return draw_steps(index, self.dealing, self.software, self.nodes, self.gpus_per_node, draws)
 
     def estimate(self) -> Estimate:
-        """Samples to the target: given, or what the recipe needs at this batch."""
+        """Samples to the target: as given, or as the recipe needs at this batch."""
         if self.samples is None:
             return samples_to_target(self.global_batch_size, self.recipe)
         return Estimate(self.samples, self.samples, self.samples, "given")
@@ -144,7 +144,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTime:
-    """Where a run's time goes, in seconds; `step_ms` is the mean over drawn steps."""
+    """Parts of a run's time in seconds; `step_ms` is the mean over drawn steps."""
 
     step_ms: float
     steps: int
@@ -155,13 +155,13 @@ class RunTime:
 
     @property
     def seconds(self) -> float:
-        """From the start of the clock to the target."""
+        """Seconds from the start of the clock to the target."""
         training_ms = (self.steps + self.skipped_steps) * self.step_ms
         return self.start_up_s + (training_ms + self.evaluations * self.evaluation_ms) / 1e3
 
     @property
     def steady_step_ms(self) -> float:
-        """A step with its share of evaluations, as between a log's first and last evaluation."""
+        """Time of a step with its share of evaluations, as between a log's first and last one."""
         return self.step_ms + self.evaluations * self.evaluation_ms / self.steps
 
 
@@ -177,24 +177,24 @@ class Simulated:
 
     @property
     def sequences_per_s(self) -> float:
-        """Over steps, evaluations and start-up left out."""
+        """Sequences per second of steps, without evaluations and start-up."""
         return 1e3 * self.question.global_batch_size / self.run.step_ms
 
     @property
     def imbalance_tokens(self) -> float:
-        """Largest over mean of the ranks' real tokens, mean over draws."""
+        """Largest over mean of the ranks' real tokens, averaged over draws."""
         each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
         return sum(each) / len(each)
 
     @property
     def padding_fraction(self) -> float:
-        """Tokens computed beyond the real ones, over the real ones."""
+        """Ratio of padding tokens to real ones."""
         real = sum(float(work.real_tokens.sum()) for work in self.works)
         return sum(float(work.tokens.sum()) for work in self.works) / real - 1
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """Where a step goes on the mean rank, ms; the sum is the step."""
+        """Parts of a step on the mean rank, ms; their sum is the step."""
         return {
             name: sum(float(timing.parts[name].mean()) for timing in self.timings)
             / len(self.timings)
@@ -202,14 +202,14 @@ class Simulated:
         }
 
     def mean_ms(self, name: Literal["communication_ms", "exposed_ms"]) -> float:
-        """Of a property of the steps, mean over draws."""
+        """Mean of a property of the steps over draws."""
         return sum(float(getattr(timing, name)) for timing in self.timings) / len(self.timings)
 
 
 def simulate(
     question: Question, index: SampleIndex, constants: Constants | None = None
 ) -> Simulated:
-    """Drawn steps and the run they make up. Raises ConfigError where the batch cannot be drawn."""
+    """Drawn steps and the run they make up. Raises ConfigError if the batch cannot be drawn."""
     works = question.works(index)
     if question.program == "ours":
         _refuse_what_cannot_fit(question, works)
@@ -217,7 +217,7 @@ def simulate(
 
 
 def timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
-    """As `simulate`, of steps that were drawn before."""
+    """Time steps that were drawn before; see `simulate`."""
     job, estimate = question.job(constants), question.estimate()
     timings = simulate_steps(job, works, question.seed)
     more = question.grad_accum_steps - 1
@@ -235,7 +235,7 @@ def timed(question: Question, works: list[Workload], constants: Constants) -> Si
 
 
 def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> None:
-    """By the plan of `plan memory`, for the largest forward drawn. Raises ConfigError."""
+    """Raise ConfigError if, by `plan memory`, the largest forward drawn does not fit."""
     ways = {"none": "flat", "node": "shard_node", "world": "shard_world"}
     one = question.world_size == 1
     tables = {
@@ -267,7 +267,7 @@ def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> No
 
 
 def simulate_steps(job: Job, works: Sequence[Workload], seed: int = 0) -> list[StepTiming]:
-    """Every drawn step, each with jitter of its own."""
+    """Simulate every drawn step, each with its own jitter."""
     fraction = job.constants.jitter_fraction
     return [
         simulate_step(job, work, jitter(work.world_size, fraction, seed + number))
@@ -285,13 +285,13 @@ def run_time(
     skipped_steps: int = 0,
     interval: int | None = None,
 ) -> RunTime:
-    """The whole run of such steps, until it has trained on `samples`; `interval`: by the rules."""
+    """The run of such steps over `samples`; `interval` between evaluations: by the rules."""
     interval = interval or evaluation_interval(global_batch_size)
     return RunTime(
         step_ms=float(np.mean([timing.step_ms for timing in timings])),
         steps=math.ceil(samples / global_batch_size),
         skipped_steps=skipped_steps,
-        evaluations=max(1, math.floor(samples / interval)),  # the last one included
+        evaluations=max(1, math.floor(samples / interval)),  # including the last one
         evaluation_ms=evaluation_ms(job),
         start_up_s=start_up_s,
     )
@@ -318,9 +318,9 @@ def evaluation_ms(job: Job) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AblationRow:
-    """One technique's setting, all else as asked; `difference_ms` is to the step as asked.
+    """One setting of a technique, all else as asked; `difference_ms` is to the step as asked.
 
-    `reason` says why there is no step: the setting cannot serve this batch.
+    `reason` says why there is no step if the setting cannot serve this batch.
     """
 
     technique: str
@@ -357,7 +357,7 @@ def ablation(asked: Simulated, index: SampleIndex) -> list[AblationRow]:
 
 
 def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Technique, setting in words, and the question with it."""
+    """Each technique, its setting in words, and the question with that setting."""
     strata = question.sampler if question.sampler.startswith("strata") else "strata"
     dealings: tuple[tuple[str, SamplerName, BalancePolicy], ...] = (
         ("random", "uniform", "none"),
@@ -371,7 +371,7 @@ def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
     yield "clip", "whole", replace(question, clip="whole_before_allreduce")
     yield "clip", "bucket", replace(question, clip="bucket_before_allreduce")
     yield "clip", "after", replace(question, clip="after_allreduce")
-    program = question.software  # what it does unasked is as asked
+    program = question.software  # the default equals the setting asked for
     for capture in ("off", "on"):
         asked = program.capture == capture
         yield "capture", capture, question if asked else replace(question, capture=capture)
@@ -383,7 +383,7 @@ def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepRow:
-    """One size. Times of a step are means over ranks and draws; `in_range`: samples are known."""
+    """One size. Step times are means over ranks and draws; `in_range`: samples are known."""
 
     nodes: int
     accelerators: int
@@ -400,7 +400,7 @@ class SweepRow:
 
 
 def sweep_nodes(gpus_per_node: int) -> list[int]:
-    """Powers of two up to 100,000 accelerators, and that number itself."""
+    """Nodes for powers of two up to 100,000 accelerators, and for that number itself."""
     last = max(1, LAST_RANKS // gpus_per_node)
     nodes = [1]
     while nodes[-1] * 2 < last:
@@ -409,9 +409,9 @@ def sweep_nodes(gpus_per_node: int) -> list[int]:
 
 
 def sweep(question: Question, batch: SweepBatch, index: SampleIndex) -> Iterator[SweepRow]:
-    """Rows by size. `batch` stays: the local one, or the global one while every rank has some.
+    """Rows by size. The local `batch` stays, or the global one while every rank has some.
 
-    A size whose batch the sampler or the samples cannot serve is left out.
+    Sizes whose batch the sampler or the samples cannot serve are left out.
     """
     whole = question.world_size * question.local_batch_size
     for nodes in sweep_nodes(question.gpus_per_node):

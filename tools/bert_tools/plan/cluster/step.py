@@ -1,4 +1,4 @@
-"""One training step of all ranks, phase by phase: who computes, launches, sends and waits when.
+"""One training step of all ranks, phase by phase: times of computing, launching, sending, waiting.
 
 Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
 """
@@ -20,12 +20,12 @@ from bert_tools.plan.cluster.machine import (
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 
-_CLIP_PASSES = 3  # over a gradient: read for its norm, then read and written to scale it
+_CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What runs where: all that a step's time depends on but the lengths drawn."""
+    """The program and its machine: all that sets a step's time but the lengths drawn."""
 
     machine: Machine
     program: Software
@@ -35,39 +35,39 @@ class Job:
 
     @property
     def device(self) -> Device:
-        """One accelerator."""
+        """Speeds of one accelerator."""
         return Device(self.machine.accelerator, self.precision, self.constants)
 
     @property
     def network(self) -> Network:
-        """All ranks' collectives."""
+        """Collectives of all ranks."""
         in_network = self.program.in_network_reduction == "on"
         return Network(self.machine, self.constants, in_network)
 
     @property
     def element_bytes(self) -> int:
-        """Of a gradient."""
+        """Bytes of one element of a gradient."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
-        """As they are sent."""
+        """Gradient buckets in the order they are sent."""
         return sent_buckets(self.element_bytes)
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return sum(bucket.num_bytes for bucket in self.buckets) // self.element_bytes
 
     def launch_ms(self, launches: int) -> float:
-        """Host time of so many launches; a captured step has one."""
+        """Host time of so many launches; a captured step has only one."""
         each_us = 0.0 if self.program.capture == "on" else self.constants.host_launch_us
         return launches * each_us / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """When everything happened. For each rank, the parts and the waits add up to the step."""
+    """Times of all events. For each rank, parts and waits add up to the step."""
 
     phases: list[Phase]
     starts: Float64Array  # [P, R], of device work
@@ -86,34 +86,34 @@ class StepTiming:
 
     @property
     def forward_ms(self) -> float:
-        """A forward and a backward of the slowest rank, without communication."""
+        """Time of forward and backward on the slowest rank, without communication."""
         return float(self.ends[-1].max()) - self.input_ms
 
     @property
     def reduced(self) -> float:
-        """All gradients have arrived."""
+        """Time when all gradients have arrived."""
         slowest = float(self.backward_end.max())
         return max(slowest, self.communication[-1][1]) if self.communication else slowest
 
     @property
     def step_ms(self) -> float:
-        """The whole step; ranks end it together."""
+        """Time of the whole step; ranks end it together."""
         tail = self.clip_after_ms + self.optimizer_ms + self.optimizer_wait_ms + self.all_gather_ms
         return self.earlier_ms + self.reduced + tail
 
     @property
     def communication_ms(self) -> float:
-        """Of all buckets, hidden or not, and of the gather behind the update."""
+        """Time of all buckets, hidden or not, and of the gather after the update."""
         return sum(end - start for start, end in self.communication) + self.all_gather_ms
 
     @property
     def exposed_ms(self) -> float:
-        """Communication that nobody computes beside."""
+        """Communication time that no computing hides."""
         return self.reduced - float(self.backward_end.max()) + self.all_gather_ms
 
     @cached_property
     def parts(self) -> dict[str, Float64Array]:
-        """Where each rank's step goes, ms, [R] each: work, then waits; the sum is the step."""
+        """Parts of each rank's step, ms, [R] each: work, then waits; their sum is the step."""
         ones = np.ones(self.starts.shape[1])
         work = np.array([phase.device_ms for phase in self.phases])
         is_forward = np.array([phase.direction == "forward" for phase in self.phases])
@@ -145,9 +145,9 @@ class StepTiming:
 
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
-    """One step; `speed` [R] is what each rank's device time is multiplied by: its jitter.
+    """Simulate one step; `speed` [R], the jitter, multiplies each rank's device time.
 
-    Ranks begin together, as they do after a step that all of them ended in an all-reduce.
+    Ranks begin together, as after an all-reduce that ended the previous step.
     """
     phases = [
         replace(phase, device_ms=phase.device_ms * speed)
@@ -190,13 +190,13 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
 
 
 def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
-    """What each rank's device time is multiplied by in one step; the slowest of p draws counts."""
+    """Factors [R] on the ranks' device times in one step; the slowest of p draws counts."""
     generator = np.random.default_rng(seed)
     return np.maximum(1 + fraction * generator.standard_normal(ranks), 0.5)
 
 
 def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
-    """Samples before the forward, or weights behind the update; nothing overlaps it."""
+    """Time to gather samples before the forward, or weights after the update; never overlapped."""
     if scope == "none":
         return 0.0
     network = job.network
@@ -204,7 +204,7 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
-    """Averaging gradients. Where the state is cut over all of them, ranks need only their part."""
+    """Time to average gradients; if all ranks share the state, each needs only its part."""
     all_reduce_ms = job.network.all_reduce_ms(num_bytes)
     sharding = job.program.sharding
     scattered = sharding == "world" or (sharding == "node" and job.machine.nodes == 1)
@@ -214,7 +214,7 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
 def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """The device works behind the host, which runs ahead until it must wait for the device."""
+    """Run the phases: the host launches ahead of the device until it must wait for it."""
     sync_ms = job.constants.sync_us / 1e3
     waiting_ms = job.program.syncs_in_input * sync_ms + job.launch_ms(job.program.input_launches)
     host = np.full(ranks, begin + (waiting_ms if job.program.capture == "off" else 0.0))
@@ -234,10 +234,10 @@ def _run_phases(
 def _send_buckets(
     job: Job, starts: Float64Array, ends: Float64Array
 ) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
-    """Each bucket starts when the slowest rank has it and the one before is through.
+    """Send each bucket once the slowest rank has it and the previous one is through.
 
-    Returns when each rank's backward ends, [R]; starts and ends of the buckets; and by how much
-    each rank was slowed down, [R].
+    Returns the end of each rank's backward, [R]; starts and ends of the buckets; and the delay of
+    each rank, [R].
     """
     ranks = starts.shape[1]
     slowdown = job.constants.overlap_slowdown
@@ -264,7 +264,7 @@ def _send_buckets(
 def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
 ) -> tuple[float, float, float]:
-    """Time of the optimizer, what its launches keep it waiting, and of the gather behind it."""
+    """Times of the optimizer, of its wait for launches, and of the gather after it."""
     program = job.program
     kernels = program.optimizer_kernels + program.zeroing_kernels
     moved = program.optimizer_bytes * job.parameters / _shards(job)

@@ -1,6 +1,6 @@
-"""What every rank has to compute in a step: lengths as the project's samplers and policies deal.
+"""Work of every rank in a step, from the lengths that the samplers and balance policies deal.
 
-Shape letters: R ranks, b sequences (or packed rows) of a rank and step.
+Shape letters: R ranks, b sequences (or packed rows) per rank and step.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's lengt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dealing:
-    """Which batches are drawn, and who gets what of them: names of the config's section `data`."""
+    """Settings that draw and deal the batches, named as in the config's section `data`."""
 
     local_batch_size: int  # sequences of a rank and forward, or packed rows
     grad_accum_steps: int = 1
@@ -44,16 +44,16 @@ class Dealing:
     seed: int = 0
 
     def sequences(self, layout: Layout) -> int:
-        """Sequences of a rank and forward."""
+        """Sequences per rank and forward."""
         return self.local_batch_size * (SEQUENCES_PER_PACK if layout == "packed_rows" else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One forward of R ranks. Counts as the device computes them, padding included; float64 [R].
+    """One forward of R ranks. Counts are those of the device, with padding; float64 [R].
 
-    `real_tokens` leaves padding out. `input_bytes` is what the ranks of a node, or all, gather
-    before the forward.
+    `real_tokens` leaves padding out. `input_bytes` are gathered by the ranks of a node, or by all
+    ranks, before the forward.
     """
 
     tokens: Float64Array
@@ -66,7 +66,7 @@ class Workload:
 
     @property
     def world_size(self) -> int:
-        """R."""
+        """Number of ranks, R."""
         return len(self.tokens)
 
 
@@ -78,7 +78,7 @@ def draw_steps(
     gpus_per_node: int,
     draws: int,
 ) -> list[Workload]:
-    """Several steps of the run, evenly spread over its first thousand. Raises ConfigError."""
+    """Draw several steps, evenly spread over the first thousand. Raises ConfigError."""
     forwards = dealing.grad_accum_steps
     batch = nodes * gpus_per_node * dealing.sequences(program.layout) * forwards
     if batch > len(index.lengths):
@@ -131,9 +131,9 @@ def draw_steps(
 def even_workload(
     world_size: int, sequences: int, length: int, masked: int, program: Software
 ) -> Workload:
-    """All ranks have the same: `sequences` of `length` tokens, `masked` positions each.
+    """Work of equal ranks: `sequences` of `length` tokens with `masked` positions each.
 
-    Programs with padded or packed rows compute rows of 512 for them.
+    Programs with padded or packed rows compute rows of 512 tokens for them.
     """
     lengths = np.full((world_size, sequences), length)
     real = lengths.sum(axis=1).astype(np.float64)
@@ -156,7 +156,7 @@ def _received_bytes(index: SampleIndex, drawn: IntArray, program: Software) -> f
 
 
 def _padded(work: Workload, program: Software, max_length: int) -> Workload:
-    """As the layout has it: what the device computes in place of the real tokens."""
+    """The work on the device for the program's layout, in place of the real tokens."""
     tokens, masked = work.real_tokens, work.masked
     if program.layout == "capacity":
         tokens, masked = np.full_like(tokens, tokens.max()), np.full_like(masked, masked.max())

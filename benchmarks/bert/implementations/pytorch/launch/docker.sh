@@ -10,8 +10,9 @@
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
 #   NEXP, SEED, MAX_RESTARTS, RESUME and NETWORK_TEST as for run_and_time.sh
-#   CLEAR_CACHES=0 leaves the page cache alone. A container may not drop it: that is done here before it
-#   starts, where this user may (root, or sudo without a password), so the log says it of the first run only.
+#   CLEAR_CACHES=1 drops the page cache, 0 leaves it alone [1 before runs of a submission: NEXP above 1, or the
+#   closed division]. A container may not drop it: that is done here before it starts, where this user may (root,
+#   or sudo without a password), so the log says it of the first run only.
 set -euo pipefail
 
 case ${1:-} in -h | --help)
@@ -25,6 +26,10 @@ fail() {
     exit 2
 }
 
+given= # the caller's variables, as the command that goes on with the runs names them again
+for variable in IMAGE CONFIG DATADIR INIT_CHECKPOINT DOCKER NEXP SEED MAX_RESTARTS NETWORK_TEST CLEAR_CACHES; do
+    [ -z "${!variable:-}" ] || given+=" $variable=$(printf %q "${!variable}")"
+done
 # The engine, its image, and what may be asked of it.
 DOCKER=${DOCKER:-$(command -v docker || command -v podman || true)}
 [ -n "$DOCKER" ] || fail "neither docker nor podman was found; install one, or run ./run_and_time.sh without"
@@ -81,6 +86,7 @@ LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
 mount "$LOGDIR" /logs
 mkdir -p "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be made; give a directory that you can write to"
 options+=(--env LOGDIR=/logs)
+options+=(--env "GO_ON_BY=RESUME=auto LOGDIR=$(printf %q "$LOGDIR")$given$(printf ' %q' "$0" "$@")")
 case ${RESUME:=none} in
 none) ;;
 auto) options+=(--env RESUME=auto) ;;
@@ -101,8 +107,19 @@ drop_caches() {
     sync
     PATH=$PATH:/usr/sbin:/sbin "${as_root[@]}" sysctl vm.drop_caches=3 >/dev/null 2>&1
 }
-if [ -n "${DATADIR:-}" ] && [ "${CLEAR_CACHES:-1}" = 1 ] && drop_caches; then
-    options+=(--env CACHE_CLEARED=1)
+is_closed() { # the division, as the last option about it has it, else CONFIG
+    local found="s/^(--set=)? *(mlperf\.)?division *= *[\"']?([a-z]+).*/\3/p"
+    [ "$({ cat "${CONFIG:-/dev/null}" && printf '%s\n' "$@"; } | sed -nE "$found" | tail -n 1)" = closed ]
+}
+if [ -z "${CLEAR_CACHES:-}" ] && { [ "${NEXP:-1}" != 1 ] || is_closed "$@"; }; then CLEAR_CACHES=1; fi
+if [ "${CLEAR_CACHES:-0}" = 1 ] && [ -n "${DATADIR:-}" ]; then
+    if drop_caches; then
+        echo "page cache of this machine dropped; CLEAR_CACHES=0 leaves it alone"
+        options+=(--env CACHE_CLEARED=1)
+    else
+        echo "page cache not dropped: this user may not; the log says so (cache_clear false)"
+    fi
 fi
 
+echo "in the container /logs is $LOGDIR"
 exec "$DOCKER" run "${options[@]}" "$IMAGE" ./run_and_time.sh "$@"

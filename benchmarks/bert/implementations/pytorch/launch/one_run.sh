@@ -1,12 +1,38 @@
 # shellcheck shell=bash disable=SC2034,SC2153,SC2154 # names shared with run_and_time.sh
 # Sourced by run_and_time.sh: one run to its end, over its restarts, and the check of its log.
 
+again_by() { # the command that begins again what this one began, LOGDIR apart
+    local script=$root/run_and_time.sh how=
+    [ "$PWD" != "$root" ] || script=./run_and_time.sh
+    case ${where:-} in
+    slurm) how="sbatch \$($(printf %q "$PYTHON")$(printf ' %q' -m mlperf_bert config slurm "$CONFIG" ${overrides[@]+"${overrides[@]}"})) " ;;
+    rank) how="$started_by " ;;
+    esac
+    printf '%s%s%q' "${given:+${given# } }" "$how" "$script"
+    [ ${#own_options[@]} -eq 0 ] || printf ' --%s' "$(printf ' %q' "${own_options[@]}")"
+}
+
+go_on_by() { # the command that goes on with these runs; GO_ON_BY is the one of docker.sh, outside the container
+    echo "${GO_ON_BY:-RESUME=auto LOGDIR=$(printf %q "$LOGDIR") $(again_by)}"
+}
+
+interrupted() { # at Ctrl-C before training and after it; training says by itself how to go on
+    kill "${ticker:-}" 2>/dev/null || true # ticking's, where that ran
+    [ "$leads" = 0 ] || echo "to go on: $(go_on_by)"
+    exit "$INTERRUPTED"
+}
+
 check_log() {
     local checker=("${here[@]}" -W ignore -m mlperf_logging.compliance_checker --usage training)
-    local report=$2/compliance.txt
+    local report=$2/compliance.txt claim
     rm -f "$report" "$2/compliance.log" # a link in their place would be written through
-    if "${checker[@]}" --ruleset "$RULESET" --log_output "$2/compliance.log" "$1" >"$report" 2>&1; then
-        echo "compliance checker, ruleset $RULESET: $1 accepted"
+    checker+=(--ruleset "$RULESET" --log_output "$2/compliance.log" "$1")
+    # shellcheck disable=SC2329 # called by ticking
+    checked() { "${checker[@]}" >"$report" 2>&1; }
+    phase "check: MLPerf's own checker reads the log"
+    if ticking "echo checking the log" checked; then
+        [ "$(logged quality_target "$1")" != '"none"' ] || claim="; no result is claimed"
+        echo "log format accepted by the compliance checker, ruleset $RULESET: $1${claim:-}"
     else
         tail -n 20 "$report" >&2
         return 1
@@ -36,7 +62,7 @@ train_once() { # index, seed, restarts so far; the status of training
     arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
     [ "$resume" = none ] || arguments+=(--resume "$resume")
     arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"})
-    arguments+=(--go-on-by "RESUME=auto LOGDIR=$(printf %q "$LOGDIR") ./run_and_time.sh")
+    arguments+=(--go-on-by "$(go_on_by)")
     case $resume in
     none | auto) arguments+=(--set run.seed="$2") ;;
     *) [ -z "${STAGEDIR:-}" ] || arguments+=(--set run.seed="$staged_seed") ;; # the checkpoint's
@@ -45,7 +71,10 @@ train_once() { # index, seed, restarts so far; the status of training
         arguments+=(--status-file "$status_file")
         if [ "$leads" = 1 ]; then mkdir -p "$LOGDIR" && rm -f "$status_file"; fi
     fi
-    if { [ "$index" = 0 ] && [ "${CACHE_CLEARED:-0}" = 1 ]; } || drop_caches; then
+    if [ "$index" = 0 ] && [ "${CACHE_CLEARED:-0}" = 1 ]; then
+        [ "$leads" = 0 ] || echo "page cache was dropped before (CACHE_CLEARED=1)"
+        arguments+=(--cache-cleared)
+    elif drop_caches; then
         arguments+=(--cache-cleared)
     fi
     with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert train "${arguments[@]}" \
@@ -86,7 +115,7 @@ say_result() { # index, seconds, start, last line of its log before that
         echo "run $1 was resumed: its time is no RESULT"
     elif [ "$(tail -n 1 "$log")" = "$4" ]; then
         echo "run $1 had ended before"
-    else
+    elif [ "$(logged quality_target "$log")" != '"none"' ]; then
         echo "RESULT,bert,$(logged seed "$log"),$2,$(id -un 2>/dev/null || id -u),$3"
     fi
 }
@@ -95,6 +124,7 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     local index=$1 seed=$2 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
     [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
     last=$(tail -n 1 "$log" 2>/dev/null || true)
+    phase "train: run $index"
     while :; do
         if begun "$index"; then seed=$(seed_of "$index" || true); fi
         [ -z "${STAGEDIR:-}" ] || has_ended "$index" || stage "$index" "${seed:-$2}"

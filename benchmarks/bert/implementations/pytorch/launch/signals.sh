@@ -28,7 +28,7 @@ with_signals() { # signal to pass on instead of the one that came, or "", comman
         # A signal ends `wait` before its time; the command then still is a process.
         kill -0 "$running" 2>/dev/null || break
     done
-    trap - TERM INT USR1 HUP
+    trap - TERM USR1 HUP && trap interrupted INT
     return "$status"
 }
 

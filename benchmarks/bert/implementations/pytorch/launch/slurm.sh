@@ -47,7 +47,7 @@ if [ -n "${CONT:-}" ]; then
     container_srun=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
         --container-workdir="$root" --no-container-mount-home)
     container=(/usr/bin/env) # or srun may look for the interpreter outside
-    trap '"${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true' EXIT
+    trap '[ "$BASHPID" != $$ ] || "${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true' EXIT
 elif [ -n "${SIF:-}" ]; then
     [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
     command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
@@ -83,6 +83,6 @@ InfiniBand; have LimitMEMLOCK=infinity set for slurmd, or submit from a shell wi
 # ranks, once the config can be read
 srun_ranks() { # nodes and ranks a node that the config wants
     [ "$1" = "$SLURM_JOB_NUM_NODES" ] || fail "the job has $SLURM_JOB_NUM_NODES nodes and $CONFIG \
-wants $1; submit with: sbatch \$(mlperf_bert config --slurm $CONFIG) run_and_time.sh"
+wants $1; submit with: $(again_by)"
     ranks=("${step[@]}" --nodes="$1" --ntasks="$(($1 * $2))" --ntasks-per-node="$2" "${inside[@]}")
 }

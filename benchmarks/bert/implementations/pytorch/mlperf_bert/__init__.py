@@ -1,10 +1,10 @@
-"""BERT pre-training as an MLPerf benchmark; README.md at the top of the repository has the tour."""
+"""BERT pre-training as an MLPerf benchmark; the repository's README.md gives an overview."""
 
 import importlib.metadata
 
 
 def package_version() -> str:
-    """What is installed; "from source" where this runs out of a tree."""
+    """The installed version; "from source" if the package runs out of a tree."""
     try:
         return importlib.metadata.version("mlperf-bert")
     except importlib.metadata.PackageNotFoundError:
@@ -12,7 +12,7 @@ def package_version() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the tree this package runs from, with `-dirty` where it was changed."""
+    """The commit of the tree this package runs from, with `-dirty` if the tree was changed."""
     import subprocess
     from pathlib import Path
 

@@ -1,11 +1,12 @@
 """The command line: `mlperf_bert <command>`, the same as `python -m mlperf_bert <command>`.
 
-Only the module of the command that was asked for is loaded, and what is heavy when that runs.
+Only the module of the requested command is loaded; heavy imports wait until it runs.
 """
 
 import argparse
 import errno
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import select
@@ -14,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
-from mlperf_bert import package_version
+from mlperf_bert import git_commit, package_version
 from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.common.errors import (
     FAULT,
@@ -34,59 +35,53 @@ from mlperf_bert.config.options import check_paths
 from mlperf_bert.signals.signal_watch import Ended, EndingInOrder, end_with_script
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DEBUG = "--debug"  # taken out before the rest is parsed, so that it may stand anywhere
-# Name: the module with `add_arguments` and `run`, and what --help says. The submission is whole
-# without the package of the tools: what is not installed is not offered.
+DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
+# Name: module with `add_arguments` and `run`, and its line in --help. The submission works
+# without the package of the tools; commands that are not installed are not offered.
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
-    "watch": (
-        "bert_tools.report.watch",
-        "a running job's curves, rates and alerts in the terminal",
-    ),
+    "own-text": ("mlperf_bert.cli.own_text", "your own text to a trained and exported encoder"),
+    "watch": ("bert_tools.report.watch", "a running job's curves and alerts in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
     "convert": ("bert_tools.convert.convert_cli", "weights of other programs to a checkpoint"),
     "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
-    "fill": ("mlperf_bert.cli.fill", "what a checkpoint puts in the place of [MASK]"),
+    "fill": ("mlperf_bert.cli.fill", "words that a checkpoint predicts for [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
-    "verify": ("mlperf_bert.prepare.verify.report", "whether prepared data is whole and right"),
-    "stage-data": (
-        "mlperf_bert.cli.stage_data",
-        "copy a node's part of the data to local disk",
-    ),
-    "network-test": ("mlperf_bert.cli.network_test", "whether the ranks of a job reach each other"),
-    "config": ("mlperf_bert.cli.config", "check a config and print it complete"),
+    "verify": ("mlperf_bert.prepare.verify.report", "check prepared data"),
+    "stage-data": ("mlperf_bert.cli.stage_data", "copy a node's part of the data to local disk"),
+    "network-test": ("mlperf_bert.cli.network_test", "check the network between a job's ranks"),
+    "config": ("mlperf_bert.cli.config", "check a config, print it, say what it means"),
     "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
-    "plan": ("bert_tools.plan.cli", "answers before a run: how even ranks' work is"),
+    "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, memory, time"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
     "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
     "system": ("bert_tools.package.system_cli", "describe this machine as MLPerf wants it"),
     "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
-    "report": (
-        "bert_tools.report.cli",
-        "runs as a page to look at, or whether one is on track",
-    ),
+    "report": ("bert_tools.report.cli", "runs as a page or pictures; whether one is on track"),
     "package": ("bert_tools.package.cli", "a submission directory, checked, and its score"),
 }
 
 
 def entry() -> NoReturn:
-    """The program: run the command line's command and leave with its status."""
+    """Run the command of the command line and exit with its status."""
     try:
         end_with_script()
         with EndingInOrder():
             status = main()
-    except SystemExit as leaving:  # argparse, which has said why
+    except SystemExit as leaving:  # argparse has printed why
         status = leaving.code if isinstance(leaving.code, int) else FAULT
-    except Exception as error:  # a fault of ours: told here, because a rank does not come further
+    except Exception as error:  # a bug of ours, shown here because ranks exit in `_leave`
         status = _tell_fault(error)
     _leave(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake, or a full disk, is one line on stderr and status 2."""
+    """Run one command; a user's mistake or a full disk gives one line on stderr and status 2."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         asked = [word for word in words if word != DEBUG]
+        if asked[:1] in ([], ["--version"]):
+            return _without_command(asked)
         args = _parser(asked).parse_args(asked)
         args.command_line = words
         check_paths(args)
@@ -118,14 +113,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that refuses abbreviated options, in sub-commands too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Of all commands, with the arguments of the one that `words` ask for."""
-    parser = argparse.ArgumentParser(
+    """The parser of all commands, with the arguments of the one that `words` name."""
+    parser = _Parser(
         prog="mlperf_bert",
         description="BERT pre-training, MLPerf style",
         epilog=f"{DEBUG} after any command shows the traceback of an error as well",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {package_version()}")
+    parser.add_argument("--version", action="store_true", help="print the versions and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
     has_tools = importlib.util.find_spec("bert_tools") is not None
@@ -143,43 +145,54 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _without_command(asked: Sequence[str]) -> int:
+    """Print this package's version, its commit if known, and torch's; or else the help."""
+    if not asked:
+        _parser(asked).print_help(sys.stderr)
+        return MISTAKE
+    commit = f" (commit {found})" if (found := git_commit()) else ""
+    torch = importlib.metadata.version("torch")  # without importing torch
+    print(f"mlperf_bert {package_version()}{commit}, torch {torch}")
+    return 0
+
+
 def _leave(status: int) -> NoReturn:
-    """End the process with `status`, or with that of output which cannot be written."""
+    """End the process with `status`, or with the status of a failed write to stdout."""
     flushed = _flush_stdout(speaks=status != MISTAKE)
-    _flush(sys.stderr)  # or the interpreter's end tries again, and leaves with 120
+    _flush(sys.stderr)  # otherwise the interpreter tries again at its end and exits with 120
     if "mlperf_bert.distributed.session" in sys.modules:
         # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
         # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
-        # and after an error NCCL's are still up. How it trained counts, not who reads of it; but
-        # other commands are for what they print.
+        # and after an error NCCL's are still up. A rank's status tells how it trained; other
+        # commands exist for their output, so a failed write counts.
         remove_temporary()
         os._exit(MISTAKE if flushed == MISTAKE and "train" not in sys.argv[1:3] else status)
     sys.exit(flushed or status)
 
 
 def _tell_fault(error: Exception) -> int:
-    """Show the traceback of the exception at hand; the status to leave with."""
+    """Show the traceback of the current exception; return the exit status."""
     if _is_gone(error) and _is_unread(sys.stdout):
         return NOBODY_READS
     with suppress(OSError):
-        sys.stderr.write(traceback.format_exc())  # one write: ranks may say it at once
+        sys.stderr.write(traceback.format_exc())  # one write: several ranks may fail at once
     return FAULT
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is Python's, or torch's, which need not be imported; on a CPU that has no kind."""
+    """True for Python's or torch's out-of-memory error, without importing torch."""
     torch = sys.modules.get("torch")
     is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether it may be of a pipe without a reader, or of a terminal that was closed."""
+    """True if a pipe without a reader or a closed terminal may have caused the error."""
     return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
 
 
 def _is_unread(stream: TextIO | None) -> bool:
-    """Whether what reads it has gone."""
+    """True if the reader of the stream has gone."""
     if stream is None:
         return False
     poll = select.poll()
@@ -188,7 +201,7 @@ def _is_unread(stream: TextIO | None) -> bool:
 
 
 def _flush_stdout(*, speaks: bool) -> int:
-    """Write what is still to be written; 0, or the status for what has become of it."""
+    """Flush stdout; return 0, or the exit status for a failure."""
     error = _flush(sys.stdout)
     if error is None:
         return 0
@@ -200,7 +213,7 @@ def _flush_stdout(*, speaks: bool) -> int:
 
 
 def _flush(stream: TextIO | None) -> OSError | None:
-    """Write what is still to be written; where that fails, why, and it is dropped."""
+    """Flush a stream; on failure drop the pending output and return the error."""
     if stream is None:  # closed from the beginning
         return None
     try:

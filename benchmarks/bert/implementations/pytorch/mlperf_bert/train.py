@@ -1,4 +1,4 @@
-"""The training loop, read top to bottom: init phase (untimed), run phase (timed), its end."""
+"""The training loop, read top to bottom: init phase (untimed), run phase (timed), end."""
 
 from typing import Literal
 
@@ -14,15 +14,19 @@ MAX_SKIPPED_IN_A_ROW = 10
 
 
 def train(parts: Parts) -> RunOutcome:
-    """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome."""
+    """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome.
+
+    A run without a target has succeeded when its last step is done.
+    """
     run, log, at = parts.run, parts.log, parts.run.whereabouts.at
+    at("warm-up")
     warm_up(run.config, parts.step, parts.model, parts.optimizer, run.device)
     parts.evaluation.prepare()
     parts.saving.prepare()
     _settle(parts)
     log.init_stop()
     log.run_start()
-    _settle(parts)  # until rank 0 has written that line, no other rank may open a shard
+    _settle(parts)  # no rank may open a shard before rank 0 has written that line
     parts.saving.start()
     step, samples = run.start.step, run.start.samples
     latest = stopped_by = None
@@ -48,6 +52,8 @@ def train(parts: Parts) -> RunOutcome:
             parts.saving.after_step(step, samples, evaluated, parts.stop.step_s)
             at("batch", step + 1)
         status = _stop_clock(step, samples, latest, stopped_by, parts)
+        if run.config.eval.target is None and updating and step == run.config.max_steps:
+            status = "success"
     at("checkpoint", step)
     return parts.saving.at_end(status, step, samples, latest, stopped_by)
 
@@ -66,9 +72,9 @@ def _stop_clock(
 
 
 def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluated | None:
-    """Begin an evaluation where one is due; the newest result, where there is a new one.
+    """Start an evaluation if one is due; return the newest result if there is a new one.
 
-    `wait` for one that is on its way: nobody will ask for it later, or a checkpoint would lack it.
+    `wait` for a running evaluation: its result would be lost, or missing from a checkpoint.
     """
     is_due = is_last or parts.run.config.evaluation_is_due(samples)
     evaluated = _poll(samples, is_due or wait, parts)
@@ -92,7 +98,7 @@ def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
 def _report(
     samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
-    """Write and show the interval's record; False where too many steps in a row were skipped."""
+    """Write and show the interval's record; False if too many steps in a row were skipped."""
     remarks = parts.stragglers.compare(parts.evaluator.own_share) if evaluated else []
     accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
     record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
@@ -114,12 +120,14 @@ def _report(
 
 
 def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
-    target = parts.run.config.eval.target_accuracy
-    return evaluated is not None and evaluated.accuracy.mlm_accuracy >= target
+    target = parts.run.config.eval.target
+    if evaluated is None or target is None:
+        return False
+    return evaluated.accuracy.mlm_accuracy >= target
 
 
 def _settle(parts: Parts) -> None:
-    """Wait until every rank is here and has done all that it queued."""
+    """Wait until every rank has arrived and its device has finished all queued work."""
     finish_queued_work(parts.run.device)
     if parts.run.info.world_size > 1:
         dist.barrier()

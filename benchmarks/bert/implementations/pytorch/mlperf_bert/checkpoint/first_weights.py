@@ -1,31 +1,48 @@
-"""Whether a run may begin with the weights that it is given, or with none: asked before it starts.
+"""Checks of a run's initial weights, or of their absence, before the run starts.
 
-Reads two small files and no weights, so the answer takes no time; no torch. The weights' own digest
-is checked where they are loaded (`load.py`).
+The weights are a checkpoint of ours, or a directory in Hugging Face's form. Only small files are
+read, without torch, so the checks are quick. `load.py` checks the weights themselves.
 """
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from mlperf_bert.checkpoint.manifest import MODEL, read_config, read_manifest, resolve
+from mlperf_bert.checkpoint.huggingface.reader import CONFIG, REMEDY, SINGLE, names_of_weights
+from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
+from mlperf_bert.checkpoint.huggingface.weights import PAIRS, read_settings
+from mlperf_bert.checkpoint.manifest import (
+    LATEST,
+    MANIFEST,
+    MODEL,
+    read_config,
+    read_manifest,
+    resolve,
+)
 from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.common.untrusted import is_there
+from mlperf_bert.common.records import read_record
+from mlperf_bert.common.untrusted import file_sha256, is_there
+from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
+from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
-# What a checkpoint's model and the config's must share; the last two show in no tensor's shape.
-_MODEL = (
-    *("padded_vocab_size", "hidden_size", "num_layers", "intermediate_size"),
-    *("max_position_embeddings", "type_vocab_size", "num_heads", "layer_norm_epsilon"),
+RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
+_ENDING = ".safetensors"
+# Settings that weights and config must share; tensors' shapes do not show the last three.
+MODEL_OF_WEIGHTS = (
+    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"),
+    *("type_vocab_size", "num_heads", "layer_norm_epsilon", "objective"),
 )
 
 
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
-    """Raise unless a run of this config on this data may begin as `run.init_checkpoint` says.
+    """Raise unless a run of this config on this data may begin from `run.init_checkpoint`.
 
-    ConfigError where the division or `run.init_checkpoint_sha256` asks for other weights, or the
-    model has other settings; CheckpointError where they are of another vocabulary, or none;
-    DataError where the data cannot say which vocabulary they have.
+    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, or
+    the model has other settings; CheckpointError if their vocabulary differs or is missing;
+    DataError if the vocabulary of the data is not known.
     """
     given, wanted = config.run.init_checkpoint, config.run.init_checkpoint_sha256
     if not given:
@@ -39,12 +56,13 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     if not is_there(Path(given)):
         remedy = "give a checkpoint directory; containers see only the one in INIT_CHECKPOINT"
         raise ConfigError("run.init_checkpoint", f"is {given}, which is not there", remedy)
-    directory = resolve(Path(given))
+    is_theirs = is_huggingface(Path(given))
+    directory = Path(given) if is_theirs else resolve(Path(given))
+    if is_theirs and config.mlperf.division == "closed":
+        problem = f"is {given}, in Hugging Face's form; the closed division starts from MLPerf's"
+        raise ConfigError("run.init_checkpoint", problem, "give one that mlperf_bert convert made")
     check_model(directory, config.model)
-    manifest = read_manifest(directory)
-    if MODEL not in manifest.files:
-        raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
-    found = manifest.files[MODEL].sha256
+    found = _digest_of(directory, is_wanted=bool(wanted))
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
         remedy = "give the weights that it names, or set it to theirs"
@@ -52,22 +70,109 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
 
 
+def is_huggingface(directory: Path) -> bool:
+    """True if a directory has Hugging Face's form, and is no checkpoint of ours."""
+    ours = (directory / name for name in (MANIFEST, LATEST))
+    return is_there(directory / CONFIG) and not any(map(is_there, ours))
+
+
+def vocabulary_of(directory: Path) -> Path:
+    """The vocab.txt or tokenizer.json that weights of either form were trained with.
+
+    Raises CheckpointError if there is none.
+    """
+    if is_huggingface(directory):
+        return directory / file_name(find_vocabulary(directory, None))
+    return find_file(resolve(directory))
+
+
+def model_of(directory: Path) -> dict[str, Any]:
+    """The settings of [model] that weights decide: sizes, heads, epsilon and objective.
+
+    Weights in Hugging Face's form without a next-sentence head have the objective "mlm". Raises
+    CheckpointError; for that form DataError and ConfigError too.
+    """
+    if not is_huggingface(directory):
+        return {name: getattr(read_config(directory).model, name) for name in MODEL_OF_WEIGHTS}
+    settings = read_settings(read_record(directory / CONFIG, missing="is missing", remedy=REMEDY))
+    settings["vocab_size"] = len(find_vocabulary(directory, None))
+    settings["objective"] = "mlm_nsp" if PAIRS in names_of_weights(directory) else "mlm"
+    return {name: settings[name] for name in MODEL_OF_WEIGHTS if name in settings}
+
+
+def recorded_model(resume: str | None, run: Path | None) -> dict[str, Any]:
+    """The [model] section of the run to continue; {} if nothing is recorded.
+
+    `resume` is the value of `--resume`, `run` the run's directory.
+    """
+    if resume not in (None, "none", "auto"):
+        return asdict(read_config(Path(resume)).model)
+    path = run / "config.toml" if run is not None and resume == "auto" else None
+    return read_toml(path).get("model", {}) if path is not None and is_there(path) else {}
+
+
+def take_model(
+    directory: Path, settings: dict[str, Any], resume: str | None = None, run: Path | None = None
+) -> None:
+    """Add settings of [model] from the weights in `directory`, unless `settings` has them.
+
+    A continued run (`resume`, `run` as in `recorded_model`) needs no weights. Without weights
+    nothing is added. Raises ConfigError if `settings` has other sizes, heads or epsilon than the
+    weights, otherwise like `model_of`.
+    """
+    recorded = recorded_model(resume, run)
+    if recorded:
+        missing = recorded.keys() & set(MODEL_OF_WEIGHTS) - settings.keys()
+        settings |= {name: recorded[name] for name in missing}
+    elif is_there(directory):
+        for name, theirs in model_of(directory).items():
+            _check_setting(directory, name, settings.setdefault(name, theirs), theirs)
+
+
 def check_model(directory: Path, model: ModelSection) -> None:
-    """Raise ConfigError where a checkpoint's model has other sizes, heads or epsilon."""
-    stated = read_config(directory).model
-    for name in _MODEL:
-        ours, theirs = getattr(model, name), getattr(stated, name)
-        if ours != theirs:
-            problem = f"is {ours}, the weights in {directory} were trained with {theirs}"
-            field = name.removeprefix("padded_")
-            raise ConfigError(f"model.{field}", problem, "set it to the checkpoint's")
-    if (model.objective, stated.objective) == ("mlm_nsp", "mlm"):
-        problem = f"is 'mlm_nsp', the weights in {directory} have no head for pairs"
-        raise ConfigError("model.objective", problem, "set it to 'mlm', or give other weights")
+    """Raise ConfigError if weights have other sizes, heads or epsilon than the model."""
+    take_model(directory, asdict(model))
+
+
+def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
+    if type(ours) is not type(theirs):  # not checked yet; the config refuses it
+        return
+    remedy = f"set it to {theirs!r}, or leave it out"
+    if name == "objective":
+        if (ours, theirs) == ("mlm_nsp", "mlm") and not is_huggingface(directory):
+            problem = f"is 'mlm_nsp', the weights in {directory} have no head for pairs"
+            raise ConfigError("model.objective", problem, "set it to 'mlm', or give other weights")
+    elif (
+        name == "vocab_size" and -(-ours // 8) == -(-theirs // 8) and not is_huggingface(directory)
+    ):
+        return  # padding rows; `plan_conversion` counts the tokens of Hugging Face's form
+    elif ours != theirs:
+        problem = f"is {ours}, the weights in {directory} have {theirs}"
+        raise ConfigError(f"model.{name}", problem, remedy)
+
+
+def _digest_of(directory: Path, *, is_wanted: bool) -> str:
+    """The sha256 of the weights' file; computed for Hugging Face's form, which has no record."""
+    if is_huggingface(directory):
+        return file_sha256(directory / SINGLE) if is_wanted else ""
+    manifest = read_manifest(directory)
+    if MODEL not in manifest.files:
+        raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
+    return manifest.files[MODEL].sha256
+
+
+def origin_of(directory: Path) -> str:
+    """The Hugging Face weights that a run began with, in words for a checkpoint's manifest."""
+    digests = (f"{path.name} {file_sha256(path)}" for path in sorted(directory.glob(f"*{_ENDING}")))
+    return ", ".join(("huggingface", directory.resolve().name, *digests))
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
-    """Raise CheckpointError where a checkpoint's vocabulary is not the one of this digest."""
-    if read_manifest(directory).vocabulary_sha256 != vocabulary_sha256:
+    """Raise CheckpointError if the vocabulary of weights has another digest."""
+    if is_huggingface(directory):
+        found = find_vocabulary(directory, None).sha256
+    else:
+        found = read_manifest(directory).vocabulary_sha256
+    if found != vocabulary_sha256:
         problem, remedy = "was trained with another vocabulary", "use the data it was made from"
         raise CheckpointError(str(directory), problem, remedy)

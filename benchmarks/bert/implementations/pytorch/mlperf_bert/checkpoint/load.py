@@ -1,6 +1,6 @@
-"""Takes over a checkpoint: the weights alone, or everything that a run goes on from.
+"""Loading of a checkpoint: the weights alone, or the whole state that a run continues from.
 
-The form of what it reads is told in `writer.py`.
+`writer.py` describes the format.
 """
 
 import json
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.first_weights import check_model, check_vocabulary
+from mlperf_bert.checkpoint.first_weights import check_model, check_vocabulary, is_huggingface
+from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
+from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     FP8,
@@ -28,6 +30,7 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.tensors import read_tensors
 from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
@@ -36,7 +39,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
-# What reading a file raises that is damaged, or is not of this format.
+# Errors from reading a damaged file, or a file of another format.
 _UNREADABLE = (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -50,8 +53,8 @@ def load_checkpoint(
 ) -> CheckpointState:
     """Fill an optimizer and its model from a checkpoint of any number of ranks.
 
-    Every rank must call it at the same time; rank 0 reads the digests, unless it has before.
-    Raises CheckpointError as `load_weights`, on every rank.
+    Every rank must call it at the same time; rank 0 checks the digests unless it has done so
+    before. Raises CheckpointError like `load_weights`, on every rank.
     """
 
     def check() -> None:
@@ -81,10 +84,10 @@ def restore_rank_states(
     info: RankInfo,
     device: torch.device,
 ) -> None:
-    """Go on from this rank's random streams and FP8 units.
+    """Restore this rank's random streams and FP8 units.
 
-    Where the ranks were others there are no streams to go on from, and the units are rank 0's. The
-    file's digest was verified by `load_checkpoint`. Raises CheckpointError on every rank.
+    If the number of ranks has changed, no streams are restored, and the units are rank 0's.
+    `load_checkpoint` has verified the file's digest. Raises CheckpointError on every rank.
     """
 
     def restore() -> None:
@@ -104,13 +107,13 @@ def restore_rank_states(
 def load_weights(
     model: BertForPretraining, directory: Path, vocabulary_sha256: str
 ) -> CheckpointState:
-    """Fill `model` with the weights of a checkpoint directory, or of one that holds `LATEST`.
+    """Fill `model` with the weights of a checkpoint, or of a directory that holds `LATEST`.
 
-    FP8 scales too, where it has them and the checkpoint does. A model without next-sentence
-    prediction leaves out what a checkpoint has for it.
+    FP8 scales are filled too, if model and checkpoint have them. A model without next-sentence
+    prediction ignores the checkpoint's head for it.
 
-    Raises CheckpointError where files are missing or damaged, or made for another model or
-    vocabulary, and ConfigError where the model has other settings that no shape shows.
+    Raises CheckpointError if files are missing or damaged, or made for another model or vocabulary,
+    and ConfigError if settings differ that no shape shows.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)
@@ -135,6 +138,26 @@ def load_weights(
     return read_state(directory)
 
 
+def load_first_weights(
+    model: BertForPretraining, config: RunConfig, vocabulary_sha256: str, seed: int
+) -> str:
+    """Fill `model` with the weights of `run.init_checkpoint`, in either form; a line about it.
+
+    Heads that are missing in Hugging Face's form are drawn by `seed`, equal on every rank. Raises
+    CheckpointError or ConfigError, for that form DataError too.
+    """
+    directory = Path(config.run.init_checkpoint)
+    if not is_huggingface(directory):
+        load_weights(model, directory, vocabulary_sha256)
+        return f"begun with the weights of {directory}"
+    check_vocabulary(directory, vocabulary_sha256)
+    found = plan_conversion(open_huggingface(directory), None, config, "draw")
+    model.load_state_dict({name: found.weight(name, seed) for name in found.shapes})
+    heads = " and no ".join(dict.fromkeys(found.drawn.values()))
+    drawn = f"; it has no {heads}: drawn by the seed" if heads else ""
+    return f"begun with the weights of {directory} ({found.source.form}){drawn}"
+
+
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -152,12 +175,12 @@ def _check_names_and_shapes(
 
 
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
-    """Fill this rank's shard from the files of all shards, however many they were.
+    """Fill this rank's shard from the files of any number of shards.
 
-    Where they have no loss scale, this optimizer's stays. Raises CheckpointError where a file is
-    damaged or the parts do not make up this state.
+    If they have no loss scale, this optimizer's stays. Raises CheckpointError if a file is damaged
+    or the parts do not make up this state.
     """
-    from safetensors import SafetensorError, safe_open  # `bench` imports this file, reads no state
+    from safetensors import SafetensorError, safe_open  # `bench` needs none of it
 
     wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
     missing = {name: segment.last - segment.first for name, segment in wanted.items()}
@@ -180,7 +203,7 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
 
 
 def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
-    """Copy what a file's part [first, last) has of the wanted one; how many elements."""
+    """Copy the overlap of a file's part [first, last) with the wanted one; return its size."""
     begin, end = max(first, wanted.first), min(last, wanted.last)
     if begin >= end:
         return 0
@@ -194,11 +217,11 @@ def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int,
 def set_rank_states(
     states: Mapping[str, Tensor], fp8_state: Mapping[str, Tensor], rank: int, device: torch.device
 ) -> None:
-    """Go on from a rank's states, as gathered; what they do not hold stays as it is.
+    """Restore a rank's gathered states; anything missing in them keeps its value.
 
-    Raises IndexError, RuntimeError or TypeError where they are no states of these.
+    Raises IndexError, RuntimeError or TypeError if the states do not fit.
     """
-    # Clones: torch reads from the beginning of a tensor's storage, whatever part of it is meant.
+    # Clones, because torch reads from the start of a tensor's storage, even for a view.
     if "cpu" in states:
         torch.set_rng_state(states["cpu"][rank].clone())
     if "cuda" in states and device.type == "cuda":

@@ -1,8 +1,8 @@
-"""What is in a checkpoint directory, whether it is whole, and which checkpoints of a run stay.
+"""Contents of a checkpoint directory, its verification, and the pruning of a run's checkpoints.
 
-No torch. Everything read is taken for hostile: names are of a fixed form, so that none can lead
-elsewhere, sizes are bounded, and a file is used only where its digest is the manifest's. A
-checkpoint that goes is renamed first, so that none is half there.
+It needs no torch. All input counts as hostile: names have a fixed form, so none can lead elsewhere,
+sizes are bounded, and a file is used only if its digest is the manifest's. A checkpoint is renamed
+before it is removed, so none is ever half there.
 """
 
 import re
@@ -35,15 +35,15 @@ STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
-FP8_UNIT = "fp8."  # begins names in it
+FP8_UNIT = "fp8."  # prefix of names in it
 LATEST = "LATEST"
-OF_A_RUN = "checkpoints"  # the directory in a run's
+OF_A_RUN = "checkpoints"  # name of the directory in a run's directory
 INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
-REPLACED = "replaced"  # said of a checkpoint, until another of its step is there
+REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
-# Whose weights a file of such a name tells of.
+# File names that reveal weights of another program.
 _OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
@@ -62,10 +62,10 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`, written last; `config` is as it stands there, see `read_config`.
+    """`manifest.json`, written last; `config` is the unparsed text, see `read_config`.
 
-    `origin` says where converted weights came from (convert/convert.py); a run that begins with
-    them keeps that under INITIALIZED_FROM, other runs leave it empty.
+    `origin` gives the source of converted weights (convert/convert.py); a run that begins with them
+    keeps it under INITIALIZED_FROM, in other runs it is empty.
     """
 
     step: int
@@ -79,7 +79,7 @@ class Manifest:
 
     @property
     def is_converted(self) -> bool:
-        """Whether it holds another program's weights, and no run."""
+        """True if it holds another program's weights, and no run."""
         return bool(self.origin) and INITIALIZED_FROM not in self.origin
 
     def to_json(self) -> bytes:
@@ -92,22 +92,22 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointState:
-    """What a checkpoint says of its run.
+    """The state of a run in a checkpoint.
 
-    The position of the sampler is `step`, as its batches are a function of that and the seed.
+    `step` is the sampler's position, because batches are a function of step and seed.
     """
 
     step: int
     samples: int
     seed: int
-    mlm_accuracy: Share | None  # of these very weights, or not known
+    mlm_accuracy: Share | None  # of these weights, if known
     vocabulary_sha256: str
     data_sha256: str = "unknown"  # of both sets
     world_size: Annotated[int, 1, _MOST] = 1
-    ended: Status | None = None  # how, where the run is over
-    seconds: float = 0.0  # of training, all parts of the run together
+    ended: Status | None = None  # the outcome, if the run is over
+    seconds: float = 0.0  # of training, over all attempts
     skipped_in_a_row: Annotated[int, 0, _MOST] = 0  # steps up to this one
-    best_mlm_accuracy: Share | None = None  # of all weights that were evaluated
+    best_mlm_accuracy: Share | None = None  # over all evaluations
     health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
     noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
 
@@ -117,17 +117,17 @@ class CheckpointState:
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Where the checkpoint after `step` belongs."""
+    """The directory of the checkpoint after `step`."""
     return directory / f"step_{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name; -1 where it is no such name."""
+    """The step in a checkpoint's name; -1 for another name."""
     return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
 
 
 def named_checkpoints(directory: Path) -> list[Path]:
-    """All in `directory` that have a checkpoint's name, the newest first.
+    """All entries of `directory` with a checkpoint's name, the newest first.
 
     Raises UnreadableError.
     """
@@ -136,12 +136,12 @@ def named_checkpoints(directory: Path) -> list[Path]:
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Those of them that were written to their end; digests not read. Raises UnreadableError."""
+    """The complete ones among them; digests are not checked. Raises UnreadableError."""
     return [path for path in named_checkpoints(directory) if is_file(path / MANIFEST)]
 
 
 def has_had_checkpoints(directory: Path) -> bool:
-    """Whether any was ever complete in `directory`: it may be there, put aside, or lost.
+    """True if `directory` ever had a complete checkpoint: here, put aside, or lost.
 
     Raises UnreadableError.
     """
@@ -152,7 +152,7 @@ def has_had_checkpoints(directory: Path) -> bool:
 
 
 def resolve(directory: Path) -> Path:
-    """`directory`, where it is a checkpoint, or the one that its LATEST names.
+    """Return `directory` if it is a checkpoint, else the checkpoint that its LATEST names.
 
     Raises CheckpointError, UnreadableError.
     """
@@ -169,7 +169,7 @@ def resolve(directory: Path) -> Path:
 
 
 def _latest(path: Path) -> str | None:
-    """What a LATEST says; None where it is none."""
+    """The name in a LATEST file; None if there is no such file."""
     try:
         return read_regular_file(path, 100).decode("ascii").strip()
     except UnicodeDecodeError:
@@ -182,7 +182,7 @@ def _latest(path: Path) -> str | None:
 
 
 def _likely_remedy(directory: Path) -> str:
-    """What to do about a directory that is no checkpoint, by what else it may be."""
+    """The remedy for a directory that is no checkpoint, by what else it may be."""
     within = directory / OF_A_RUN
     if is_file(within / LATEST):
         return f"give {within}"
@@ -195,7 +195,7 @@ def _likely_remedy(directory: Path) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Parse a checkpoint's manifest.
 
-    Raises CheckpointError where anything is wrong with it, UnreadableError where nobody can say.
+    Raises CheckpointError if anything is wrong with it, UnreadableError if it cannot be read.
     """
     with _as_damage():
         record = read_record(directory / MANIFEST, missing="is missing", remedy=ELSE)
@@ -216,7 +216,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 @contextmanager
 def _as_damage() -> Iterator[None]:
-    """Raise a CheckpointError of what was found in a file; an UnreadableError stays what it is."""
+    """Turn other DataErrors about a file into a CheckpointError; keep an UnreadableError."""
     try:
         yield
     except UnreadableError:
@@ -226,15 +226,15 @@ def _as_damage() -> Iterator[None]:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """The config that a checkpoint, or the LATEST one of a directory, was made with."""
+    """The config of a checkpoint, or of a directory's LATEST one."""
     found = resolve(directory)
     return config_from_tables(read_manifest(found).config, str(found / MANIFEST))
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise CheckpointError unless each named file is there with its size and digest.
+    """Raise CheckpointError unless each named file exists with its size and digest.
 
-    Raises UnreadableError where nobody can say.
+    Raises UnreadableError if a file cannot be read.
     """
     for name in names:
         path, entry = directory / name, manifest.files.get(name)
@@ -257,7 +257,7 @@ def _file_entry(record: Record) -> FileEntry:
 
 
 def read_state(directory: Path) -> CheckpointState:
-    """Parse a checkpoint's state, and hold it against its manifest.
+    """Parse a checkpoint's state, and compare it with the manifest.
 
     Raises CheckpointError, UnreadableError.
     """
@@ -279,13 +279,13 @@ def read_state(directory: Path) -> CheckpointState:
 
 
 def verify(directory: Path) -> CheckpointState:
-    """Check every file of a checkpoint of a run; its state.
+    """Check every file of a run's checkpoint; return its state.
 
     Raises CheckpointError, UnreadableError.
     """
     manifest = read_manifest(directory)
     if manifest.is_converted:
-        problem, remedy = "holds converted weights, no run to go on with", "use --init-checkpoint"
+        problem, remedy = "holds converted weights, no run to continue", "use --init-checkpoint"
         raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
     return read_state(directory)
@@ -299,7 +299,7 @@ def _numbers(record: Record, key: str) -> dict[str, float]:
 
 
 def prune(directory: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` and the best, that of the highest accuracy."""
+    """Remove all checkpoints but the newest `keep_last` and the one of the highest accuracy."""
     found = complete_checkpoints(directory)
     best = max(found, key=_accuracy, default=None)
     for path in found[keep_last:]:
@@ -308,9 +308,9 @@ def prune(directory: Path, keep_last: int) -> None:
 
 
 def put_aside(directory: Path, last_step: int) -> None:
-    """Rename those after a step, which a run passed over that went on from there.
+    """Rename checkpoints after the step from which a run continued, because it skipped them.
 
-    They are damaged, and must not be counted among the newest.
+    They are damaged, and must not count among the newest.
     """
     for path in named_checkpoints(directory):
         if step_of(path) > last_step:
@@ -318,7 +318,7 @@ def put_aside(directory: Path, last_step: int) -> None:
 
 
 def move_aside(path: Path, word: str) -> Path:
-    """Rename a checkpoint to `<word>_step_...`, with a number where there is one already."""
+    """Rename a checkpoint to `<word>_step_...`, with a number if that name is taken."""
     first = aside = path.with_name(f"{word}_{path.name}")
     number = 0
     while is_there(aside):
@@ -329,9 +329,9 @@ def move_aside(path: Path, word: str) -> Path:
 
 
 def bring_back(directory: Path) -> None:
-    """Give a checkpoint its name back where the one that was to replace it is not there.
+    """Give a checkpoint its name back if its replacement is missing.
 
-    Its writer was killed. Raises UnreadableError.
+    That happens when the writer was killed. Raises UnreadableError.
     """
     for name in names_in(directory):
         path = directory / name.removeprefix(f"{REPLACED}_")
@@ -343,14 +343,14 @@ def bring_back(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what writers left that were killed."""
+    """Remove files of killed writers."""
     for path in directory.glob(".step_*"):
         if path.name.endswith((".partial", ".removed")):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint, or what was to become one."""
+    """Remove a checkpoint, or an unfinished one."""
     removed = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
     if removed != path:
         shutil.rmtree(removed, ignore_errors=True)
@@ -359,7 +359,7 @@ def discard(path: Path) -> None:
 
 
 def _accuracy(path: Path) -> float:
-    """Of a checkpoint's weights; below zero where it is not known."""
+    """The accuracy of a checkpoint's weights; below zero if not known."""
     with suppress(CheckpointError):
         accuracy = read_state(path).mlm_accuracy
         return -1.0 if accuracy is None else accuracy

@@ -1,4 +1,4 @@
-"""Where a run begins: at its first step, or where one was saved; and what may change there."""
+"""The start of a run, at its first step or a checkpoint, and the settings that may change there."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -30,18 +30,18 @@ _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_posi
 _SAMPLES = (
     "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler quantiles"
 )
-# What decides which samples a step trains on, and the shapes of all that is saved.
+# Settings that decide the samples of a step, and the shapes of the saved state.
 _FIXED = frozenset(
     (
         *(f"model.{name}" for name in (*_SIZES.split(), "type_vocab_size", "objective")),
         *(f"data.{name}" for name in _SAMPLES.split()),
     )
 )
-# What has a say in the numbers that a step computes, or in when a run ends.
+# Settings that affect the numbers of a step, or the end of a run.
 _EXACT_SECTIONS = {"model", "optim", "schedule", "clip"}
 _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_samples"}
 _ROUNDING = {"model.attention", "model.kernels", "model.head", "optim.implementation"}
-# What matters to them where a result depends on which rank has which samples.
+# Settings that affect them if a result depends on the samples of each rank.
 _BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
 _WHO_HAS_WHAT = {"data.balance", "data.deal", "data.counts_per_rank"} | {
     f"parallel.{name}" for name in _BY_RANK.split()
@@ -50,11 +50,11 @@ _WHO_HAS_WHAT = {"data.balance", "data.deal", "data.counts_per_rank"} | {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Where a run begins.
+    """The start of a run.
 
-    `continues` the run of its own directory, whose clock had begun where it `is_resumed`; `seed`
-    where that is known already; `remarks` are for the person who started it; `ended` says how a run
-    ended that is not to be gone on with.
+    It `continues` the run of its own directory; if it `is_resumed`, that run's clock had started.
+    `seed` is None until known; `remarks` are for the person who started it; `ended` is the outcome
+    of a finished run, which cannot be continued.
     """
 
     checkpoint: Path | None = None
@@ -66,7 +66,7 @@ class Start:
     ended: RunOutcome | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The start as values for JSON."""
         return {**asdict(self), "checkpoint": str(self.checkpoint) if self.checkpoint else None}
 
     @classmethod
@@ -83,12 +83,12 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The last step that was made."""
+        """The last completed step."""
         return 0 if self.state is None else self.state.step
 
     @property
     def samples(self) -> int:
-        """Sequences that were trained."""
+        """Sequences trained so far."""
         return 0 if self.state is None else self.state.samples
 
 
@@ -96,11 +96,11 @@ NEW_RUN = Start()
 
 
 def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start:
-    """What `--resume` means here: "none", "auto", or a directory with a checkpoint.
+    """Find the start for `--resume`: "none", "auto", or a directory with a checkpoint.
 
-    Reads every byte of a checkpoint; one that is damaged is passed over by "auto", which begins
-    anew only where there has never been one. Raises CheckpointError, ConfigError or DataError where
-    the run cannot go on from what was asked for, UnreadableError where nobody can say.
+    It reads every byte of a checkpoint. "auto" skips a damaged one, and starts from scratch only if
+    there never was a checkpoint. Raises CheckpointError, ConfigError or DataError if the run cannot
+    continue as asked, UnreadableError if a file cannot be read.
     """
     if resume == "none":
         return NEW_RUN
@@ -110,7 +110,7 @@ def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
-    """Raise CheckpointError unless both sets are those that the checkpoint was made on."""
+    """Raise CheckpointError unless both sets equal those of the checkpoint."""
     if start.state is not None and start.state.data_sha256 != data_sha256:
         problem = f"was made on other data than those of {data_dir}"
         remedy = "give that one, or begin anew with --init-checkpoint"
@@ -181,7 +181,7 @@ def _in_words(path: Path, state: CheckpointState) -> str:
 
 
 def _other_code(path: Path) -> Iterator[str]:
-    """A remark where another state of this program wrote a checkpoint."""
+    """Yield a remark if another version of this program wrote a checkpoint."""
     manifest = read_manifest(path)
     theirs, ours = (manifest.version, manifest.commit), (package_version(), git_commit())
     if theirs != ours:
@@ -190,7 +190,7 @@ def _other_code(path: Path) -> Iterator[str]:
 
 
 def _has_begun(log: Path) -> bool:
-    """Whether the clock of an attempt had started."""
+    """True if the clock of an attempt had started."""
     try:
         with BufferedReader(open_regular_file(log)) as file:
             return any(b'"run_start"' in line for line in file)
@@ -199,7 +199,7 @@ def _has_begun(log: Path) -> bool:
 
 
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
-    """How the run ended, unless a signal ended it or nothing says so."""
+    """The outcome of the run; None if a signal ended it or there is no outcome."""
     if not is_there(directory.outcome):
         return None
     outcome = read_outcome(directory.outcome)
@@ -218,27 +218,27 @@ def _seed_of_attempt(directory: RunDirectory) -> int | None:
 
 
 def check_same(state: CheckpointState, old: RunConfig, new: RunConfig) -> None:
-    """Raise ConfigError where the rest of a run would not be what it had been."""
+    """Raise ConfigError if new settings would change the rest of a run."""
     _check_fixed(state, old, new)
     check_seed(state.seed, new)
     for name, before, now in _differences(old, new):
-        problem = f"is {now!r}, the run to go on with has {before!r}"
+        problem = f"is {now!r}, the run to continue has {before!r}"
         raise ConfigError(
             name, problem, "set it back, or begin another run with --resume CHECKPOINT"
         )
 
 
 def check_seed(seed: int, config: RunConfig) -> None:
-    """Raise ConfigError where a config has another seed than the run to go on with."""
+    """Raise ConfigError if a config has another seed than the run to continue."""
     if config.run.seed not in ("random", seed):
-        problem = f"is {config.run.seed}, the run to go on with has {seed}"
+        problem = f"is {config.run.seed}, the run to continue has {seed}"
         raise ConfigError("run.seed", problem, "leave it out, or set it to that")
 
 
 def allowed_differences(state: CheckpointState, old: RunConfig, new: RunConfig) -> list[str]:
-    """What is not as it was where another run goes on from a checkpoint.
+    """The changed settings of a new run that continues from a checkpoint.
 
-    Raises ConfigError where it cannot go on with the new settings at all.
+    Raises ConfigError if it cannot continue with the new settings.
     """
     _check_fixed(state, old, new)
     return [f"{name} was {before!r} and is {now!r}" for name, before, now in _differences(old, new)]
@@ -264,7 +264,7 @@ def _check_fixed(state: CheckpointState, old: RunConfig, new: RunConfig) -> None
 
 
 def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that matter to the numbers and are not the same: name, before, now."""
+    """Yield changed settings that affect the numbers: name, before, now."""
     by_rank = new.clip.policy not in CLIPPED_TOGETHER or new.optim.loss_normalization == "per_rank"
     exact = _EXACT | _WHO_HAS_WHAT if by_rank else _EXACT
     for name, before, now in _unequal(old, new):

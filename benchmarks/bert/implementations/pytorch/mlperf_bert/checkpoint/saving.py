@@ -1,4 +1,4 @@
-"""When a run is saved: beside the training, and at its end, together with how it ended."""
+"""The schedule of checkpoints: during training, and at the end together with the outcome."""
 
 import math
 import time
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from mlperf_bert.run.progress import Reporter
 
 AUTO_INTERVAL_S = 600.0
-BEST_SHARE = 0.2  # of an "auto" interval must have passed before a best evaluation is saved
+BEST_SHARE = 0.2  # share of an "auto" interval that must pass before a best evaluation is saved
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
-    """Begins checkpoints where they are due; every rank calls it at the same steps.
+    """Starts checkpoints when they are due; every rank calls it at the same steps.
 
-    Due is every `checkpoint.interval_steps`, counted from the last one, at the next end of an
-    interval of metrics, so that a resumed run has the same records; and an evaluation that is the
-    best so far. Where evaluations run beside training, the accuracy of the weights of a step is not
-    known at that step, and none is saved as the best.
+    A checkpoint is due `checkpoint.interval_steps` after the last one, at the next end of a metrics
+    interval, so that a resumed run has the same records. It is also due after the best evaluation
+    so far. If evaluations run beside training, a step's accuracy is not known at that step, and no
+    checkpoint is saved as the best.
     """
 
     config: RunConfig
-    identity: CheckpointState  # says of the run what does not change
+    identity: CheckpointState  # the constant fields of the run's state
     start_of_run: Start
     writer: CheckpointWriter
     metrics: Metrics
@@ -48,12 +48,12 @@ class Saving:
         self._best = -1.0
 
     def prepare(self) -> None:
-        """Take what memory it needs, in the untimed init phase."""
+        """Allocate the needed memory, in the untimed init phase."""
         if self.config.checkpoint.save != "never" and self.config.checkpoint.interval_steps != 0:
             self.writer.prepare()
 
     def start(self) -> None:
-        """Training begins now; the counters of a resumed run go on."""
+        """Training starts now; the counters of a resumed run continue."""
         self._started = time.perf_counter()
         state = self.start_of_run.state
         if state is None:
@@ -67,14 +67,14 @@ class Saving:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error, give a checkpoint that is being written a moment."""
+        """After an error, wait a moment for a checkpoint that is being written."""
         if kind is not None:
             self.writer.leave()
 
     def is_due(self, step: int, step_s: float | None) -> bool:
-        """Whether a checkpoint belongs after this step, whatever an evaluation finds.
+        """True if a checkpoint is due after this step, whatever an evaluation finds.
 
-        `step_s` is what a step takes, the same number on every rank, where it is known.
+        `step_s` is the time of a step if known, the same number on every rank.
         """
         interval = self._interval(step_s)
         if interval is None or not self.metrics.interval_is_full:
@@ -84,7 +84,7 @@ class Saving:
     def after_step(
         self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
     ) -> None:
-        """Begin a checkpoint where one is due; `evaluated` is a result that came now."""
+        """Start a checkpoint if one is due; `evaluated` is a result that arrived now."""
         self._tell()
         accuracy = _accuracy_of(evaluated, samples)
         is_best = accuracy is not None and accuracy > self._best
@@ -107,9 +107,9 @@ class Saving:
         evaluated: Evaluated | None,
         stopped_by: str | None,
     ) -> RunOutcome:
-        """Save the run's end, and say how it ended, whether or not that could be saved.
+        """Save the end of the run and write its outcome, even if saving failed.
 
-        Raises CheckpointError where it could not.
+        Raises CheckpointError if saving failed.
         """
         is_over = status == "success" or stopped_by is None
         failure = None
@@ -140,7 +140,7 @@ class Saving:
         try:
             self.writer.finish()
         except CheckpointError:
-            pass  # told now, and the next one may have room
+            pass  # reported now; the next one may have room
         finally:
             self._tell()
         if self.config.checkpoint.save == "never":
@@ -153,12 +153,12 @@ class Saving:
             self._tell()
 
     def _tell(self) -> None:
-        """Report what the writer has done."""
+        """Report the writer's messages."""
         for line in self.writer.lines():
             self.reporter.line(line)
 
     def _interval(self, step_s: float | None) -> int | None:
-        """Steps between two checkpoints; None where there are none, or none yet."""
+        """Steps between two checkpoints; None if there are none, or it is not known yet."""
         steps = self.config.checkpoint.interval_steps
         if self.config.checkpoint.save == "never" or steps == 0:
             return None
@@ -167,7 +167,7 @@ class Saving:
         return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
 
     def _best_is_due(self, step: int, step_s: float | None) -> bool:
-        """Whether a best evaluation after this step is saved."""
+        """True if a best evaluation after this step is saved."""
         interval, since = self._interval(step_s), step - self._last_saved
         if interval is None:
             return False
@@ -195,13 +195,13 @@ class Saving:
         )
 
     def _seconds(self) -> float:
-        """Of training, in all parts of the run together."""
+        """Seconds of training, over all attempts of the run."""
         before = 0.0 if self.start_of_run.state is None else self.start_of_run.state.seconds
         return before + time.perf_counter() - self._started
 
 
 def _accuracy_of(evaluated: Evaluated | None, samples: int) -> float | None:
-    """The accuracy of the weights after so many samples, where it is theirs."""
+    """The accuracy of the weights after `samples`, if the evaluation was of them."""
     if evaluated is None or evaluated.samples != samples:
         return None
     return evaluated.accuracy.mlm_accuracy

@@ -1,18 +1,18 @@
-"""Writes checkpoints in a thread of each rank that has a part, while training goes on.
+"""Writer of checkpoints, in a thread of each rank that has a part, while training continues.
 
-A rank's part is copied to the host first. Parts are written beside, under a name that begins with a
-dot. A rank other than 0 leaves a note of what it wrote as its last file; when rank 0 has found all
-notes it writes the manifest and renames the directory: so a checkpoint is complete or is not there,
-and no thread needs a collective. The directory must be one for all ranks.
+Each rank first copies its part to the host. The ranks write into a directory whose name begins with
+a dot. A rank other than 0 writes a note of its files last; rank 0 waits for all notes, writes the
+manifest and renames the directory. So a checkpoint is complete or absent, and no thread needs a
+collective. All ranks must share the directory.
 
-Optimizer state is a safetensors file for each shard, readable by other shards. A file holds
-`<parameter>.<slot>` for the part of each parameter that its rank owns: in the parameter's shape
-where that is all of it, else flat. `ranges` in its metadata gives the part, as [first, last) of the
+Each shard's optimizer state is a safetensors file that other shards can read. A file holds
+`<parameter>.<slot>` for the part of each parameter that its rank owns: in the parameter's shape if
+that is all of it, else flat. `ranges` in its metadata gives the part as [first, last) of the
 flattened parameter. A name without a slot is a scalar, equal in all files.
 
-Every rank also has random streams and units of FP8 products of its own. Dropout of ours is keyed by
-seed, step and sample and needs no stream; kernels of others draw from torch's generators. FP8 units
-follow the maxima that a rank has seen in its own samples.
+Every rank also has its own random streams and units of FP8 products. Our dropout is keyed by seed,
+step and sample and needs no stream; other kernels draw from torch's generators. FP8 units follow
+the maxima of a rank's own samples.
 """
 
 import errno
@@ -63,18 +63,18 @@ from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_r
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 POLL_S = 0.1
-PATIENCE_S = 5.0  # with the thread of a run that failed
+PATIENCE_S = 5.0  # to wait for the thread of a failed run
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
 
-# Of a rank's files: name -> tensors on the host, and the file's metadata.
+# A rank's files: name -> tensors on the host, and the file's metadata.
 Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
 
 
 class HostCopies:
-    """Copies of tensors in host memory that is taken once and filled again for each checkpoint.
+    """Copies of tensors in host memory that is allocated once and reused for each checkpoint.
 
-    On CUDA it is pinned: the copies are queued behind the training that they follow, and training
-    goes on before they are there.
+    On CUDA the memory is pinned: copies are queued after earlier training work, and training
+    continues before they are complete.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,26 +83,26 @@ class HostCopies:
         self._event: torch.cuda.Event | None = None
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy of `tensor`, whole when `wait` has returned; valid until the next of that name."""
+        """Queue a copy of `tensor`, complete after `wait`, valid until the next of that name."""
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
             kept = self._kept[name] = self._memory_like(tensor)
         return kept.copy_(tensor, non_blocking=True)
 
     def queued(self) -> None:
-        """All copies are asked for."""
+        """All copies are queued."""
         if self._device.type == "cuda":
             self._event = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
-        """Return when all that was queued is there."""
+        """Wait for all queued copies."""
         if self._event is not None:
-            with torch.cuda.device(self._device):  # a thread begins on device 0
+            with torch.cuda.device(self._device):  # a thread starts on device 0
                 self._event.synchronize()  # host sync, in the writer's thread
 
     def _memory_like(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # where the machine may not pin so much, copies wait
+            with suppress(RuntimeError):  # if the machine may not pin so much, copies block
                 return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
@@ -130,7 +130,7 @@ def take_part(
 
 
 def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What the file of this rank's shard holds, copied by `copy`, and the file's metadata."""
+    """The tensors of this rank's shard file, copied by `copy`, and the file's metadata."""
     scalars = optimizer.scalar_state().items()
     tensors = {name: copy(name, value) for name, value in scalars}
     flat_state = {slot: copy(slot, flat) for slot, flat in optimizer.flat_state().items()}
@@ -147,7 +147,7 @@ def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tenso
 def gather_rank_states(
     fp8_state: Mapping[str, Tensor], info: RankInfo, device: torch.device, copy: Copy
 ) -> dict[str, Tensor]:
-    """The states of all ranks by name, [ranks, ...] each, copied by `copy`; rank 0's alone."""
+    """The states of all ranks by name, [ranks, ...] each, copied by `copy`; on rank 0 only."""
     mine = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(device)
@@ -165,10 +165,10 @@ def gather_rank_states(
 
 
 def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
-    """Write a rank's files; their entries in the manifest. Raises OSError."""
+    """Write a rank's files; return their entries for the manifest. Raises OSError."""
     (partial / "optimizer").mkdir(parents=True, exist_ok=True)
     wanted = sum(each.nbytes for tensors, _ in part.values() for each in tensors.values())
-    # A disk filled to its end would fail other files too.
+    # A full disk would fail other files too.
     if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return {name: write_tensors(partial / name, *each) for name, each in part.items()}
@@ -181,7 +181,7 @@ def leave_note(partial: Path, rank: int, entries: Mapping[str, FileEntry]) -> No
 
 
 def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str, FileEntry]:
-    """Wait for a rank's note and remove it. Raises InterruptedError where it is `abandoned`."""
+    """Wait for a rank's note and remove it. Raises InterruptedError if it is `abandoned`."""
     note = _note(partial, rank)
     while not note.exists():
         if abandoned.wait(POLL_S):
@@ -192,11 +192,11 @@ def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str
 
 
 def complete(partial: Path, final: Path, manifest: Manifest) -> None:
-    """All files are there: write the manifest and give the checkpoint its name. Raises OSError."""
+    """Write the manifest after all files, and give the checkpoint its name. Raises OSError."""
     _write_bytes(partial / MANIFEST, manifest.to_json())
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
-    # One of the same step goes last: removed first, it would be lost to a kill in between.
+    # Remove one of the same step last: a kill in between would otherwise lose it.
     replaced = move_aside(final, REPLACED) if is_there(final) else None
     partial.rename(final)
     _flush_directory(final.parent)
@@ -217,7 +217,7 @@ def _write_bytes(path: Path, contents: bytes) -> FileEntry:
 
 
 def _flush_directory(path: Path) -> None:
-    """Have the names in a directory on disk, where its file system can be asked to."""
+    """Flush the names in a directory to disk, if its file system supports that."""
     with suppress(OSError):
         number = os.open(path, os.O_RDONLY)
         try:
@@ -227,23 +227,23 @@ def _flush_directory(path: Path) -> None:
 
 
 class _Status(NamedTuple):
-    """Of one rank's thread; travels between the ranks."""
+    """The status of one rank's thread, sent between ranks."""
 
     is_busy: bool
     error: str | None
     moved_bytes: int
-    gives_up: bool  # to wait, as far as this rank is concerned; rank 0's word counts
+    gives_up: bool  # if this rank would stop waiting; rank 0 decides
 
 
 @dataclass(eq=False, repr=False)
 class CheckpointWriter:
     """Writes the checkpoints of a run below `directory`, one at a time.
 
-    Every rank makes one, and calls its methods at the same time as the others, but `lines`. Rank 0
-    creates the directory and removes what a killed run left.
+    Every rank creates one, and all ranks call its methods at the same time, except `lines`. Rank 0
+    creates the directory and removes remains of a killed run.
 
-    `after` is the step from which the run of this directory goes on: what is there of later ones
-    was passed over.
+    `after` is the step from which the run of this directory continues; it has skipped later
+    checkpoints.
     """
 
     directory: Path
@@ -253,7 +253,7 @@ class CheckpointWriter:
     device: torch.device
     _: KW_ONLY
     fp8_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, live
-    keep_last: int | None = None  # so many of the newest stay, and the best
+    keep_last: int | None = None  # number of newest checkpoints to keep, besides the best
     commit: str | None = None  # of the code
     after: int | None = None
     origin: Mapping[str, str] = field(default_factory=dict)  # of the run's first weights
@@ -265,28 +265,28 @@ class CheckpointWriter:
         self._writing = 0  # step of the checkpoint that is being written
         self._abandoned = threading.Event()
         self._lines: list[str] = []
-        # Notes of another attempt must not be taken for this one's.
+        # Tells this attempt's notes from those of another attempt.
         self._token: str = from_rank_zero(self.info, os.urandom(4).hex())
         on_rank_zero(self.info, self._set_up)
 
     def leave(self) -> None:
-        """The run failed: give what is being written a moment."""
+        """The run failed: wait a moment for a checkpoint that is being written."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
     def lines(self) -> list[str]:
-        """What rank 0's thread has to tell since the last call."""
+        """Messages of rank 0's thread since the last call."""
         lines, self._lines = self._lines, []
         return lines
 
     def prepare(self) -> None:
-        """Take the memory for the copies now, not at the first checkpoint; every rank does."""
+        """Allocate the memory for the copies now, on every rank, not at the first checkpoint."""
         self._copy()
 
     def begin(self, state: CheckpointState) -> bool:
-        """Begin to write the checkpoint of this moment; False where the last is not done yet.
+        """Start writing a checkpoint of the present state; False if the last is not done yet.
 
-        The loop stands still for a copy of weights and state.
+        The training loop waits for a copy of weights and state.
         """
         if self._are_busy(self._statuses()):
             return False
@@ -303,9 +303,9 @@ class CheckpointWriter:
         return True
 
     def finish(self) -> None:
-        """Wait for what is being written.
+        """Wait for the checkpoint that is being written.
 
-        Raises CheckpointError on all ranks where it failed, or where nothing more was written for
+        Raises CheckpointError on all ranks if it failed, or if nothing was written for
         `run.hang_timeout_s`.
         """
         moved, since = -1, time.monotonic()
@@ -325,7 +325,7 @@ class CheckpointWriter:
             time.sleep(POLL_S)
         if error is not None:
             if self.info.rank == 0 and not statuses[0].gives_up:
-                sweep(self.directory)  # parts of ranks that went on when another had failed
+                sweep(self.directory)  # parts of ranks that continued when another had failed
             final = step_directory(self.directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
 
@@ -333,7 +333,7 @@ class CheckpointWriter:
         return take_part(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
-        """Whether any rank still writes; rank 0 stops to wait for one that failed."""
+        """True if any rank still writes; rank 0 stops waiting for a failed one."""
         others = next((each.error for each in statuses[1:] if each.error), None)
         if others is not None and self.info.rank == 0 and statuses[0].is_busy:
             self._error = others
@@ -356,7 +356,7 @@ class CheckpointWriter:
             raise CheckpointError(str(self.directory), problem, NO_ROOM) from None
 
     def _work(self, state: CheckpointState, part: Part) -> None:
-        """What the thread does; raises nothing."""
+        """The work of the thread; it raises nothing."""
         started = time.perf_counter()
         final = step_directory(self.directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
@@ -370,9 +370,9 @@ class CheckpointWriter:
                 entries |= await_note(partial, rank, self._abandoned)
             entries[STATE] = _write_bytes(partial / STATE, state.to_json())
             complete(partial, final, self._manifest(state, entries))
-        except Exception as error:  # whatever it is, nobody else would ever hear of it
+        except Exception as error:  # no one else would ever report the error
             own = f"rank {self.info.rank} on {host_name()}: {_reason(error)}"
-            self._error = self._error or own  # another rank's, where that one failed first
+            self._error = self._error or own  # another rank's error, if that rank failed first
             if self.info.rank == 0:
                 discard(partial)
                 problem = f"could not be written ({self._error}): {NO_ROOM}"
@@ -406,7 +406,7 @@ class CheckpointWriter:
 
 
 def moved_bytes(thread: threading.Thread | None) -> int:
-    """What a thread has read and written; 0 where it is over, or the system does not tell."""
+    """Bytes that a thread has read and written; 0 if it has ended, or the system does not say."""
     with suppress(OSError):
         if thread is not None and thread.is_alive():
             lines = Path(f"/proc/self/task/{thread.native_id}/io").read_text().splitlines()

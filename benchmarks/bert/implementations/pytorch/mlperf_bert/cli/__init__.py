@@ -1,1 +1,1 @@
-"""Sub-commands of the submission: arguments to calls."""
+"""Sub-commands of the submission: each turns its arguments into calls."""

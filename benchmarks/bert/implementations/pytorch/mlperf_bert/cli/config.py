@@ -1,4 +1,4 @@
-"""The sub-command `config`: all of a config, one value, what it means, or options of sbatch."""
+"""The sub-command `config`: print a whole config, one value, its meaning, or options for sbatch."""
 
 import argparse
 import re
@@ -16,10 +16,10 @@ from mlperf_bert.config.run_config import RunConfig, is_bert_large
 if TYPE_CHECKING:
     from mlperf_bert.evaluation.convergence import ExpectedSamples
 
-# What neither the shell, which splits and expands the line, nor sbatch's --export takes apart.
+# Characters that neither the shell (it splits and expands the line) nor sbatch's --export splits.
 _PLAIN = re.compile(r"[\w./@%+=:~-]*")
 _LABEL_WIDTH, _WIDTH = 16, 100
-_MOST_POINTS = 40  # evaluation points that are listed
+_MOST_POINTS = 40  # evaluation points to list
 _RCP_KIND = {
     "point": "the reference convergence point of this batch",
     "between": "between reference convergence points",
@@ -28,44 +28,53 @@ _RCP_KIND = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `config`."""
-    parser.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
-    add_set(parser)
-    add_init_checkpoint(parser)
-    answer = parser.add_mutually_exclusive_group()
-    answer.add_argument("--get", metavar="SECTION.KEY", help="print this value only")
-    answer.add_argument("--explain", action="store_true", help="print what it means, in words")
-    answer.add_argument("--slurm", action="store_true", help="print sbatch's options, on one line")
-    text = "print nothing, but refuse what a run on this data may not begin with"
-    answer.add_argument("--check-start", type=Path, metavar="DATA", help=text)
+    """Add the questions, which are sub-commands of `config`."""
+    questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
+    for name, text in (
+        ("show", "check a config and print it complete"),
+        ("explain", "say in words what a config means"),
+        ("get", "print one value"),
+        ("slurm", "print sbatch's options on one line"),
+        ("check-start", "print nothing; refuse what a run may not begin with"),
+    ):
+        question = questions.add_parser(name, help=text)
+        question.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
+        if name == "get":
+            question.add_argument("key", metavar="SECTION.KEY", help="the value to print")
+        if name == "check-start":
+            text = "directory with train/ and eval/"
+            question.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
+        add_set(question)
+        add_init_checkpoint(question)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the config and print what was asked for. Raises ConfigError."""
+    """Check the config and print the answer. Raises ConfigError."""
+    from mlperf_bert.checkpoint.first_weights import take_model
     from mlperf_bert.config.files import config_to_toml, config_value, load_config
 
-    config = load_config(args.config, args.set, args.init_checkpoint)
-    if args.check_start:
+    config = load_config(args.config, args.set, args.init_checkpoint, take_model)
+    if args.question == "check-start":
         from mlperf_bert.checkpoint.first_weights import check_first_weights
 
-        check_first_weights(config, args.check_start)
-    elif args.explain:
+        check_first_weights(config, args.data)
+    elif args.question == "explain":
         print(in_words(config))
-    elif args.slurm:
+    elif args.question == "slurm":
         print(sbatch_options(config, args.config))
-    elif args.get:
-        print(config_value(config, args.get))
+    elif args.question == "get":
+        print(config_value(config, args.key))
     else:
         print(config_to_toml(config), end="")
     return 0
 
 
 def sbatch_options(config: RunConfig, path: Path) -> str:
-    """One line of options, for `sbatch $(mlperf_bert config --slurm FILE) run_and_time.sh`.
+    """The options for `sbatch $(mlperf_bert config slurm FILE) run_and_time.sh`, on one line.
 
-    One task a rank, with `data.loader = "mpi_readers"` one more for its reader; GPUs only where
-    `run.device` asks for them and SLURM does not say that it counts none. Raises ConfigError for a
-    path that would not survive the shell.
+    One task for each rank, and a second one for its reader with `data.loader = "mpi_readers"`. GPUs
+    are requested only if `run.device` needs them and SLURM counts GPUs here. Raises ConfigError for
+    a path that the shell would split or expand.
     """
     file = str(path.absolute())
     plain = _PLAIN.match(file)
@@ -85,9 +94,10 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
 
 
 def slurm_counts_no_gpus() -> bool:
-    """Whether SLURM answers, and none of its nodes has a generic resource `gpu`.
+    """True if SLURM answers and none of its nodes has a generic resource `gpu`.
 
-    sbatch then refuses to give any, and whole nodes come with theirs. Without SLURM here: no.
+    sbatch then refuses requests for GPUs, and a whole node comes with its GPUs. False without
+    SLURM.
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:
@@ -98,7 +108,7 @@ def slurm_counts_no_gpus() -> bool:
 
 
 def in_words(config: RunConfig) -> str:
-    """Lines of text; nothing in them that the config does not hold or imply."""
+    """The meaning of a config in lines of text, from the config alone."""
     lines = []
     for label, text in _facts(config):
         lines += textwrap.wrap(
@@ -113,9 +123,9 @@ def in_words(config: RunConfig) -> str:
 
 
 def evaluation_steps(config: RunConfig) -> list[int]:
-    """Steps after which a run that never reaches its target evaluates, in order.
+    """Evaluation steps of a run that never reaches its target, in order.
 
-    Point k lies at ceil(k * interval / global batch), as in the rules, and the last step is one.
+    Point k lies at step ceil(k * interval / global batch), as in the rules; the last step is added.
     """
     batch, last = config.parallel.global_batch_size, config.max_steps
     steps = range(1, last + 1)
@@ -143,11 +153,9 @@ def _facts(config: RunConfig) -> Iterator[tuple[str, str]]:
     else:
         yield "sampler", config.data.sampler
     yield "learning rate", _schedule(config)
-    yield (
-        "stop",
-        f"at {config.eval.target_accuracy} masked-LM accuracy, or after {_count(steps, 'step')} "
-        f"({steps * batch:,} samples)",
-    )
+    target = config.eval.target
+    at_target = "" if target is None else f"at {target} masked-LM accuracy, or "
+    yield "stop", f"{at_target}after {_count(steps, 'step')} ({steps * batch:,} samples)"
     points = evaluation_steps(config)
     rule = " (MLPerf's rule)" if config.eval.interval_samples == "mlperf" else ""
     listed = ", ".join(map(str, points[:_MOST_POINTS]))
@@ -184,7 +192,7 @@ def _rules_samples(config: RunConfig, expected: "ExpectedSamples | None") -> str
     text = (
         f"the reference runs needed {expected.mean:,.0f} ({mean_steps:,} steps), "
         f"{_RCP_KIND[expected.kind]}; ten runs pass with a mean of {expected.minimum:,.0f} "
-        f"({least_steps:,} steps) at least; what to expect: mlperf_bert plan cluster --config"
+        f"({least_steps:,} steps) at least; `plan cluster` says what to expect"
     )
     if mean_steps > config.max_steps:
         text += "; the run stops before that: raise schedule.decay_steps"

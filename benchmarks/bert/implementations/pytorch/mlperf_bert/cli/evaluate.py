@@ -1,4 +1,4 @@
-"""The sub-command `evaluate`: accuracy of a checkpoint, trained here or converted, on any ranks."""
+"""The sub-command `evaluate`: held-out accuracy of any checkpoint, on any number of ranks."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest as SetManifest
     from mlperf_bert.distributed.launch import RankInfo
 
-# MLPerf's first weights on the official set: the rules' sanity test. One standard error of its
+# MLPerf's first weights on the official set: the rules' sanity test. One standard error over its
 # 380,000 masked tokens or so is 0.0008.
 MLPERF_CHECKPOINTS = ("MLPerf tf1_ckpt", "MLPerf tf2_ckpt")
 MLPERF_ACCURACY = 0.34085
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; rank 0 prints the result, and on stderr how far it is."""
+    """Evaluate; rank 0 prints the result on stdout and the progress on stderr."""
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
 
@@ -69,7 +69,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.step.eager import weights_dtype
 
     config = read_config(args.checkpoint)
-    # The policy changes no result, and the one it was trained with may not run here.
+    # The attention policy changes no result, and the one used in training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
     held_out = args.data / "eval"
     eval_dir = held_out if held_out.is_dir() else args.data
@@ -84,7 +84,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         begun = time.monotonic()
         evaluator = make_evaluator(config, index, reader, info, device)
         if info.rank == 0:
-            evaluator.on_batch = _progress()
+            evaluator.on_batch = progress()
         accuracy = evaluator(model)
         if info.rank == 0:
             manifest = read_manifest(resolve(args.checkpoint))
@@ -111,7 +111,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
-    """Open the set. Raises ConfigError in words of the checkpoint: there is no config to mend."""
+    """Open the set. A ConfigError names the checkpoint, since there is no config to mend."""
     from mlperf_bert.data.set_checks import open_index
 
     try:
@@ -122,8 +122,8 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
         raise ConfigError("--data", f"{name} of the checkpoint {problem}", remedy) from None
 
 
-def _progress() -> Callable[[int, int], None]:
-    """Says every few seconds how many batches are done."""
+def progress() -> Callable[[int, int], None]:
+    """Return a callback that prints every few seconds how many batches are done."""
     begun = said = time.monotonic()
 
     def tell(done: int, of: int) -> None:
@@ -138,11 +138,11 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def expected_accuracy(checkpoint: "Manifest", held_out: "SetManifest") -> float | None:
-    """What MLPerf's rules say of MLPerf's checkpoint on the official set; else None.
+    """The accuracy that MLPerf's rules expect of its checkpoint on the official set; else None.
 
-    The checkpoint is known by the digest that MLPerf has published, before any training. The set is
-    taken for the official one by its size, length, vocabulary size and seed: the official one of
-    examples made from text, none of imported ones, which do not say theirs.
+    The untrained checkpoint is recognised by MLPerf's published digest. The set counts as official
+    if its size, length, vocabulary size and seed match. Imported sets never match, because they do
+    not record their seed.
     """
     is_theirs = checkpoint.origin.get("published") in MLPERF_CHECKPOINTS and checkpoint.step == 0
     is_official = (

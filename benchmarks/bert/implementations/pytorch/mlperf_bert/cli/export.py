@@ -1,4 +1,4 @@
-"""The sub-command `export`: a checkpoint becomes a directory that other programs load."""
+"""The sub-command `export`: write a checkpoint as a directory that other programs load."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR")
-    parser.add_argument("out", type=Path, metavar="DIR", help="what is written")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
     parser.add_argument("--to", choices=("huggingface",), required=True)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, and say what was written."""
+    """Export, and print what was written."""
     from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 
     done = export_huggingface(args.checkpoint, args.out, args.vocab, args.data)

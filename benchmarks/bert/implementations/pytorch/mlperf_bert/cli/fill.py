@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(checkpoint)
     sha256 = read_manifest(checkpoint).vocabulary_sha256
     vocabulary = vocabulary_of(checkpoint, sha256, args.vocab, args.data)
-    # The policy changes no result, and the one it was trained with may not run here.
+    # The attention policy changes no result, and the one used in training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
 
     def run_rank(_info: "RankInfo", device: "torch.device") -> int:

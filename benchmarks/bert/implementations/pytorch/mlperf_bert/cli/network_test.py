@@ -1,4 +1,4 @@
-"""The sub-command `network-test`: whether the ranks of a job reach each other, and how fast."""
+"""The sub-command `network-test`: check that the ranks of a job reach each other, and how fast."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="for the test, and for a rank to come (default 60)",
+        help="time limit of the test, and of the wait for a rank (default 60)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print on rank 0 what was found, as `doctor --only network` does; 0, or 1 where it fails.
+    """Print the findings on rank 0, like `doctor --only network`; 0, or 1 if the test fails.
 
-    Without a launcher it starts the config's ranks of a node. Raises ConfigError.
+    Without a launcher it starts one node's ranks of the config. Raises ConfigError.
     """
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info

@@ -1,8 +1,8 @@
-"""`mlperf_bert stage-data`: a node's part of the data to its local disk.
+"""The sub-command `stage-data`: copy a node's part of the data to its local disk.
 
-With a fixed seed the plan says which samples the ranks of a node read, so only their pages are
-copied, into sparse files of the same layout; training runs on them as on the source. Written
-shard by shard, each beside its place and then renamed; the manifest comes last.
+With a fixed seed the plan says which samples the ranks of a node read. Only their pages are copied,
+into sparse files of the same layout, and training reads them like the source. Each shard is written
+under a temporary name and renamed; the manifest comes last.
 """
 
 import argparse
@@ -45,15 +45,15 @@ from mlperf_bert.data.set_checks import (
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
 from mlperf_bert.distributed.launch import read_rank_info
 
-# Loaders, their advice to the kernel and reader processes run ahead of the last step.
+# Loaders, read-ahead and reader processes run past the last step.
 STEPS_AHEAD = 8
 WINDOWS_AHEAD = 4
-PAGE_BYTES = 4096  # what a file system stores or leaves out of a sparse file
+PAGE_BYTES = 4096  # unit in which a file system stores a sparse file
 CHUNK_BYTES = 2**23
 SOURCE_REMEDY = "check the source with `mlperf_bert verify --full`"
 COPY_REMEDY = "delete it and stage the data again"
 
-# Flat arrays, by far the most of a shard -> the array of where each sample starts in them.
+# Flat arrays, nearly all of a shard -> the array of each sample's start in them.
 FLAT_ARRAYS = {
     "input_ids": "offsets",
     "masked_lm_positions": "masked_lm_offsets",
@@ -66,17 +66,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
     parser.add_argument("--out", type=Path, required=True, help="directory of the copy")
-    parser.add_argument("--node", type=int, help="whose part, from 0 (default: the launcher's)")
+    parser.add_argument("--node", type=int, help="the node, from 0 (default: the launcher's)")
     parser.add_argument("--whole", action="store_true", help="all samples, for any seed and node")
     parser.add_argument(
-        "--replace", action="store_true", help="put this part where another one was staged"
+        "--replace", action="store_true", help="replace a part that was staged there before"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy train/ and eval/; what is finished in the copy is kept. Raises ConfigError, DataError.
+    """Copy train/ and eval/, keeping finished files of the copy. Raises ConfigError, DataError.
 
-    The config decides which samples are read; of a fixed seed those of one node, unless `--whole`.
+    With a fixed seed, only the samples that the config makes one node read, unless `--whole`.
     """
     config, data_dir, out = load_config(args.config, args.set), args.data, args.out
     source = os.path.realpath(data_dir)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray[np.bool_]:
-    """Which samples, bool [N], the ranks of a node read up to `run.max_steps` and a bit beyond."""
+    """Mask, bool [N], of samples that a node's ranks read until shortly after `run.max_steps`."""
     parallel = config.parallel
     assert config.run.seed != "random"
     planner = make_planner(config, index, config.run.seed)
@@ -109,7 +109,7 @@ def planned_samples(config: RunConfig, index: LengthIndex, node: int) -> NDArray
     is_planned = np.zeros(index.manifest.num_samples, dtype=np.bool_)
     for step in range(1, config.max_steps + steps_ahead + 1):
         plan = planner.plan(step)
-        if config.data.balance.startswith("exchange"):  # ranks read what was drawn, then exchange
+        if config.data.balance.startswith("exchange"):  # ranks read, then exchange
             is_planned[plan.drawn_ids[first:stop]] = True
         else:
             before, after = plan.counts[:first].sum(), plan.counts[:stop].sum()
@@ -130,7 +130,7 @@ def _node(asked: int | None, config: RunConfig) -> int:
 
 
 def _stage(reader: SampleReader, target: Path, planned: NDArray[np.bool_] | None) -> None:
-    """Copy a set, or the planned samples of it."""
+    """Copy a set, or its planned samples."""
     source, count = reader.set_dir, reader.manifest.num_samples
     is_wanted = np.ones(count, dtype=np.bool_) if planned is None else planned
     for name in ("shards", "index"):
@@ -163,10 +163,10 @@ def _stage(reader: SampleReader, target: Path, planned: NDArray[np.bool_] | None
 
 
 def _claim(target: Path, record: StageRecord, *, replace: bool) -> StagedPart | None:
-    """Mark a directory as this stage, or find it marked so; the part that it is to hold.
+    """Mark a directory as this stage, or check its mark; return the part that it holds.
 
-    A whole copy of the same set serves for any part, and stays whole. To `replace` another part,
-    its shards go first: the mark of a stage vouches for what is there. Raises DataError for other
+    A whole copy of the same set serves for any part, and stays whole. `replace` first deletes the
+    shards of another part, because the mark guarantees the contents. Raises DataError for other
     contents.
     """
     make_directory(target)
@@ -195,9 +195,9 @@ def _claim(target: Path, record: StageRecord, *, replace: bool) -> StagedPart | 
 
 
 def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: str = "") -> None:
-    """Copy a file of `size` bytes, and of this digest where it is known.
+    """Copy a file of `size` bytes, and check its digest if that is known.
 
-    Raises DataError where one is damaged or cannot be read, or the other not be written.
+    Raises DataError if the source is damaged or unreadable, or the target cannot be written.
     """
     digest = hashlib.sha256()
     with _opened(source_path) as source, replaced_file(target) as temporary:
@@ -211,7 +211,7 @@ def copy_file(source_path: Path, target: Path, size: int | None = None, sha256: 
 
 
 def copy_whole(source_path: Path, target: Path, size: int, sha256: str) -> None:
-    """Copy a file, unless `target` is it already. Raises DataError as `copy_file`."""
+    """Copy a file, unless `target` is a copy already. Raises DataError like `copy_file`."""
     if not target.exists() or file_digest(target, COPY_REMEDY) != sha256:
         copy_file(source_path, target, size, sha256)
 
@@ -219,14 +219,13 @@ def copy_whole(source_path: Path, target: Path, size: int, sha256: str) -> None:
 def copy_samples(shard: Shard, is_wanted: NDArray[np.bool_], target: Path) -> None:
     """Copy some samples of a shard to a sparse file of its layout, unless `target` exists.
 
-    Everything but the flat arrays is copied; there, the pages of the samples are. Samples that
-    are not wanted get a next sentence label out of range, so that whoever reads one is refused.
+    Flat arrays are copied only where the wanted samples lie, everything else in full. Unwanted
+    samples get a next sentence label out of range, so reading one is an error.
 
-    `is_wanted` is bool [n]. Raises DataError as `copy_file`; whether the copied bytes are right is
-    not known here.
+    `is_wanted` is bool [n]. Raises DataError like `copy_file`. The copied bytes are not checked.
     """
     if target.exists():
-        return  # renamed to this name when it was complete
+        return  # only a complete file gets this name
     size = shard.sidecar.shard_bytes
     with _opened(shard.path) as source, replaced_file(target) as temporary:
         ranges = _byte_ranges(shard, source, np.flatnonzero(is_wanted))
@@ -244,14 +243,14 @@ def copy_samples(shard: Shard, is_wanted: NDArray[np.bool_], target: Path) -> No
 
 
 def _byte_ranges(shard: Shard, source: FileIO, rows: IntArray) -> list[tuple[int, int]]:
-    """Start and stop of the bytes to copy, ascending; whole pages where a range ends in data."""
+    """Start and stop of the bytes to copy, ascending, rounded to whole pages inside data."""
     places = shard.sidecar.datasets
     num_pages = -(-shard.sidecar.shard_bytes // PAGE_BYTES)
-    is_copied = np.zeros(num_pages + 2, dtype=np.bool_)  # none before the first and after the last
+    is_copied = np.zeros(num_pages + 2, dtype=np.bool_)  # no page before or after
     is_copied[1:-1] = True
     for name in FLAT_ARRAYS:
         first, stop = -(-places[name].offset // PAGE_BYTES), places[name].end // PAGE_BYTES
-        is_copied[first + 1 : max(first, stop) + 1] = False  # pages with nothing else in them
+        is_copied[first + 1 : max(first, stop) + 1] = False  # pages of this array alone
     for name, table in FLAT_ARRAYS.items():
         offsets = _array(source, shard.path, places[table])
         starts, stops = offsets[rows], offsets[rows + 1]
@@ -284,7 +283,7 @@ def _array(source: FileIO, path: Path, place: DatasetPlace) -> NDArray[Any]:
 
 
 def _chunks(source: FileIO, path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes start .. stop - 1 in pieces. Raises DataError where they cannot be read."""
+    """Yield the bytes start .. stop - 1 in pieces. Raises DataError if they cannot be read."""
     while start < stop:
         try:
             source.seek(start)

@@ -1,15 +1,16 @@
-"""The sub-command `train`: its options, and which of them starts ranks, a rank, or a reader."""
+"""The sub-command `train`: its options, and the choice to start ranks, a rank or a reader."""
 
 import argparse
 import secrets
-import shlex
 import time
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError
+from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError, typed
 from mlperf_bert.config.options import add_config, add_init_checkpoint
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.signals.signal_watch import write_status
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
-    from mlperf_bert.parts.build import Run
+    from mlperf_bert.parts.build import Parts, Run
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.run.lock import RunLock
+    from mlperf_bert.run.outcome import RunOutcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="auto|none|DIR",
-        help="go on: with the run of --run-dir where it was interrupted, or from a checkpoint "
+        help="continue the interrupted run of --run-dir, or start from a checkpoint "
         "(default: auto where torchrun restarts a rank, else none)",
     )
     parser.add_argument(
@@ -49,12 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
         "when another leaves with anything else",
     )
-    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)  # a script's
+    # For run_and_time.sh: how it is continued; and to refuse a wrong option before data are made.
+    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; 0 where the target was reached, 3 where not, 75 where a signal ended the run."""
-    from mlperf_bert.checkpoint.first_weights import check_first_weights
+    """Train; 0 at the target or the end of a run without one, 3 if missed, 75 after a signal."""
+    from mlperf_bert.checkpoint.first_weights import check_first_weights, take_model
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -62,19 +66,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
-    config = load_config(args.config, args.set, args.init_checkpoint)
+    own = args.run_dir and args.run_dir / f"run_{args.run_index}"
+    take = partial(take_model, resume=args.resume, run=own)
+    config = load_config(args.config, args.set, args.init_checkpoint, take)
+    if args.only_check:
+        return 0
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
     parallel, is_single = config.parallel, read_rank_info().launcher == "single"
     if is_single and args.resume in (None, "none"):
-        check_first_weights(config, args.data)  # at once: before torch is read
+        check_first_weights(config, args.data)  # before torch is loaded
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
             _check_run_dir(args)
         root = args.run_dir or _default_root(args.config)
-        with RunLock(
-            root, f"run_{args.run_index}"
-        ) as lock:  # at once, and for as long as there are ranks
+        with RunLock(root, f"run_{args.run_index}") as lock:  # until the ranks end
             lock.check()
             return run_on_ranks(
                 [*args.command_line, "--run-dir", str(root)],
@@ -99,7 +105,7 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
-    """Train, rank 0 as the one owner of the run's directory."""
+    """Train; only rank 0 owns the run's directory."""
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.run.lock import RunLock
 
@@ -119,7 +125,7 @@ def _default_root(config_path: Path) -> Path:
 def _check_run_dir(args: argparse.Namespace) -> None:
     if args.run_dir is None:
         remedy = "give the directory of the run to go on with"
-        raise ConfigError("--run-dir", "is missing, and the run is to be gone on with", remedy)
+        raise ConfigError("--run-dir", "is missing, and --resume auto needs it", remedy)
 
 
 def _train_in(
@@ -130,15 +136,20 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
+    from mlperf_bert.common.console import LiveLine
+    from mlperf_bert.signals.whereabouts import Whereabouts
+
+    whereabouts = Whereabouts()
+    # Before torch is loaded, which takes long from a cold disk.
+    shown = LiveLine(stderr=False, speaks=own_info.rank == 0)
+    shown.never_silent(lambda: whereabouts.in_words)
+
     from mlperf_bert.common.seeds import SEED_BITS
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.parts.build import Run
     from mlperf_bert.parts.loader import dismiss_reader
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.signals.signal_watch import SignalWatch
-    from mlperf_bert.signals.whereabouts import Whereabouts
-
-    whereabouts = Whereabouts()
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
@@ -162,11 +173,12 @@ def _train_in(
             process=process,
             cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
+            shown=shown,
         )
         return _train_and_tell(args, run)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
-    with SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
+    with shown, SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
         return in_session(
             run_rank,
             config.run.device,
@@ -179,22 +191,26 @@ def _train_in(
 
 
 def _train_and_tell(args: argparse.Namespace, run: "Run") -> int:
-    """Train, say how it went and how to go on; the exit status."""
+    """Train, print the result and the next commands, and return the exit status."""
+    from mlperf_bert.checkpoint.manifest import LATEST
     from mlperf_bert.parts.build import build
     from mlperf_bert.train import train
 
     parts = build(run)
     with parts.reporter, closing(parts.metrics_file), closing(parts.log):
         parts.reporter.line(parts.in_words())
-        parts.reporter.line(_hint("watch it from another terminal", "watch", run.directory))
-        outcome = train(parts)
-        reached = outcome.status == "success"
-        parts.reporter.line(
-            f"target {'reached' if reached else 'NOT reached'} after {outcome.samples:,} "
-            f"samples, {outcome.steps:,} steps, {outcome.seconds:.1f} s of training"
-        )
-        parts.reporter.line(_what_next(args, run, outcome.stopped_by))
-    return _leave(args, run.info, reached, outcome.stopped_by)
+        for line in _tool("watch it from another terminal", "watch", run.directory.run):
+            parts.reporter.line(line)
+        try:
+            outcome = train(parts)
+        except Exception:
+            if (run.directory.checkpoints / LATEST).exists():
+                parts.reporter.line(_go_on(args, run))
+            raise
+        parts.reporter.line(_end_in_words(parts, outcome))
+        for line in _what_next(args, run, outcome):
+            parts.reporter.line(line)
+    return _leave(args, run.info, outcome.status == "success", outcome.stopped_by)
 
 
 def _agree_on_start(
@@ -204,13 +220,13 @@ def _agree_on_start(
     info: "RankInfo",
     lock: "RunLock",
 ) -> "Start":
-    """Where the run begins, as rank 0 finds it, which looks at nothing before it owns it."""
+    """The run's start as rank 0 finds it, which looks only after it owns the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 
-    # torchrun counts restarts of a node by its own ranks' failures.
+    # torchrun counts a node's restarts by failures of its own ranks.
     is_restart = max(from_all_ranks(info, restart_count())) > 0
     found = [NEW_RUN]
 
@@ -238,25 +254,66 @@ def _agree_on_start(
     return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
 
 
-def _hint(purpose: str, command: str, directory: "RunDirectory") -> str:
-    return f"to {purpose}: mlperf_bert {command} {shlex.quote(str(directory.run))}"
+def _end_in_words(parts: "Parts", outcome: "RunOutcome") -> str:
+    """The outcome of a run in one line."""
+    target, reached, guess = (
+        parts.run.config.eval.target,
+        outcome.mlm_accuracy,
+        parts.evaluator.guess,
+    )
+    how_far = f"{outcome.samples:,} samples, {outcome.steps:,} steps"
+    seconds = f"{outcome.seconds:.1f} s of training"
+    known = "" if reached is None else f"; accuracy {reached:.4f}"
+    if outcome.stopped_by is not None:
+        return f"stopped by {outcome.stopped_by} after {how_far}, {seconds}{known}"
+    if target is None:
+        known += f", {reached / guess:.2f} x the context-free guess" if reached and guess else ""
+        return f"{outcome.steps:,} steps, {outcome.samples:,} samples, {seconds}{known}"
+    if outcome.status == "success":
+        return f"target reached after {how_far}, {seconds}"
+    more = "; with a higher run.max_steps and schedule.decay_steps a run trains longer"
+    return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
 
 
-def _what_next(args: argparse.Namespace, run: "Run", stopped_by: str | None) -> str:
-    directory = run.directory
-    if stopped_by is None or run.config.checkpoint.save == "never":
-        return _hint("see it in a browser", "report", directory)
-    command = args.go_on_by
-    if command is None:
-        where = ["--run-dir", str(directory.root), "--run-index", str(directory.index)]
-        command = shlex.join(["mlperf_bert", "train", "--resume", "auto", *where])
-    return f"to go on, all else as before: {command.removesuffix(' --run-index 0')}"
+def _what_next(args: argparse.Namespace, run: "Run", outcome: "RunOutcome") -> list[str]:
+    """Hints for the finished run: each a purpose and a command that works when typed."""
+    directory, is_saved = run.directory, run.config.checkpoint.save != "never"
+    if outcome.stopped_by is not None and is_saved:
+        return [_go_on(args, run)]
+    lines = _tool("see it in a browser", "report", "page", directory.run)
+    if outcome.status == "aborted":
+        lines += _tool("see what may be wrong", "report", "doctor", directory.run)
+    elif is_saved:
+        words = ("--checkpoint", directory.checkpoints, "The [MASK] was trained on text.")
+        lines.append(f"to see what it fills in: {typed('fill', *words)}")
+    return lines
+
+
+def _tool(purpose: str, *words: object) -> list[str]:
+    """A hint that names a command of the tools, if they are installed."""
+    return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []
+
+
+def _go_on(args: argparse.Namespace, run: "Run") -> str:
+    """The command that continues the run from its last checkpoint."""
+    if args.go_on_by is not None:
+        return f"to go on: {args.go_on_by}"
+    words = ["train", "--config", args.config, "--data", args.data]
+    words += [word for each in args.set for word in ("--set", each)]
+    if args.init_checkpoint:
+        words += ["--init-checkpoint", args.init_checkpoint]
+    words += ["--run-dir", run.directory.root, "--resume", "auto"]
+    if run.directory.index:
+        words += ["--run-index", run.directory.index]
+    is_alone = run.info.launcher in ("single", "local")  # ranks that `train` started itself
+    how = "" if is_alone else ", as its ranks were started before"
+    return f"to go on{how}: {typed(*words)}"
 
 
 def _leave(
     args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
 ) -> int:
-    """The exit status of this rank, or 0 where the run's is asked for in a file."""
+    """The exit status of this rank: the run's, or 0 if a file was asked to hold that."""
     missed = STOPPED if stopped_by else TARGET_MISSED
     status = 0 if reached else missed
     if args.status_file is None:

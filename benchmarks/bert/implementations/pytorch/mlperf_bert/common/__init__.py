@@ -1,1 +1,1 @@
-"""What every room may use: errors, untrusted input, files written whole, facts of the machine."""
+"""Shared by all rooms: errors, untrusted input, all-or-nothing writing, facts of the machine."""

@@ -1,4 +1,4 @@
-"""All-or-nothing writing: files and directories beside their names, then renamed; whole lines."""
+"""All-or-nothing writing: temporary files and directories that are renamed, and whole lines."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ NO_ROOM = "check the disk's free space and that it can be written"
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path`, on failure it goes away.
+    """Yield a temporary path beside `path`; it is renamed to `path` on success, deleted on failure.
 
     Raises DataError when the file cannot be written.
     """
@@ -33,7 +33,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _not_written(path, error) from error
     finally:
-        with suppress(OSError):  # where it could not be written, it may not be removed either
+        with suppress(OSError):  # a place that cannot be written may refuse the removal too
             temporary.unlink(missing_ok=True)
 
 
@@ -44,7 +44,7 @@ def write_file(path: Path, contents: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Try whether `write_file` could write `path`, which stays as it is. Raises DataError."""
+    """Check that `write_file` could write `path`, without changing it. Raises DataError."""
     temporary = _beside(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -64,9 +64,9 @@ def make_directory(path: Path) -> None:
 
 
 def is_temporary(name: str, of: Collection[str]) -> bool:
-    """Whether the bare file name is `.NAME.PID-MACHINE.tmp` for a NAME in `of`, or `.NAME.PID.tmp`.
+    """True if a file name is `.NAME.PID-MACHINE.tmp` or `.NAME.PID.tmp` for a NAME in `of`.
 
-    That is what a killed writer leaves.
+    A killed writer leaves such files.
     """
     stem, _, writer = name.removesuffix(".tmp").rpartition(".")
     is_ours = name.endswith(".tmp") and writer.partition("-")[0].isdecimal()
@@ -76,9 +76,9 @@ def is_temporary(name: str, of: Collection[str]) -> bool:
 def remove_temporaries(
     directory: Path, names: Collection[str], *, of: Literal["this machine", "all"] = "all"
 ) -> None:
-    """Remove what killed writers of these files left; no writer of them may be at work there.
+    """Remove temporary files of killed writers; no writer of these files may be running there.
 
-    `of` "this machine" leaves those of others alone, which may be at work.
+    `of` "this machine" keeps those of other machines, whose writers may be running.
     """
     for path in directory.glob(".*.tmp"):
         machine = path.stem.rpartition(".")[2].partition("-")[2]
@@ -91,7 +91,7 @@ def _beside(path: Path) -> Path:
 
 
 def _machine() -> str:
-    """Tells apart the machines that write into one directory, which may have equal process ids."""
+    """A name for this machine, since processes of two machines may have equal ids."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
@@ -102,10 +102,10 @@ def _not_written(path: Path, error: OSError) -> DataError:
 
 @contextmanager
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Yield a directory to fill; on success it becomes `path`, on failure it goes away.
+    """Yield a directory to fill; it is renamed to `path` on success, deleted on failure.
 
-    `path` must not be there, or be an empty directory; about `num_bytes` will be written. Raises
-    CheckpointError where there is something already, or it cannot be written.
+    `path` must be absent or an empty directory; about `num_bytes` will be written. Raises
+    CheckpointError if `path` is taken or cannot be written.
     """
     path = Path(os.path.abspath(path))
     beside = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
@@ -127,9 +127,9 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def whole_or_nothing(file: int) -> Iterator[None]:
-    """Where the body cannot write at the end of an open file, take back what it wrote.
+    """Undo a failed append to an open file.
 
-    Half a line would be glued to the next one. Raises OSError as the body does.
+    The next line would otherwise continue half a line. Raises the body's OSError.
     """
     end = os.fstat(file).st_size
     try:
@@ -142,16 +142,16 @@ def whole_or_nothing(file: int) -> Iterator[None]:
 
 
 class LineFile:
-    """Appends whole lines, each on file when `append` returns.
+    """Appends whole lines; each is in the file when `append` returns.
 
-    A line that cannot be written is left out, and `warn` told once until one can be written again:
-    training is worth more than what it says.
+    A line that cannot be written is dropped, because training is worth more than its log. `warn` is
+    called for the first dropped line, and again only after a line was written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:
-        """Open a new file, or where it is `continued`, one that may be there.
+        """Open a new file, or an existing one if `continued`.
 
-        Raises ConfigError where that fails.
+        Raises ConfigError if that fails.
         """
         self._path = path
         self._warn = warn
@@ -165,7 +165,7 @@ class LineFile:
         self._is_failing = False
 
     def append(self, line: str) -> None:
-        """Write a line; its end is added."""
+        """Write a line; the line end is added."""
         contents = memoryview(f"{line}\n".encode())
         try:
             with whole_or_nothing(self._file.fileno()):

@@ -1,7 +1,7 @@
-"""Where compiled code is kept: numba, Triton and torch run what they find there.
+"""Directories for compiled code: numba, Triton and torch run the code they find there.
 
-So it is a directory that nobody but this user, or root, can write: the one that the compiler's
-variable names, else one in the user's cache directory, else one of this process and its children.
+Only this user and root may write such a directory. It is the one named by the compiler's variable,
+else one in the user's cache directory, else a temporary one of this process and its children.
 """
 
 import atexit
@@ -25,10 +25,10 @@ _OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def set_code_caches() -> dict[str, Path]:
-    """The directory of every compiler by its variable, made, and set for all that comes after.
+    """Create the directory of every compiler, and set each compiler's variable to it.
 
-    To be called before anything is compiled. Raises ConfigError for a directory that the user has
-    named and somebody else could write.
+    Call it before anything is compiled. Raises ConfigError for a directory that the user has named
+    and others can write.
     """
     missing = [variable for variable in _COMPILERS if not os.environ.get(variable)]
     if missing:
@@ -47,7 +47,7 @@ def set_code_caches() -> dict[str, Path]:
 
 
 def remove_temporary() -> None:
-    """Remove the directory of this process, where it has one: for who leaves without atexit."""
+    """Remove this process's temporary directory; call it before an exit that skips atexit."""
     if _made_by.cache_info().currsize:
         path, maker = _made_by()
         if maker == os.getpid():  # not in a child that was forked
@@ -56,7 +56,7 @@ def remove_temporary() -> None:
 
 
 def _usual() -> Path | None:
-    """In the user's cache directory; None where that cannot be written, or others can write it."""
+    """Our directory in the user's cache; None if that is not writable, or others can write it."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return _own(home / "mlperf_bert") if home.is_absolute() else None
@@ -66,15 +66,15 @@ def _usual() -> Path | None:
 
 @cache
 def _made_by() -> tuple[Path, int]:
-    """A directory that no name leads to beforehand, and the process that has made it."""
+    """A temporary directory with an unpredictable name, and the process that made it."""
     atexit.register(remove_temporary)
     return Path(tempfile.mkdtemp(prefix="mlperf_bert-")), os.getpid()  # mode 0700
 
 
 def _own(path: Path) -> Path:
-    """`path` without links, made where it is missing, its parents too.
+    """`path` without links, created with its parents if missing.
 
-    Raises OSError where somebody else owns it or may write it, or may put another in its place.
+    Raises OSError if another user owns, may write or may replace it.
     """
     path = path.absolute()
     for each in (*reversed(path.parents), path):
@@ -102,7 +102,7 @@ def _own(path: Path) -> Path:
 
 
 def _check_contents(path: Path) -> None:
-    """Raise OSError where others may come to what a compiler makes in `path`, and write it."""
+    """Raise OSError if others could write the files that a compiler creates in `path`."""
     umask = os.umask(0o077)
     os.umask(umask)
     if path.stat().st_mode & _OTHERS_MAY_ENTER and ~umask & _OTHERS_MAY_WRITE:

@@ -1,4 +1,4 @@
-"""Compilation of Python functions to machine code, kept on disk wherever that is possible."""
+"""Compilation of Python functions to machine code, cached on disk if possible."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -18,21 +18,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """`function`, compiled by numba when it is first called with arguments of new types.
 
-    The machine code goes into a directory of the user's own (`code_caches`); where that cannot be
-    written, every process compiles for itself. Other threads go on while it runs.
+    The machine code is cached in a directory of the user (`code_caches`); if that cannot be
+    written, every process compiles for itself. The function releases the GIL.
 
-    numba looks for changes in the function's own source file only. So a compiled function must
-    not call one of another file: after a change there the old machine code would go on being used.
-    It compares the time of change and the size only: a file put back with both keeps the old code.
+    numba checks only the function's own source file for changes, by time and size. So a compiled
+    function must not call one of another file: numba would keep using the old code after a change
+    there. A file restored with its old time and size keeps the old code too.
     """
     return _compile(function)
 
 
 def compiled_arithmetic(function: Function) -> Function:
-    """`compiled`, for loops over floats that shall become vector instructions.
+    """`compiled`, for loops over floats that the compiler should vectorise.
 
-    A division by zero gives an infinity or NaN and raises nothing, sums may be taken in another
-    order, and a product that is added may be rounded once. NaN and infinities are kept.
+    Division by zero gives an infinity or NaN without an error, sums may be reordered, and
+    multiply-adds may be fused (rounded once). NaN and infinities are kept.
     """
     return _compile(function, error_model="numpy", fastmath={"reassoc", "contract"})
 
@@ -52,7 +52,7 @@ def _compile(function: Function, **options: Any) -> Function:
 
 @contextmanager
 def usable_cache(function: Any) -> Iterator[None]:
-    """Where `function` is compiled or loaded: ConfigError if its cache is damaged or full."""
+    """Compile or load `function` in this context: ConfigError if its cache is damaged or full."""
     try:
         yield
     except (OSError, EOFError, pickle.UnpicklingError) as error:

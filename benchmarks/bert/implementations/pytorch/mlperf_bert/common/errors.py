@@ -1,27 +1,31 @@
-"""What a user is told: errors to mend, in one line on stderr, and the program's exit statuses.
+"""Messages to the user: one-line errors on stderr, exit statuses, commands to type next.
 
-An error says where, what is wrong, and how to put it right. Launchers act on the statuses, which
-docs/cluster.md explains. A line is one write: those of several ranks must not mix.
+An error says where, what is wrong, and the remedy. Launchers act on the statuses, which
+docs/start/cluster.md explains. Each line is one write, so lines of several ranks do not mix.
 """
 
+import os
+import shlex
+import shutil
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-FAULT = 1  # of ours, with a traceback
-MISTAKE = 2  # that the user can mend, in one line; argparse has the same
+FAULT = 1  # a bug of ours, with a traceback
+MISTAKE = 2  # an error that the user can mend, in one line; argparse uses the same
 TARGET_MISSED = 3
-LOST = 70  # other ranks are gone or do not answer, or something hangs
-STOPPED = 75  # a signal asked for the end: after saving, or before there was anything to save
-INTERRUPTED = 130  # as of what SIGINT ends, which a second Ctrl-C does
-NOBODY_READS = 141  # as of what SIGPIPE ends: `| head` has seen enough
+LOST = 70  # other ranks do not answer, or something hangs
+STOPPED = 75  # a signal ended the run: after saving, or before there was anything to save
+INTERRUPTED = 130  # ended by SIGINT (a second Ctrl-C)
+NOBODY_READS = 141  # ended by SIGPIPE: `| head` has closed the pipe
 
-_LONGEST = 1200  # characters of each part; the paths and lists of ours are shorter
+_LONGEST = 1200  # characters of each part; our own paths and lists are shorter
 
 
 def one_line(text: str) -> str:
-    """`text` as a terminal may show it: line ends, escapes and the like written out, and not long.
+    """`text` made safe for a terminal: shortened, with line ends and escapes written out.
 
-    Names in it may come from files that anybody has written.
+    It may contain names from untrusted files.
     """
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
@@ -31,16 +35,18 @@ def one_line(text: str) -> str:
 
 
 class UserError(Exception):
-    """Base of everything the command line reports as one line, without a traceback.
+    """Base of errors that the command line reports in one line, without a traceback.
 
-    `where` is the config field, file or argument at fault, `problem` what is wrong with it, with
-    the offending value, `remedy` what to do about it.
+    `where` is the config field, file or argument at fault, `problem` says what is wrong with it and
+    gives the value, `remedy` says what to do.
     """
 
     exit_status = MISTAKE
+    is_of_all_ranks = False  # that raise it together
+    is_said = False
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
-        super().__init__(where, problem, remedy)  # as given, so that it travels between processes
+        super().__init__(where, problem, remedy)  # so that it can be pickled
 
     def __str__(self) -> str:
         where, problem, remedy = map(one_line, self.args)
@@ -56,10 +62,10 @@ class DataError(UserError):
 
 
 class UnreadableError(DataError):
-    """A file that is there and cannot be read: a right is missing, or a file system fails.
+    """An existing file that cannot be read: a permission is missing, or the file system fails.
 
-    Nobody knows what it holds, so it is not taken for damaged: whoever goes on without what is
-    damaged must not catch this.
+    Its contents are unknown, so it does not count as damaged: code that skips damaged files must
+    not catch this error.
     """
 
 
@@ -68,13 +74,13 @@ class CheckpointError(UserError):
 
 
 class LostRanksError(UserError):
-    """Other ranks that do not answer any more: dead, hung, or behind a broken network."""
+    """Other ranks do not answer: they are dead, hung, or behind a broken network."""
 
     exit_status = LOST
 
 
 def say(text: str) -> None:
-    """Write `mlperf_bert: <text>`, after what was printed; a stderr that is gone is no error."""
+    """Flush stdout, then write `mlperf_bert: <text>` to stderr; a closed stderr is no error."""
     with suppress(OSError):
         sys.stdout.flush()
     with suppress(OSError):
@@ -83,5 +89,19 @@ def say(text: str) -> None:
 
 
 def say_error(line: object) -> None:
-    """Say why the program ends, in one line."""
-    say(f"error: {line}")
+    """Print in one line why the program ends; nothing if rank 0 says it for all ranks."""
+    if not getattr(line, "is_said", False):
+        say(f"error: {line}")
+
+
+def typed(*words: object) -> str:
+    """A command of this program, quoted for the shell that started it.
+
+    It begins with `mlperf_bert` if that shell finds this program, else with its path.
+    """
+    beside, found = Path(sys.executable).with_name("mlperf_bert"), shutil.which("mlperf_bert")
+    program = [sys.executable, "-m", "mlperf_bert"]
+    if os.access(beside, os.X_OK):
+        is_found = found is not None and os.path.samefile(found, beside)
+        program = ["mlperf_bert" if is_found else str(beside)]
+    return shlex.join([*program, *map(str, words)])

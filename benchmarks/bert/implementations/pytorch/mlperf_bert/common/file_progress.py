@@ -20,13 +20,13 @@ def progress_of(
 ) -> Iterator[Callable[[str, int], None]]:
     """Show how much of `total_bytes` is done, its rate and the time remaining.
 
-    What it yields is called with the name and the bytes of each finished file. Plain lines say
+    It yields a function to call with the name and the bytes of each finished file. Plain lines say
     `words[0] 3 of 7 words[1]` on `stream` (default: stdout).
     """
     if quiet:
         yield lambda name, num_bytes: None
         return
-    from rich import progress  # who shows none, as tests on a GPU, needs no rich
+    from rich import progress  # without a bar, as in tests on a GPU, rich is not needed
     from rich.console import Console
 
     console = Console(stderr=True)

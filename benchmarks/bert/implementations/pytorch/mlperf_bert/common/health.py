@@ -1,7 +1,7 @@
-"""Says from a run's metrics when loss diverges, accuracy collapses or steps are skipped.
+"""Alarms from a run's metrics: the loss diverges, accuracy collapses, or steps are skipped.
 
-One alarm of a kind until that has recovered. Rules go by smoothed values: half the weight lies
-on the last three records, nine tenths on the last ten.
+Each kind raises one alarm until it has recovered. The rules use smoothed values: half the weight
+lies on the last three records, nine tenths on the last ten.
 """
 
 import math
@@ -14,12 +14,12 @@ from mlperf_bert.common.errors import CheckpointError
 
 AlarmKind = Literal["not_finite", "diverged", "collapsed", "skipped"]
 
-SMOOTHING = 0.8  # weight of what was, at each record
+SMOOTHING = 0.8  # weight of the past, at each record
 SETTLED = 5  # records until a smoothed loss is worth comparing
-RISEN, FALLEN_BACK = 1.25, 1.1  # smoothed loss over its best: diverged from, recovered below
-NOISE_WIDTHS = 4.0  # of the loss's own noise, which a rise must exceed too
+RISEN, FALLEN_BACK = 1.25, 1.1  # smoothed loss over its best: diverged above, recovered below
+NOISE_WIDTHS = 4.0  # multiple of the loss's noise, which a rise must exceed too
 STAYS = 3  # records
-ACCURACY_DROP, ACCURACY_SHARE = 0.02, 0.1  # below the best: absolute, and of it
+ACCURACY_DROP, ACCURACY_SHARE = 0.02, 0.1  # below the best: absolute, and relative
 STANDARD_ERRORS = 5.0
 MASKED_TOKENS_IF_UNKNOWN = 1_000
 SKIPPED_SHARE, SKIPPED_SHARE_PASSED, SKIPPED_LEAST = 0.1, 0.02, 3.0
@@ -29,7 +29,7 @@ _MEND_OVERFLOW = f"{_MEND}; in fp16 also lower optim.initial_loss_scale, or use 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What kind of trouble was seen, what of it, and what to do about it."""
+    """An alarm: its kind, what was seen, and the remedy."""
 
     kind: AlarmKind
     seen: str
@@ -37,17 +37,17 @@ class Alarm:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The alarm in one line."""
         return f"{self.seen}; {self.remedy}"
 
 
 class Health:
-    """Judges the records of `metrics.jsonl` one after the other.
+    """Checks the records of `metrics.jsonl` in order.
 
-    - not_finite: the loss is no number (NaN, infinite or null).
+    - not_finite: the loss is NaN, infinite or null.
     - diverged: for three records the loss and the smoothed loss are 25 % above the best smoothed
-      one, and by four times the noise that it had then (smoothed distance of single records from
-      it): neither a noisy loss nor one that jumps and comes back. Over when smoothed within 10 %.
+      one, and above it by four times its noise then (smoothed distance of single records from
+      it), so noise or one jump raises no alarm. Over when smoothed within 10 %.
     - collapsed: an evaluation is below the best one by 0.02, by a tenth of that, and by five
       standard errors of the difference of two accuracies (binomial). Over when one is not.
     - skipped: of the last steps, smoothed, three or more and a tenth were skipped. Over at 2 %;
@@ -55,12 +55,12 @@ class Health:
     """
 
     def __init__(self, masked_tokens: int | None) -> None:
-        """`masked_tokens`: of the held-out set, for the noise of an accuracy; None: not known."""
+        """`masked_tokens` of the held-out set give the noise of an accuracy; None if not known."""
         self._masked_tokens = masked_tokens or MASKED_TOKENS_IF_UNKNOWN
         self._values: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
 
     def alarms(self, record: Mapping[str, Any]) -> list[Alarm]:
-        """Of one record: its keys `step`, `loss`, `mlm_accuracy` and `skipped_steps`."""
+        """Alarms of one record, from its `step`, `loss`, `mlm_accuracy` and `skipped_steps`."""
         found = [
             self._judge_loss(record["step"], record["loss"]),
             self._judge_accuracy(record["step"], record["mlm_accuracy"]),
@@ -69,13 +69,13 @@ class Health:
         return [alarm for alarm in found if alarm is not None]
 
     def state(self) -> dict[str, float]:
-        """What a resumed run needs to judge as this one would; finite numbers."""
+        """The state that a resumed run needs to raise the same alarms; finite numbers."""
         return dict(self._values)
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a `state()`, or begin anew from an empty one.
+        """Continue from a `state()`, or start afresh from an empty one.
 
-        Raises CheckpointError where it is neither.
+        Raises CheckpointError if it is neither.
         """
         is_state = set(state) in (set(), set(_NAMES)) and all(
             type(value) in (int, float) and math.isfinite(value) for value in state.values()
@@ -111,7 +111,7 @@ class Health:
         keep = 0.0 if is_first else SMOOTHING
         values["loss"] = keep * values["loss"] + (1 - keep) * loss
         if values["losses"] <= SETTLED or values["loss"] < values["best_loss"]:
-            # The noise of that time: a loss that diverges is far from its smoothed value.
+            # The noise at the best loss: a diverging loss is far from its smoothed value.
             values["best_loss"], values["best_loss_noise"] = values["loss"], values["loss_noise"]
 
     def _judge_accuracy(self, step: int, accuracy: float | None) -> Alarm | None:
@@ -142,7 +142,7 @@ class Health:
         return Alarm("skipped", f"{seen}, because a gradient was not finite", _MEND_OVERFLOW)
 
     def _changed(self, kind: AlarmKind, *, raised: bool, over: bool) -> bool:
-        """Whether an alarm of the kind is to be told now; it is armed again when `over`."""
+        """True if an alarm of the kind is due now; it is armed again when `over`."""
         was_raised = bool(self._values[kind])
         if raised or over:
             self._values[kind] = float(raised)

@@ -1,6 +1,6 @@
-"""What this computer is, from /proc and /sys: processors, memory, NUMA nodes, GPUs, network cards.
+"""Facts of this computer from /proc and /sys: processors, memory, NUMA nodes, GPUs, network cards.
 
-Nothing here raises: what a file does not tell, or is not there to tell, stays empty.
+Nothing here raises: a fact without a file, or missing from its file, stays empty.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-_MOST_BYTES = 1 << 16  # of a file; the longest one needed says the same of every processor
+_MOST_BYTES = 1 << 16  # read per file; the longest repeats itself for every processor
 _MOST_CPUS = 1 << 14  # Linux is built for at most 8,192
 Kind = Literal["infiniband", "ethernet"]
 _CPU_DIRECTORY = "sys/devices/system/cpu"
@@ -19,7 +19,7 @@ _CPU_DIRECTORY = "sys/devices/system/cpu"
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A part of the memory and the logical CPUs near it; memory alone has none."""
+    """A part of the memory and the logical CPUs near it; `cpus` may be empty."""
 
     index: int
     cpus: tuple[int, ...]
@@ -36,10 +36,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network card's port; its rate is that of the link now, None where it is not told.
+    """A port of a network card, with the present rate of its link, or None if not known.
 
-    One that does RDMA has the name and the rate of its device in /sys/class/infiniband, whatever
-    its link: `kind` is the link.
+    A port with RDMA has the name and the rate of its device in /sys/class/infiniband; `kind` is the
+    type of its link.
     """
 
     name: str
@@ -50,10 +50,11 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One computer. CPUs are the numbers of logical CPUs that are on, hardware threads included.
+    """One computer. CPUs are the numbers of online logical CPUs, hardware threads included.
 
-    `cpu_mhz` is the base frequency where the kernel tells it, else the first core's of this moment;
-    `caches` has the sizes of one instance each; `cores` has the hardware threads of each core.
+    `cpu_mhz` is the base frequency if the kernel reports it, else the first core's present
+    frequency; `caches` has the size of one instance of each cache; `cores` has the hardware threads
+    of each core.
     """
 
     cpu_model: str
@@ -73,7 +74,7 @@ class Machine:
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
-    """The computer that the files below `root` describe: this one, or a copy of another's."""
+    """Read the computer described by the files below `root`: this one, or a copy of another's."""
     of_cpus = root / _CPU_DIRECTORY
     cpus = parse_cpu_list(_text(of_cpus / "online"))
     cores = _cores(of_cpus, cpus)
@@ -99,7 +100,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """The CPUs of a kernel list such as `0-3,64-67`, in order; () where it is none."""
+    """The CPUs of a kernel list such as `0-3,64-67`, in order; () if it is no such list."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
@@ -110,7 +111,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def format_cpu_list(numbers: Sequence[int]) -> str:
-    """Ascending numbers as the kernel writes them: `0-3,64-67`; empty where there are none."""
+    """Ascending numbers in the kernel's form, such as `0-3,64-67`; empty if there are none."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -121,19 +122,19 @@ def format_cpu_list(numbers: Sequence[int]) -> str:
 
 
 def usable_cpus() -> frozenset[int]:
-    """Logical CPUs that this process may run on. Raises OSError where the system does not tell."""
+    """Logical CPUs that this process may run on. Raises OSError if the system does not say."""
     if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroups' cpusets and taskset
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def memory_bytes() -> int:
-    """Of this machine, whatever part of it is free."""
+    """Total memory of this machine, free or not."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 
 
 def _with_platform(machine: Machine) -> Machine:
-    """This machine, with what Python knows where there is no /proc: not on Linux."""
+    """This machine with facts from Python, for systems without /proc."""
     cpus = tuple(range(os.cpu_count() or 1))
     if not machine.logical_cpus:
         machine = replace(machine, logical_cpus=len(cpus), cores=tuple((cpu,) for cpu in cpus))
@@ -150,7 +151,7 @@ def _cores(of_cpus: Path, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     cores = []
     for cpu in cpus:
         if cpu in unassigned:
-            # The newer name first: kernels have both.
+            # The newer name first; some kernels have both.
             names = ("core_cpus_list", "thread_siblings_list")
             told = (_text(of_cpus / f"cpu{cpu}/topology" / name) for name in names)
             siblings = next(filter(None, told), "")
@@ -196,7 +197,7 @@ def _gpus(root: Path) -> tuple[Gpu, ...]:
         bus_id = (_field(about, "Bus Location") or directory.name).lower()
         device = root / "sys/bus/pci/devices" / bus_id.replace("/", "")
         gpus.append(Gpu(_field(about, "Model"), bus_id, _numa_node(device)))
-    return tuple(sorted(gpus, key=lambda gpu: gpu.pci_bus_id))  # hexadecimal: not by number
+    return tuple(sorted(gpus, key=lambda gpu: gpu.pci_bus_id))  # the names are hexadecimal
 
 
 def _driver(root: Path) -> str | None:
@@ -222,7 +223,7 @@ def _ethernet_ports(root: Path) -> tuple[Nic, ...]:
     nics = []
     for directory in _entries(root / "sys/class/net"):
         device = directory / "device"
-        # Virtual ones have no device; one with infiniband/ is a port that has been read already.
+        # Virtual cards have no device; a card with infiniband/ has been read already.
         if device.is_dir() and not (device / "infiniband").is_dir():
             mbit_per_s = _number(_text(directory / "speed"))
             rate = mbit_per_s / 1000 if mbit_per_s else None
@@ -231,7 +232,7 @@ def _ethernet_ports(root: Path) -> tuple[Nic, ...]:
 
 
 def _numa_node(device: Path) -> int | None:
-    return _integer(_text(device / "numa_node"))  # -1 where the firmware does not tell
+    return _integer(_text(device / "numa_node"))  # -1 if the firmware does not say
 
 
 def _os_name(root: Path) -> str:
@@ -240,13 +241,13 @@ def _os_name(root: Path) -> str:
 
 
 def _field(text: str, name: str) -> str:
-    """The value of the first line `name : value`; empty where there is none."""
+    """The value of the first line `name : value`; empty if there is none."""
     match = re.search(rf"^{re.escape(name)}[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
     return match[1].strip() if match else ""
 
 
 def _number(text: str) -> float | None:
-    """The number that the text opens with, such as 200 of `200 Gb/sec`; None below zero."""
+    """The number at the start of a text, such as 200 in `200 Gb/sec`; None below zero."""
     match = re.match(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)", text)
     return float(match[1]) if match else None
 
@@ -257,7 +258,7 @@ def _integer(text: str) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """What a file holds, without what surrounds it; empty where it cannot be read."""
+    """The stripped contents of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
@@ -267,7 +268,7 @@ def _text(path: Path) -> str:
 
 
 def _entries(directory: Path, prefix: str = "") -> list[Path]:
-    """The entries called `<prefix>...`, or `<prefix><number>`, in the order of their numbers."""
+    """The entries named `<prefix>...`, or `<prefix><number>`, ordered by their numbers."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -278,5 +279,5 @@ def _entries(directory: Path, prefix: str = "") -> list[Path]:
 
 
 def _by_number(name: str) -> list[str | int]:
-    parts = re.split(r"([0-9]+)", name)  # every second one is a number
+    parts = re.split(r"([0-9]+)", name)  # odd positions are numbers
     return [int(part) if n % 2 else part for n, part in enumerate(parts)]

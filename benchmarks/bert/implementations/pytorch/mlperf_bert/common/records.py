@@ -18,11 +18,11 @@ from mlperf_bert.common.untrusted import (
 
 Word = TypeVar("Word", bound=str)
 Parsed = TypeVar("Parsed")
-# Fields of what `parse` makes: a bare file name, and a number of 0 .. 1.
+# Field types for `parse`: a bare file name, and a number of 0 .. 1.
 FileName = Annotated[str, "bare"]
 Share = Annotated[float, "share"]
 
-_MOST_NAME_BYTES = 255  # of Linux file systems
+_MOST_NAME_BYTES = 255  # limit of Linux file systems
 
 
 class Record:
@@ -63,7 +63,7 @@ class Record:
         return value
 
     def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
-        """One of some words; the first of them where the key is not there."""
+        """One of some words; the first of them if the key is missing."""
         value = self.values.get(key, choices[0])
         for choice in choices:
             if type(value) is str and value == choice:
@@ -110,7 +110,7 @@ class Record:
         return [self._nested(f"{key}[{number}]", item) for number, item in enumerate(value)]
 
     def has(self, key: str) -> bool:
-        """Whether `key` is there and not null."""
+        """True if `key` is present and not null."""
         return self.values.get(key) is not None
 
     def check_version(self, version: int, key: str = "format_version") -> None:
@@ -134,8 +134,8 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
     """Parse the JSON object in `path`.
 
     `missing` is the problem to report when there is no such file, `remedy` what the user can do
-    about any problem with it. Raises DataError where it is missing, no regular file, too large, or
-    not one JSON object; UnreadableError where nobody can say.
+    about any problem with it. Raises DataError if it is missing, no regular file, too large, or not
+    one JSON object; UnreadableError if it cannot be read.
     """
     try:
         values = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -147,12 +147,12 @@ def read_record(path: Path, *, missing: str, remedy: str) -> Record:
 
 
 def parse(kind: type[Parsed], record: Record, **found: Any) -> Parsed:
-    """A dataclass from the keys of a record; `found` has those fields that are no plain values.
+    """Build a dataclass from a record; `found` gives the fields that are not plain values.
 
     A field's annotation is its rule: `Annotated[int, low, high]` is bounded, `FileName` and `Share`
-    are as above, a `Literal` whose key is not there is its first word, and `X | None` is None where
-    the key is not there or null. Other keys must be there: a field's own default does not count.
-    Raises DataError.
+    are as above, a `Literal` with a missing key is its first word, and `X | None` is None if the
+    key is missing or null. Other keys are required: a field's own default does not count. Raises
+    DataError.
     """
     for name, hint in _hints(kind).items():  # type: ignore[arg-type]
         if name not in found:
@@ -190,10 +190,10 @@ def _fits_a_directory(name: str) -> bool:
 
 
 def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without keys that have their default: what was added later leaves old files alone.
+    """`values` without keys at their default, so that new keys do not change old files.
 
-    A file written before a key was there, and one written since that means the same, are equal
-    byte by byte, and so are their digests.
+    Files with the same meaning, written before and after a key was added, are equal byte by byte
+    and have equal digests.
     """
     return {
         key: value for key, value in values.items() if key not in defaults or defaults[key] != value
@@ -201,5 +201,5 @@ def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
-    """JSON as every prepared set stores it: indented, keys in the given order."""
+    """JSON in the form of prepared sets: indented, keys in the given order."""
     return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")

@@ -1,8 +1,7 @@
-"""Reading what anybody may have written: bounded regular files, strict JSON, values in brief.
+"""Reading of untrusted input: bounded regular files, strict JSON, values in brief.
 
-Nothing waits on a pipe or reads a device in a file's place. What is there is told from what cannot
-be seen: a file system that fails has not lost its files, where pathlib's questions answer "no" to
-some of its failures and end in a traceback at others.
+Nothing waits on a pipe or reads a device in a file's place. A missing file is told apart from a
+failing file system, where pathlib answers "no" to some failures and raises at others.
 """
 
 import errno
@@ -21,19 +20,19 @@ MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, a log or a 
 _BRIEF = 60
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
-_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # what this file says of those it does not read
+_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # this file's message for other kinds of files
 
 
 def open_regular_file(path: Path) -> FileIO:
     """Open a file for reading, unbuffered, without waiting on a pipe in its place.
 
     Raises OSError, whose `strerror` says what is wrong, for anything but a regular file;
-    FileNotFoundError where there is no file.
+    FileNotFoundError if there is no file.
     """
     try:
-        # A pipe without a writer would not open, and a terminal must not become ours.
+        # Opening a pipe without a writer would block, and a terminal must not become ours.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except ValueError:  # a zero byte, or what the file system's encoding cannot say
+    except ValueError:  # a zero byte, or characters outside the file system's encoding
         raise OSError(errno.EINVAL, "is no name of a file") from None
     if S_ISREG(os.fstat(descriptor).st_mode):
         return FileIO(descriptor)
@@ -67,8 +66,8 @@ def file_sha256(path: Path) -> str:
 def parse_json_object(text: str | bytes) -> dict[str, Any]:
     """Parse one JSON object.
 
-    Raises ValueError for anything else, and for NaN, Infinity and keys that are there twice, which
-    readers understand differently.
+    Raises ValueError for anything else, and for NaN, Infinity and duplicate keys, which readers
+    interpret differently.
     """
     try:
         found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_to_dict)
@@ -80,13 +79,13 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
 
 
 def in_brief(value: object) -> str:
-    """A value from outside for a message: one short line of ASCII, whatever it is."""
+    """An untrusted value for a message: always one short line of ASCII."""
     if isinstance(value, dict | list):
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > _BRIEF:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write a huge one
     if isinstance(value, str | bytes):
-        value = value[: _BRIEF + 1]  # so that the rest of a long one is not written out first
+        value = value[: _BRIEF + 1]  # so that a long value is not written out in full first
     return f"{value!a:.{_BRIEF}}"
 
 
@@ -102,9 +101,9 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> DataError:
-    """What to raise where a file was not read: UnreadableError, unless the file is to blame.
+    """The error for a file that was not read: UnreadableError, unless the file is to blame.
 
-    `missing` is the problem where there is no such file, `remedy` what to do about one that is
+    `missing` is the problem if there is no such file, `remedy` what to do about a file that is
     missing or of the wrong kind.
     """
     if error.errno in _NOT_THERE:
@@ -112,23 +111,23 @@ def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> D
     problem = error.strerror or "fails"
     if error.errno in _NO_SUCH_FILE:
         return DataError(str(path), problem, remedy)
-    remedy = "see to its rights and its file system, then try again"
+    remedy = "check its permissions and its file system, then try again"
     return UnreadableError(str(path), f"cannot be read ({problem})", remedy)
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything, a broken link too. Raises UnreadableError."""
+    """True if there is anything, even a broken link. Raises UnreadableError."""
     return _seen(path, follows=False) is not None
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file, or a link to one. Raises UnreadableError."""
+    """True if there is a regular file, or a link to one. Raises UnreadableError."""
     seen = _seen(path, follows=True)
     return seen is not None and S_ISREG(seen.st_mode)
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names of what a directory holds, in order; none where it is not there.
+    """Sorted names of a directory's entries; none if it is missing.
 
     Raises UnreadableError.
     """
@@ -155,7 +154,7 @@ def file_size(path: Path, remedy: str) -> int:
         status = path.stat()
     except OSError as error:
         raise DataError(str(path), error.strerror or "is missing", remedy) from None
-    except ValueError:  # a name that no file system takes
+    except ValueError:  # a name that no file system accepts
         raise DataError(repr(str(path)), "is no file name", remedy) from None
     if not S_ISREG(status.st_mode):
         raise DataError(str(path), "is not a regular file", remedy)
@@ -178,7 +177,7 @@ def file_digest(path: Path, remedy: str) -> str:
 
 
 def check_digest(path: Path, sha256: str, remedy: str) -> None:
-    """Raise DataError where the file is not the one that the manifest names."""
+    """Raise DataError if the file is not the one that the manifest names."""
     if file_digest(path, remedy) != sha256:
         problem = "is not the file that the manifest names (its sha256 differs)"
         raise DataError(str(path), problem, remedy)
@@ -193,7 +192,7 @@ def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:
                 return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be mapped", remedy) from None
-    except ValueError:  # cut short since its size was asked
+    except ValueError:  # truncated since its size was checked
         raise DataError(str(path), "cannot be mapped", remedy) from None
     raise _size_error(path, found, size, remedy)
 

@@ -1,7 +1,8 @@
-"""TOML and `--set section.field=value` to a RunConfig, and back.
+"""Reading and writing of configs: TOML and `--set section.field=value` to a RunConfig and back.
 
-Strict: an unknown section or field, a missing one or a wrong type is a ConfigError that names the
-field. A file named `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml` must hold that size.
+Reading is strict: an unknown section or field, a missing one or a wrong type is a ConfigError that
+names the field. A file named `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml` must hold
+that size.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import bounds_of
 
 Tables = dict[str, dict[str, Any]]
+TakeModel = Callable[[Path, dict[str, Any]], None]  # directory of weights, settings of [model]
 
 _MAX_BYTES = 64 * 2**10  # a complete config has 4 kB
 _MAX_LINE = 1000  # characters: the parser's time grows with the square of a dotted key's length
@@ -35,23 +37,46 @@ _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
 def load_config(
-    path: Path, overrides: Sequence[str] = (), init_checkpoint: Path | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    init_checkpoint: Path | None = None,
+    take_model: TakeModel | None = None,
 ) -> RunConfig:
     """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`.
 
     `init_checkpoint` overrides `run.init_checkpoint`, whatever characters are in its path.
+    `take_model` fills settings of [model] that nothing else sets from the weights there.
     """
     tables = read_toml(path)
+    changes = [_parse_override(override) for override in overrides]
+    if init_checkpoint is not None:
+        changes.append(("run", "init_checkpoint", str(init_checkpoint)))
+    if take_model is not None:
+        _complete_model(tables, changes, take_model)
     from_file = config_from_tables(tables, str(path))
     check_file_name(path, from_file)
-    if not overrides and init_checkpoint is None:
+    if not changes:
         return from_file
-    for override in overrides:
-        section, field, value = _parse_override(override)
+    for section, field, value in changes:
         tables.setdefault(section, {})[field] = value
-    if init_checkpoint is not None:
-        tables.setdefault("run", {})["init_checkpoint"] = str(init_checkpoint)
     return config_from_tables(tables, "--set")
+
+
+def _complete_model(
+    tables: Tables, changes: Sequence[tuple[str, str, Any]], take_model: TakeModel
+) -> None:
+    """Give [model] its changes and, if a run begins with weights, the weights' settings."""
+    run, model = (tables.setdefault(name, {}) for name in ("run", "model"))
+    if not (isinstance(run, dict) and isinstance(model, dict)):
+        return  # `config_from_tables` refuses it
+    given = run.get("init_checkpoint")
+    for section, field, value in changes:
+        given = value if (section, field) == ("run", "init_checkpoint") else given
+    if given and isinstance(given, str):
+        for section, field, value in changes:
+            if section == "model":
+                model[field] = checked_setting(f"model.{field}", value, "--set")
+        take_model(Path(given), model)
 
 
 def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
@@ -72,8 +97,13 @@ def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
 
 def config_to_toml(config: RunConfig) -> str:
     """The complete config, defaults written out, as TOML that `load_config` reads back equal."""
+    return tables_to_toml(config_to_tables(config))
+
+
+def tables_to_toml(tables: Tables) -> str:
+    """Sections and their settings as TOML."""
     lines = []
-    for section, table in config_to_tables(config).items():
+    for section, table in tables.items():
         lines.append(f"[{section}]")
         lines += [f"{field} = {_to_toml(value)}" for field, value in table.items()]
         lines.append("")
@@ -90,18 +120,20 @@ def config_value(config: RunConfig, dotted: str) -> Any:
     value: Any = config
     for name in dotted.split("."):
         if name.startswith("_") or not hasattr(value, name):
-            raise ConfigError(dotted, "no such setting", "see `mlperf_bert config FILE` for all")
+            raise ConfigError(
+                dotted, "no such setting", "see `mlperf_bert config show FILE` for all"
+            )
         value = getattr(value, name)
     return value
 
 
 def checked_setting(dotted: str, value: Any, origin: str) -> Any:
-    """The value as the setting `section.field` takes it. Raises ConfigError where it does not."""
+    """The value converted for the setting `section.field`. Raises ConfigError if it is unfit."""
     section, _, field = dotted.partition(".")
     kind = _hints(RunConfig).get(section, object)
     hints = _hints(kind)
     if field not in hints:
-        remedy = "see `mlperf_bert config FILE` for all"
+        remedy = "see `mlperf_bert config show FILE` for all"
         raise ConfigError(f"{origin}: {in_brief(dotted)}", "no such setting", remedy)
     checked = _checked(value, hints[field], f"{origin}: {dotted}")
     bounds = bounds_of(kind).get(field)
@@ -111,7 +143,7 @@ def checked_setting(dotted: str, value: Any, origin: str) -> Any:
 
 
 def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
-    """The tables of a small TOML file. Raises ConfigError where it is none."""
+    """The tables of a small TOML file. Raises ConfigError if it is none."""
     try:
         text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
     except OSError as error:
@@ -125,7 +157,7 @@ def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError, TOMLDecodeError among them, for whatever else it is."""
+    """Parse TOML. Raises ValueError, such as TOMLDecodeError, for anything else."""
     for number, line in enumerate(text.split("\n"), start=1):
         if len(line) > _MAX_LINE:
             raise ValueError(f"line {number} has more than {_MAX_LINE:,} characters")
@@ -171,7 +203,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def _is_plain(value: bool | int | float | str) -> bool:
-    """Whether arithmetic, TOML and a terminal can take it: finite, of 64 bits, printable."""
+    """True if arithmetic, TOML and a terminal can take the value: finite, 64 bits, printable."""
     if isinstance(value, str):
         return value.isprintable()
     return math.isfinite(value) if isinstance(value, float) else -(2**63) <= value < 2**63
@@ -200,7 +232,7 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
 
 
 def check_file_name(path: Path, config: RunConfig) -> None:
-    """Raise ConfigError where a file's name says another size than its config."""
+    """Raise ConfigError if a file's name states another size than its config."""
     match = _SIZE_IN_NAME.search(path.stem)
     if match is None:
         return

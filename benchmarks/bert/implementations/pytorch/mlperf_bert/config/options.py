@@ -1,4 +1,4 @@
-"""The options --config and --set, for every command that reads a config; what a path may be."""
+"""The options --config and --set of every command that reads a config, and checks of paths."""
 
 import argparse
 import difflib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
 
-# Linux takes 255 and 4,095 bytes: files of ours lie below a path, or beside it under longer names.
+# Linux allows 255 and 4,095 bytes; our files lie below a path, or beside it under longer names.
 _LONGEST_NAME, _LONGEST_PATH = 223, 3800
 FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 
@@ -15,7 +15,7 @@ FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 def add_config(
     parser: argparse.ArgumentParser, text: str = FILE_OR_NAME, *, required: bool = True
 ) -> None:
-    """Add `--config FILE` (a Path, or None where it is not given) and `--set`."""
+    """Add `--config FILE` (a Path, or None if not given) and `--set`."""
     parser.add_argument("--config", type=find_config, required=required, metavar="FILE", help=text)
     add_set(parser)
 
@@ -34,9 +34,9 @@ def add_init_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def find_config(text: str) -> Path:
-    """The file that is meant: a path, or the name of a shipped config, such as `cpu_tiny`.
+    """The config file for `text`: a path, or the name of a shipped config, such as `cpu_tiny`.
 
-    Raises ConfigError for a name of neither; whether another path has a file is not looked at.
+    Raises ConfigError for an unknown name; it does not check that a path has a file.
     """
     path = Path(text)
     if path.suffix or path.name != text or len(text) > _LONGEST_NAME or os.path.exists(text):
@@ -51,7 +51,7 @@ def find_config(text: str) -> Path:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a path among the arguments that no file system takes."""
+    """Raise ConfigError for a path among the arguments that no file system accepts."""
     for name, value in vars(args).items():
         for path in value if isinstance(value, list) else (value,):
             if isinstance(path, Path):
@@ -61,7 +61,7 @@ def check_paths(args: argparse.Namespace) -> None:
 def _check_path(name: str, path: Path) -> None:
     try:
         whole = os.fsencode(path.absolute())
-    except ValueError:  # a character that the file system's encoding cannot say
+    except ValueError:  # a character outside the file system's encoding
         raise ConfigError(name, "is no path", "give another") from None
     longest = max(map(len, whole.split(b"/")))
     if b"\0" in whole:

@@ -1,7 +1,7 @@
-"""The config of one run: all sections, complete, and what they must fulfil together.
+"""The config of one run: all sections, and the rules that they must fulfil together.
 
-What a field takes is in `sections`; `files` reads and writes TOML. Every error says which option to
-change.
+A field's type and range stand in `sections`; `files` reads and writes TOML. Every error says which
+option to change.
 """
 
 import sys
@@ -25,7 +25,7 @@ from mlperf_bert.config.sections import (
 )
 
 CLOSED_TARGET_ACCURACY = 0.72
-CLOSED_MOST_BATCH = 16_384  # of the largest reference convergence point
+CLOSED_MOST_BATCH = 16_384  # global batch of the largest reference convergence point
 _BERT_LARGE_SIZES = {
     "vocab_size": 30_522,
     "hidden_size": 1024,
@@ -51,7 +51,7 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
 }
 _UNEQUAL = "data.counts_per_rank unequal"
 _APEX = "optim.implementation apex"
-# Settings and their values; another, and what that must be then; how to mend it.
+# A setting and its values; another setting and the values it then needs; the remedy.
 _WANTS = (
     (_UNEQUAL, "data.balance presort_global", "use balance 'presort_global', or equal counts"),
     (
@@ -96,22 +96,22 @@ _WANTS = (
         "set parallel.data_parallel to 'ddp' or 'flat', or use 'ours'",
     ),
     (
-        f"{_APEX} parallel.data_parallel flat",  # whose gradients stay in the wire's dtype
+        f"{_APEX} parallel.data_parallel flat",  # their gradients stay in the wire's dtype
         "parallel.allreduce_dtype as_gradients",
         "set parallel.allreduce_dtype to 'as_gradients', or use 'ours'",
     ),
 )
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
 _MOST_IN_WINDOW = 2**24
-MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are as even
+MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are just as even
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
-# so that older sets are not mistaken for what this program makes.
+# so that older sets are not mistaken for this program's.
 EMBEDDED_RECIPE = "2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One run, complete and checked. Raises ConfigError where two settings contradict."""
+    """One run, complete and checked. Raises ConfigError if two settings contradict."""
 
     run: RunSection
     model: ModelSection
@@ -126,26 +126,26 @@ class RunConfig:
 
     @property
     def max_steps(self) -> int:
-        """Steps after which a run that has not reached its target ends."""
+        """Steps after which a run ends that has not reached its target."""
         steps = self.run.max_steps
         return self.schedule.decay_steps if steps == "schedule" else steps
 
     @property
     def eval_interval_samples(self) -> int:
-        """Samples between two evaluations: set, or MLPerf's formula (rules, section 7)."""
+        """Samples between two evaluations: the setting, or MLPerf's formula (rules, section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
         return int(samples // 25_000) * 25_000
 
     def evaluation_is_due(self, samples: int) -> bool:
-        """Whether the step that ends at `samples` passed a multiple of the evaluation interval."""
+        """True if the step that ends at `samples` passed a multiple of the evaluation interval."""
         interval = self.eval_interval_samples
         return samples // interval > (samples - self.parallel.global_batch_size) // interval
 
     @property
     def processes_per_node(self) -> int:
-        """What a launcher starts on a node: the ranks, and a reader process beside each."""
+        """Processes that a launcher starts on a node: the ranks, and a reader process for each."""
         return self.parallel.ranks_per_node * (2 if self.data.loader == "mpi_readers" else 1)
 
     @property
@@ -157,7 +157,7 @@ class RunConfig:
 
     @property
     def embedded_corpus_name(self) -> str:
-        """Directory name for the embedded corpus: all that its contents depend on."""
+        """Directory name for the embedded corpus, made of all that its contents depend on."""
         objective = "" if self.model.objective == "mlm_nsp" else f"-{self.model.objective}"
         python = ".".join(str(number) for number in sys.version_info[:3])
         return (
@@ -173,20 +173,20 @@ class RunConfig:
 
 
 def may_begin_with(weights: str | None, division: str) -> bool:
-    """Whether runs of a division may begin with "checkpoint" or "random" weights; None: unknown.
+    """True if a division's runs may begin with "checkpoint" or "random" weights; None: unknown.
 
-    The closed division gives them (MLPerf Training rules, BERT).
+    The closed division prescribes them (MLPerf Training rules, BERT).
     """
     return division != "closed" or weights == "checkpoint"
 
 
 def has_bert_large_sizes(model: ModelSection) -> bool:
-    """Whether steps cost what BERT-large's do, which dropout does not matter to."""
+    """True if steps cost the same as BERT-large's; dropout does not matter."""
     return all(getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items())
 
 
 def is_bert_large(model: ModelSection) -> bool:
-    """Whether it is the model of the closed division, dropout included."""
+    """True for the model of the closed division, dropout included."""
     return all(getattr(model, field) == value for field, value in _BERT_LARGE.items())
 
 
@@ -204,14 +204,14 @@ def _check_masking(config: RunConfig) -> None:
             remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
             raise ConfigError("data.masking_rate", problem, remedy)
         return
-    needed = int(data.masking_rate * data.max_seq_length)  # 76 of 512, as MLPerf has it
+    needed = int(data.masking_rate * data.max_seq_length)  # 76 of 512, as in MLPerf
     if needed > data.max_predictions:
         problem = f"is {data.max_predictions}, data.masking_rate asks for {needed}"
         raise ConfigError("data.max_predictions", problem, "raise it to that, or lower the rate")
 
 
 def _check_shapes(config: RunConfig) -> None:
-    """Settings that must fit each other. Raises ConfigError."""
+    """Raise ConfigError for settings that do not fit each other."""
     model, data = config.model, config.data
     if model.hidden_size % model.num_heads:
         problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
@@ -247,7 +247,7 @@ def _check_shapes(config: RunConfig) -> None:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    """Products of numbers that are each within their own bounds."""
+    """Check products of numbers that are each within their own bounds. Raises ConfigError."""
     parallel, data = config.parallel, config.data
     batch, local = parallel.global_batch_size, parallel.local_batch_size
     sizes = (
@@ -264,13 +264,13 @@ def _check_sizes(config: RunConfig) -> None:
 
 
 def _check_closed_rules(config: RunConfig) -> None:
-    """What the closed division fixes (MLPerf Training rules, BERT). Raises ConfigError."""
+    """Raise ConfigError unless the closed rules are kept (MLPerf Training rules, BERT)."""
     for where, required in _CLOSED.items():
         value = _setting(config, where)
         if value != required:
             problem = f"{value!r} in the closed division"
             raise ConfigError(where, problem, f"set it to {required!r} or go open")
-    sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target_accuracy
+    sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target
     if sampler in ("strata_6_3_2_5", "strata_4_2_2_4"):
         problem = f"{sampler!r}, which draws lengths unevenly, in the closed division"
         raise ConfigError("data.sampler", problem, "use 'uniform' or go open")
@@ -280,9 +280,10 @@ def _check_closed_rules(config: RunConfig) -> None:
         raise ConfigError(
             "clip.policy", problem, f"use {' or '.join(map(repr, allowed))}, or go open"
         )
-    if target < CLOSED_TARGET_ACCURACY:
+    if target is None or target < CLOSED_TARGET_ACCURACY:
         remedy = f"set it to {CLOSED_TARGET_ACCURACY} or go open"
-        raise ConfigError("eval.target_accuracy", f"{target} in the closed division", remedy)
+        problem = f"{config.eval.target_accuracy!r} in the closed division"
+        raise ConfigError("eval.target_accuracy", problem, remedy)
     batch = config.parallel.global_batch_size
     if batch > CLOSED_MOST_BATCH:
         problem = f"makes a global batch of {batch:,} in the closed division"

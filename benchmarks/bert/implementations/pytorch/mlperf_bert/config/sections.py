@@ -1,8 +1,8 @@
 """The sections of a run's config: frozen and typed; derived values are properties.
 
-Every field is one setting of a TOML file (section.field), every number with its range on it:
-`Annotated[int, Bounds]`, wide, what this software can hold, not what is wise. A value is checked as
-soon as its dataclass is built. `run_config` puts the sections together.
+Every field is one setting of a TOML file (section.field), every number has its range:
+`Annotated[int, Bounds]`. Ranges are wide: they state what this software can hold, not what is wise.
+A value is checked as soon as its dataclass is built. `run_config` puts the sections together.
 """
 
 import typing
@@ -34,14 +34,14 @@ AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
-# Of the clip policies, those whose result does not depend on which rank has which samples.
+# The clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
 MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From `low` to `high`, both included."""
+    """A range from `low` to `high`, both included."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ class Bounds:
 
 @cache
 def bounds_of(kind: type) -> dict[str, Bounds]:
-    """The bounds of a dataclass's fields by name, of a part of a union too."""
+    """The bounds of a dataclass's fields by name, also of parts of a union."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         name: extra
@@ -74,9 +74,9 @@ def option_name(field: str) -> str:
 
 
 def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
-    """Check the numbers of a dataclass; `name_of` a field is what messages call it.
+    """Check the numbers of a dataclass; `name_of` gives a field's name in messages.
 
-    Raises ConfigError. A word or None in the place of a number is left alone.
+    Raises ConfigError. A word or None in the place of a number is not checked.
     """
     for field, bounds in bounds_of(values.__class__).items():
         value = getattr(values, field)
@@ -88,13 +88,13 @@ def _in_words(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:.10g}"
 
 
-STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
+STORED_MASKING_RATE = 0.15  # vocabulary size of every prepared set: BERT's
 # 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
 MASKING_RATES = Bounds(0.05, 0.4)
 
-MOST_BATCH = 2**20  # sequences of an update; the samplers hold some numbers of each
+MOST_BATCH = 2**20  # sequences an update; the samplers hold some numbers for each
 _MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
-_MOST_STEPS = 10**7  # the learning rates of all are on the device: 80 MB
+_MOST_STEPS = 10**7  # the learning rates of all steps are on the device: 80 MB
 _STEPS = Bounds(1, _MOST_STEPS)
 _STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
 _SEED = Bounds(0, 2**63 - 1)
@@ -104,7 +104,7 @@ _FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, 1e38), Bounds(1e-38, 1e38)  # of fp32
 
 
 class _Section:
-    """A section's numbers are within their bounds. Raises ConfigError with `section.field`."""
+    """A section that checks its numbers' bounds. Raises ConfigError with `section.field`."""
 
     __slots__ = ()
 
@@ -115,15 +115,15 @@ class _Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection(_Section):
-    """What runs where, and for how long at most: `max_steps`, "schedule" for `decay_steps`.
+    """Device, step mode and limits of a run; `max_steps` "schedule" means `decay_steps`.
 
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
     each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
-    the run; so the slowest rank must have started by then. At an evaluation a rank is named that
-    needs more than `straggler_factor` times the median for its own work. Every
-    `noise_interval_steps` updates the gradient's noise is measured (docs/goodput.md); 0: never.
-    `init_checkpoint` is a directory of weights to begin with, and `init_checkpoint_sha256` the
-    digest that they must have; "": none, and any.
+    the run, so the slowest rank must have started by then. An evaluation names each rank whose own
+    work takes more than `straggler_factor` times the median. Every `noise_interval_steps` updates
+    the gradient's noise is measured (docs/how/goodput.md); 0: never. `init_checkpoint` is a
+    directory of first weights ("": none), and `init_checkpoint_sha256` their required digest ("":
+    any).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -145,9 +145,9 @@ class ModelSection(_Section):
 
     In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
     `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
-    `kernels` says who computes what is around the products (`model/blocks.py`); `head = "chunked"`
+    `kernels` chooses the operations around the products (`model/blocks.py`); `head = "chunked"`
     trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
-    next-sentence prediction, and with it the pooler (docs/encoder_recipe.md).
+    next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
     """
 
     vocab_size: Annotated[int, Bounds(1, 2**22)] = 30522
@@ -186,7 +186,7 @@ class ModelSection(_Section):
 
     @property
     def num_parameters(self) -> int:
-        """Of `BertForPretraining`."""
+        """Parameters of `BertForPretraining`."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
         dense = hidden * (hidden + 1)
         tables = (vocabulary + self.max_position_embeddings + self.type_vocab_size) * hidden
@@ -198,22 +198,21 @@ class ModelSection(_Section):
 
     @property
     def attention_share(self) -> float:
-        """Multiply-adds of a token per token it attends to, over those of everything else."""
+        """A token's multiply-adds per attended token, relative to those of everything else."""
         # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
         return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection(_Section):
-    """Which examples, in which order, and who computes what (docs/data.md).
+    """Training examples, their order, and their assignment to ranks (docs/how/data.md).
 
-    `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks every sequence
-    anew each time it is trained on, `masking_rate` of its tokens; what was masked by `prepare` is
-    then put back first, and stays masked in the held-out set (docs/encoder_recipe.md).
-    `balance_model` says what a policy makes
-    even: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost` measures
-    both coefficients. `exchange_window_steps` is how many steps the readers of `mpi_readers`
-    exchange at a time.
+    `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
+    a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
+    but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
+    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost`
+    measures both coefficients. `exchange_window_steps` is the number of steps that the readers of
+    `mpi_readers` exchange at a time.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -240,8 +239,9 @@ class ParallelSection(_Section):
 
     `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
     `binding = "auto"` gives each rank cores and memory near its GPU.
-    `data_parallel` says who averages gradients: torch's DistributedDataParallel, or a reducer of
-    ours, with the optimizer's state whole on every rank or cut over the ranks of a node or all.
+    `data_parallel` says what averages gradients: torch's DistributedDataParallel, or our own
+    reducer, with the optimizer's state whole on every rank or sharded over the ranks of a node or
+    of the job.
     """
 
     nodes: Annotated[int, Bounds(1, 2**16)] = 1
@@ -267,10 +267,10 @@ class ParallelSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimSection(_Section):
-    """Update rule and its constants; `loss_normalization` says whose mean the loss is.
+    """Update rule and its constants; `loss_normalization` says over what the loss is a mean.
 
-    The loss scale matters to precision `fp16` alone. `implementation = "apex"` has NVIDIA apex's
-    kernels make the updates.
+    The loss scale matters to precision `fp16` only. `implementation = "apex"` uses NVIDIA apex's
+    kernels for the updates.
     """
 
     name: Literal["adamw", "lamb"]
@@ -299,10 +299,10 @@ class ScheduleSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection(_Section):
-    """Which gradient norm is limited, and to what (`distributed/clipping.py`).
+    """The limited gradient norm and its limit (`distributed/clipping.py`).
 
     `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
-    published runs; `accumulation` says what a policy before the all-reduce clips.
+    published runs; `accumulation` says what a policy clips before the all-reduce.
     """
 
     policy: ClipPolicy = "after_allreduce"
@@ -314,22 +314,27 @@ class ClipSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSection(_Section):
-    """When to evaluate, and the masked-LM accuracy that ends the run.
+    """Evaluation, and the masked-LM accuracy that ends the run; with "none" `max_steps` ends it.
 
-    `tokens_per_forward` is about how many tokens are evaluated at a time; "auto" is 16,384 on a
-    GPU and 4,096 on a CPU, or a rank's share of the held-out set where that is less.
-    `overlap = "side_stream"` goes on training while a copy of the weights is evaluated.
+    `tokens_per_forward` is the approximate number of tokens evaluated at a time; "auto" is 16,384
+    on a GPU and 4,096 on a CPU, or a rank's share of the held-out set if that is less. `overlap =
+    "side_stream"` continues training while a copy of the weights is evaluated.
     """
 
-    target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)]
+    target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
     interval_samples: Annotated[int, Bounds(1, 10**13)] | Literal["mlperf"] = "mlperf"
     tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
     overlap: Literal["none", "side_stream"] = "none"
 
+    @property
+    def target(self) -> float | None:
+        """The target accuracy, 0 .. 1; None for a run without one."""
+        return None if self.target_accuracy == "none" else self.target_accuracy
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlperfSection(_Section):
-    """What the log says of the submission; `enforce_rules = false` is for tests only."""
+    """The submission's entries in the log; `enforce_rules = false` is for tests only."""
 
     division: Literal["closed", "open"] = "open"
     submission_org: str = "unnamed"
@@ -340,10 +345,11 @@ class MlperfSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection(_Section):
-    """When a run is saved, and how many of its checkpoints stay (docs/reliability.md).
+    """Times of saving, and the number of checkpoints kept (docs/reference/reliability.md).
 
-    `interval_steps` between two, beside the one at the end and one at each best evaluation; "auto"
-    is about ten minutes, 0 the end only. The newest `keep_last` stay, and the best.
+    `interval_steps` lie between two checkpoints; others are saved at the end and at each best
+    evaluation. "auto" is about ten minutes, 0 the end only. The newest `keep_last` and the best
+    stay.
     """
 
     save: Literal["end", "never"] = "end"

@@ -1,10 +1,11 @@
-"""Who computes what in a step: the samples of each forward, and the denominators of its loss.
+"""Step plans: the samples of each forward, and the denominators of its loss.
 
 A balance policy turns the costs of a global batch in the order drawn, [R ranks, A accumulation
-steps, b sequences a forward], into an `Assignment`: a pure function, no communication. The exchange
-policies of the published runs (data/exchange.py) deliver by communication exactly what their
-functions here compute (docs/glossary.md: balance policy). Every rank computes the whole plan of a
-step from the length index, so denominators and imbalance are known everywhere without a collective.
+steps, b sequences a forward], into an `Assignment`: a pure function without communication. The
+exchange policies of the published runs (data/exchange.py) communicate to get exactly what their
+functions here compute (docs/reference/glossary.md: balance policy). Every rank computes the whole
+plan of a step from the length index, so denominators and imbalance are known everywhere without a
+collective.
 """
 
 import heapq
@@ -28,15 +29,15 @@ from mlperf_bert.data.index import CountsByLength, LengthIndex, masked_count_tab
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
-RESOLUTION = 2048  # steps in which a cost is counted where it is not a small integer
+RESOLUTION = 2048  # units in which a cost is counted if it is not a small integer
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which places of the global batch each forward gets.
+    """The places of the global batch that each forward gets.
 
-    `places` holds every place 0 .. n - 1 once: those of rank 0's first forward, of its second,
-    and so on; `counts` how many each one gets.
+    `places` holds every place 0 .. n - 1 once: first those of rank 0's first forward, then of its
+    second, and so on; `counts` holds the number for each forward.
     """
 
     places: Int64Array  # [n]
@@ -45,7 +46,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """What a sequence of L tokens costs a rank: linear * L + quadratic * L**2."""
+    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2."""
 
     linear: float
     quadratic: float
@@ -88,16 +89,16 @@ AS_DRAWN = Balance()
 def deal(cost: Float64Array, num_hands: int, direction: Deal) -> list[Int64Array]:
     """Sort by cost, the largest first, and deal row by row: a list of places for each hand.
 
-    In a snake, every second row goes the other way, so that the hand that got the longest of one
-    row gets the shortest of the next (arXiv 2402.02447). Any number of samples is right: in a last
-    row that is not full, the hands that are first in its direction get one more.
+    In a snake every second row goes the other way, so that the hand with the longest of one row
+    gets the shortest of the next (arXiv 2402.02447). Any number of samples works: if the last row
+    is not full, the first hands in its direction get one more.
     """
     table = _dealt(cost[np.newaxis, :], num_hands, direction)[0]
     return [hand[hand < len(cost)] for hand in table]
 
 
 def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
-    """`deal` for [groups, n] costs at once: int64 [groups, hands, rows], n where there is none."""
+    """`deal` for [groups, n] costs at once: int64 [groups, hands, rows]; n means no place."""
     num_groups, n = cost.shape
     order = np.argsort(-cost, axis=1, kind="stable")
     missing = -n % num_hands
@@ -110,7 +111,7 @@ def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
 
 
 def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> Assignment:
-    """Deal among neighbouring ranks, each forward for itself as the ranks would exchange it."""
+    """Deal among neighbouring ranks, each forward separately, as the ranks would exchange it."""
     ranks, forwards, size = cost.shape
     in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, forwards, size)
     drawn = in_order.transpose(0, 2, 1, 3).reshape(-1, group_size * size)
@@ -124,7 +125,7 @@ def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> As
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
     """Longest processing time first, row by row: the longest of a row to the least loaded slot.
 
-    Returns places by cost, the largest first, and the slot of each; all get equally many.
+    Returns places by cost, the largest first, and the slot of each; all slots get equally many.
     """
     order = np.argsort(-cost, kind="stable")
     slot = np.empty_like(order)
@@ -140,24 +141,25 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:
     """Places by cost, int64 [n], the largest first, and the slot of each, int64 [n].
 
-    As many to each slot as make the largest load small, but one sample at least. The smallest
-    capacity at which they fit is searched for (MULTIFIT: Coffman, Garey, Johnson, SIAM J. Comput.
-    7, 1978), where a slot is filled to the brim if one or two samples can (near to minimum bin
-    slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on average
-    and published lengths that is 1.004 of the mean; with best-fit decreasing instead, 1.007. Every
-    machine gets the same: integers decide. `cost` is [n], each above zero, at least as many as
-    slots.
+    The number of samples of a slot varies, at least one, to make the largest load small. The
+    function searches for the smallest capacity at which all fit (MULTIFIT: Coffman, Garey, Johnson,
+    SIAM J. Comput. 7, 1978), and fills a slot exactly if one or two samples can (close to minimum
+    bin slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on
+    average and published lengths the result is 1.004 of the mean; with best-fit decreasing, 1.007.
+    Integers decide, so every machine gets the same. `cost` is [n], each above zero, at least as
+    many as slots.
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
-    # Samples of one cost are the same to the rows: the k-th largest goes where theirs is.
+    # Samples of equal cost are interchangeable: the k-th largest sample takes the k-th largest
+    # cost's row.
     slot = np.repeat(np.arange(num_slots), [len(row) for row in rows])
     largest_first = np.argsort([-step for row in rows for step in row], kind="stable")
     return order, slot[largest_first]
 
 
 def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
-    """Costs as integers: themselves where they are, else in steps, rounded up."""
+    """Costs as integers: unchanged if they are, else in steps, rounded up."""
     largest = cost.max()
     if largest > RESOLUTION or (cost != np.rint(cost)).any():
         cost = np.ceil(cost * (RESOLUTION / largest))
@@ -165,7 +167,7 @@ def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
 
 
 def _even_rows(steps: list[int], num_rows: int) -> list[list[int]]:
-    """Costs, the largest first, as `num_rows` rows, none of them empty."""
+    """Divide costs, the largest first, into `num_rows` rows, none of them empty."""
     best = _largest_to_least_loaded(steps, num_rows)
     high = max(map(sum, best))
     low = max(steps[0], -(-sum(steps) // num_rows))
@@ -182,7 +184,7 @@ def _even_rows(steps: list[int], num_rows: int) -> list[list[int]]:
 
 
 def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]:
-    """Longest processing time first: the next one to the row with the least load so far."""
+    """Longest processing time first: the next cost goes to the row with the least load so far."""
     rows = [[step] for step in steps[:num_rows]]
     load = [(step, number) for number, step in enumerate(steps[:num_rows])]
     heapq.heapify(load)
@@ -194,10 +196,10 @@ def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]
 
 
 def _filled(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] | None:
-    """The same with a load of at most `capacity` each, or None where `num_rows` were too few.
+    """Rows with a load of at most `capacity` each, or None if `num_rows` are too few.
 
-    A row begins with the largest cost left. One that fills it comes next, else two that do, else
-    the largest that fits, and so on.
+    A row begins with the largest cost left. Next comes one that fills it exactly, else two that do,
+    else the largest that fits, and so on.
     """
     top = steps[0]
     count = np.bincount(steps).tolist()
@@ -213,7 +215,7 @@ def _filled(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] |
             if row and step < space:
                 shift = top - space
                 others = mirrored >> shift if shift >= 0 else mirrored << -shift
-                first = (left & others).bit_length() - 1  # it and `space - first` are left
+                first = (left & others).bit_length() - 1  # both it and `space - first` are left
                 if first > 0 and (2 * first != space or count[first] > 1):
                     step = first
             row.append(step)
@@ -234,8 +236,8 @@ class StepPlan:
     """One step of the whole job."""
 
     step: int
-    sample_ids: Int64Array  # [n]: those of rank 0's first forward, of its second, and so on
-    counts: Int64Array  # [R, A]: how many each forward gets
+    sample_ids: Int64Array  # [n]: rank 0's first forward, then its second, and so on
+    counts: Int64Array  # [R, A]: samples of each forward
     drawn_ids: Int64Array  # [R, A, b]: as the sampler drew them, before balancing
     mlm_denominators: Float64Array  # [R, A]
     nsp_denominators: Float64Array  # [R, A]
@@ -251,7 +253,7 @@ class StepPlan:
         return self.sample_ids[stop - int(self.counts[rank, forward]) : stop]
 
     def forwards_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
-        """Of each forward the sample ids, and the denominators by the names of its batch."""
+        """The sample ids of each forward, and its denominators by the names in its batch."""
         for forward in range(self.counts.shape[1]):
             yield (
                 self.ids_of(rank, forward),
@@ -263,12 +265,12 @@ class StepPlan:
 
 
 class StepPlanner:
-    """Turns a sampler's global batches into step plans.
+    """A planner that turns a sampler's global batches into step plans.
 
     A rank's loss is its summed cross-entropy over a denominator, and DDP averages over ranks. With
     `global` normalisation the denominator is the whole update's count divided by the world size,
-    so that average is the exact mean over the update, whoever computed what; with `per_rank` it is
-    the forward's own count times the accumulation steps, as the published runs do.
+    so that average is the exact mean over the update, however samples are assigned; with `per_rank`
+    it is the forward's own count times the accumulation steps, as the published runs do.
     """
 
     def __init__(
@@ -286,7 +288,7 @@ class StepPlanner:
     ) -> None:
         """Plan over the length index; both arrays are [N] and may be memory maps.
 
-        `balance_model` says what the balance policy makes even: tokens, or `cost`.
+        `balance_model` says what the balance policy evens out: tokens, or `cost`.
         """
         self.sampler = sampler
         self._lengths = lengths
@@ -360,7 +362,7 @@ def planner_of_lengths(
     order_by_length: NDArray[Any],
     length_histogram: Sequence[int],
 ) -> StepPlanner:
-    """The same from the arrays of an index, all [N], and how many samples have k tokens."""
+    """The step planner from an index's arrays, all [N], and the number of samples of k tokens."""
     data, parallel = config.data, config.parallel
     linear, quadratic = config.cost_coefficients
     return StepPlanner(

@@ -1,10 +1,10 @@
-"""The one shape in which sequences reach the model: real tokens only, or padded to a capacity.
+"""The batch in which sequences reach the model: real tokens only, or padded to a capacity.
 
-Padded, every step has the same shapes. Padding tokens form dummy sequences behind the real ones, so
-that attention covers every row and no real token sees one. Masked positions and sentence pairs that
-are not used have the label IGNORED. Padding adds exactly zero to loss, gradients and accuracy.
+With padding, every step has the same shapes. Padding tokens form dummy sequences after the real
+ones, so that attention covers every row and no real token sees a dummy. Unused masked positions and
+sentence pairs have the label IGNORED. Padding adds exactly zero to loss, gradients and accuracy.
 
-Shape letters: B sequences (where padded: those that may be real), T tokens of all of them, P masked
+Shape letters: B sequences (with padding: those that may be real), T tokens of all of them, P masked
 positions of all of them.
 """
 
@@ -21,7 +21,7 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import IntArray, Samples
 
 IGNORED = -100  # label of a slot that only padding fills
-DUMMY_LENGTH = 128  # a tile of the attention kernels: shorter ones would cost as much each
+DUMMY_LENGTH = 128  # a tile of the attention kernels: shorter sequences would cost as much
 NO_SAMPLE = -1  # a dummy sequence's sample id
 PADDING_WORD = 0
 
@@ -39,15 +39,15 @@ class UnpaddedBatch:
     position_ids: Tensor  # int64 [T]
     token_type_ids: Tensor  # int64 [T]
     cu_seqlens: Tensor  # int32 [B + 1]: sequence i is tokens cu_seqlens[i] .. cu_seqlens[i + 1]
-    lengths: tuple[int, ...]  # host copy of the B lengths, so that no layer reads the device
+    lengths: tuple[int, ...]  # host copy of the B lengths, so no layer reads the device
     masked_counts: tuple[int, ...]  # on the host: masked positions of each sequence
-    sample_ids: Tensor  # int64 [B]: which samples; keys of dropout
+    sample_ids: Tensor  # int64 [B]: sample ids; keys of dropout
     masked_token_index: Tensor  # int64 [P]: rows of the T tokens
-    labels: Tensor  # int64 [P], IGNORED where the slot is not used
-    next_sentence_label: Tensor  # int64 [B], or of the first sequences alone
+    labels: Tensor  # int64 [P], IGNORED in unused slots
+    next_sentence_label: Tensor  # int64 [B], or of the first sequences only
     mlm_denominator: Tensor  # float32 scalar
     nsp_denominator: Tensor  # float32 scalar
-    shape: StaticShape | None = None  # what it was padded to (`pad`); None: nothing
+    shape: StaticShape | None = None  # the shape it was padded to (`pad`); None: not padded
 
     @property
     def max_seqlen(self) -> int:
@@ -66,7 +66,7 @@ class UnpaddedBatch:
 
     @property
     def block(self) -> Tensor:
-        """All memory of a batch of `empty_batch`, uint8 [bytes]."""
+        """The whole memory of a batch made by `empty_batch`, uint8 [bytes]."""
         storage = self.input_ids.untyped_storage()
         memory = torch.empty(0, dtype=torch.uint8, device=self.input_ids.device).set_(storage)
         start = self.input_ids.storage_offset() * self.input_ids.element_size()
@@ -74,10 +74,10 @@ class UnpaddedBatch:
         return memory[start : (last.storage_offset() + 1) * last.element_size()]
 
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same batch with each block of memory under its tensors put through `change`.
+        """The same batch with each memory block under its tensors replaced by `change(block)`.
 
-        It gets a block as uint8 [bytes] and returns one of equal contents. A batch of `empty_batch`
-        lies in a single block, and so takes one copy where tensor by tensor would take ten.
+        `change` gets a block as uint8 [bytes] and returns one of equal contents. A batch of
+        `empty_batch` lies in a single block, so it takes one copy instead of ten.
         """
         changed: dict[int, Tensor] = {}
         tensors: dict[str, Any] = {}
@@ -103,17 +103,17 @@ def empty_batch(
     pin_memory: bool = False,
     device: torch.device | None = None,
 ) -> UnpaddedBatch:
-    """A batch of B sequences and P masked positions in one block of memory, not filled in.
+    """An uninitialised batch of B sequences and P masked positions in one block of memory.
 
-    torch gives page-locked memory to a new batch only when every copy that was queued from it has
-    finished, so a batch may be dropped as soon as its copy is queued. The first `num_pairs`
-    sequences, None: all, have a next-sentence label. Without a `device` the block is on the host.
+    torch reuses page-locked memory only after every copy queued from it has finished, so a batch
+    may be dropped as soon as its copy is queued. The first `num_pairs` sequences (None: all) have a
+    next-sentence label. Without a `device` the block is on the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
     num_pairs = num_sequences if num_pairs is None else num_pairs
     words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_pairs, num_sequences]
     words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
-    # Each begins at a multiple of 16 bytes, for which kernels are compiled.
+    # Each begins at a multiple of 16 bytes, which compiled kernels expect.
     padded = [count + count % 2 for count in words]
     block = torch.empty(sum(padded), dtype=torch.int64, pin_memory=pin_memory, device=device)
     tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
@@ -139,7 +139,7 @@ def empty_batch(
 def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Lay samples of any integers, whose ids are int64 [n], end to end, in order, on the host."""
+    """Lay samples of any integer type, with ids int64 [n], end to end, in order, on the host."""
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
     position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], samples.lengths)
@@ -166,11 +166,11 @@ def _int64(values: NDArray[Any]) -> Tensor:
 
 
 def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -> UnpaddedBatch:
-    """An unpadded batch on the host, padded to a shape that holds it, in one block of memory.
+    """A host batch padded to a shape that holds it, in one block of memory.
 
-    Sequences keep their order; masked positions too, with unused ones between them. An unused
-    masked position is the last token of its sequence, of which none has more than
-    `shape.max_masked`.
+    Sequences keep their order, and so do masked positions, with unused ones between them. An unused
+    masked position is the last token of its sequence; no sequence has more than `shape.max_masked`
+    positions.
     """
     lengths = _padded_lengths(batch.lengths, shape)
     real_counts = _fill_up(np.array(batch.masked_counts), len(lengths))
@@ -204,7 +204,7 @@ def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -
 
 
 def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBatch:
-    """A batch of a shape, in one block of memory that is not filled in; None: on the host."""
+    """An uninitialised batch of a shape in one block of memory; `device` None means the host."""
     slots = shape.sequences + shape.dummies
     lengths, masked = ((total, *(0,) * (slots - 1)) for total in (shape.tokens, shape.masked))
     batch = empty_batch(lengths, masked, num_pairs=shape.sequences, device=device)
@@ -212,10 +212,10 @@ def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBat
 
 
 def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
-    """The real lengths, those of dummies of about the same length, and zeros: [B + dummies]."""
+    """The real lengths, dummy lengths of about the same size, and zeros: [B + dummies]."""
     padding = shape.tokens - sum(lengths)
     most = shape.sequences - len(lengths) + shape.dummies
-    # As short as the slots allow, but for tiles: attention costs the square of a length.
+    # As short as slots and tiles allow, because attention costs the square of a length.
     length = max(-(-padding // most), min(DUMMY_LENGTH, shape.max_seqlen))
     count = max(int(shape.least_padding(np.array(len(lengths)))), -(-padding // length))
     padded = _fill_up(np.array(lengths), shape.sequences + shape.dummies)
@@ -227,13 +227,13 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
 
 
 def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
-    """How many masked positions are added to each sequence: to the last of B first."""
+    """Unused masked positions to add to each sequence, starting with the last of B."""
     room = np.where(lengths > 0, shape.max_masked - real_counts, 0)
     room[shape.sequences :] = 0
     if empty := int((lengths[: shape.sequences] == 0).sum()):
-        room[shape.sequences - empty - 1] -= empty  # whose first tokens are the last sequence's
+        room[shape.sequences - empty - 1] -= empty  # their first tokens are the last sequence's
     left = shape.masked - int(real_counts.sum())
-    behind = np.cumsum(room[::-1])[::-1] - room  # room of the sequences after each
+    behind = np.cumsum(room[::-1])[::-1] - room  # room in the sequences after each
     unused: IntArray = np.clip(left - behind, 0, room)
     return unused
 

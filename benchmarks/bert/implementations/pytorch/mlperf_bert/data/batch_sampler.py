@@ -1,6 +1,6 @@
-"""The samplers and balance policies for any data of unequal lengths: a `batch_sampler` for PyTorch.
+"""A PyTorch `batch_sampler` with the samplers and balance policies, for any data.
 
-Lengths in, lists of indices out; torch is not imported here. Example: docs/batch_sampler.md.
+It takes lengths and yields lists of indices; torch is not imported here. Example: docs/how/data.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 
 class BalancedBatchSampler:
-    """One rank's batches, which cost nearly as much as every other rank's at the same step.
+    """One rank's batches, of nearly the same cost as every other rank's at the same step.
 
     Nothing is communicated: every rank computes the same plan from the lengths. One iteration
-    yields what is left of an epoch, so the first yields a whole one, and the next one the epoch
-    after. What an epoch has left modulo the global batch opens the first batch of the next one:
-    no sample is dropped, and epochs may differ by a step. (The two published strata alone draw
-    some samples more often than others: `PublishedStrataSampler`.)
+    yields the rest of an epoch, so the first yields a whole epoch and the second the next. Samples
+    left over modulo the global batch open the next epoch's first batch: no sample is dropped, and
+    epochs may differ by a step. (Only the two published strata draw some samples more often than
+    others: `PublishedStrataSampler`.)
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class BalancedBatchSampler:
         """Sort the lengths and check the rest, which must be equal on all ranks but for `rank`.
 
         Args:
-            lengths: of all samples, integers [N], each at least 1.
-            batch_size: samples of a rank; their mean over the ranks where `counts` is "unequal".
+            lengths: lengths of all samples, integers [N], each at least 1.
+            batch_size: samples of a rank; their mean over the ranks if `counts` is "unequal".
             world_size: ranks.
             rank: this one.
-            sampler: which samples make a global batch.
-            balance: who gets which of them; the exchange policies mean their assignment here.
+            sampler: policy that chooses the samples of a global batch.
+            balance: policy that assigns them to ranks; of the exchange policies, their assignment.
             ranks_per_node: ranks among which the "local" policies balance.
             deal: direction of the policies that deal.
             counts: "unequal" lets "presort_global" give some ranks more samples than others.
-            quantiles: of the sampler "quantile"; "auto" is `default_quantiles`.
-            cost: of a sample by its length; this is what gets even.
-            seed: of the order.
+            quantiles: number for the sampler "quantile"; "auto" is `default_quantiles`.
+            cost: cost of a sample by its length, which is evened out.
+            seed: seed of the order.
 
         Raises:
-            ConfigError: an argument that cannot be, or not with the others.
-            DataError: lengths that are none.
+            ConfigError: an argument is invalid, or contradicts others.
+            DataError: the lengths are invalid.
         """
         self._lengths = _checked(lengths)
         _check_policy(sampler=sampler, balance=balance, deal=deal, counts=counts)
@@ -70,7 +70,7 @@ class BalancedBatchSampler:
             problem = f"{world_size} x {batch_size} samples a step of {len(self._lengths)} in all"
             raise ConfigError("batch_size", problem, "change it, or use fewer ranks")
         self._rank = rank
-        is_strata = sampler.startswith("strata")  # others need no table up to the longest
+        is_strata = sampler.startswith("strata")  # other policies need no table up to the longest
         self._sampler: Sampler = make_sampler(
             sampler,
             order_by_length=np.argsort(self._lengths, kind="stable"),
@@ -83,7 +83,7 @@ class BalancedBatchSampler:
             policy=balance, ranks_per_node=ranks_per_node, deal=deal, counts=counts
         )
         self._cost = cost
-        self._step = 0  # of the batch yielded last
+        self._step = 0  # step of the batch yielded last
 
     def batch(self, step: int) -> list[int]:
         """This rank's samples at a step counted from 1, whatever was iterated before."""
@@ -102,7 +102,7 @@ class BalancedBatchSampler:
             yield self.batch(self._step)
 
     def __len__(self) -> int:
-        """Steps of the epoch to which the next batch belongs: all that end inside it."""
+        """Steps of the next batch's epoch: all that end inside it."""
         return self._steps_before(self._epoch + 1) - self._steps_before(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,7 +110,7 @@ class BalancedBatchSampler:
         self._step = self._steps_before(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Where to continue: `step` batches were yielded.
+        """State to continue from: `step` batches were yielded.
 
         Workers of a DataLoader fetch ahead, so with them save the steps trained instead.
         """

@@ -1,8 +1,8 @@
-"""How much room every forward of a run needs: capacities of tokens, sequences, masked positions.
+"""Capacities of tokens, sequences and masked positions for every forward of a run.
 
 A captured step is replayed with the shapes it was captured with, so its batches are padded to a
-capacity. Capacities come from step plans, before the run: a plan needs the length index alone, so
-no sample is read.
+capacity. Capacities come from step plans, before the run: a plan needs only the length index, so no
+sample is read.
 """
 
 import math
@@ -17,19 +17,19 @@ from mlperf_bert.data.sampler import Int64Array
 
 CapacityBasis = Literal["exact", "bound"]
 
-RISK = 0.01  # that a bound is too low for one step or more of the run
+RISK = 0.01  # probability that a bound is too low for at least one step of the run
 LADDER_CAPACITIES = 12
-TOKEN_MULTIPLE = 16  # so that transposes for FP8 need no zeros
-PLANNED_STEPS = 256  # of a longer run: its other steps have a bound
-WASTE = 0.01  # of tokens, above which more than one capacity is worth its graph
+TOKEN_MULTIPLE = 16  # so that FP8 transposes need no zeros
+PLANNED_STEPS = 256  # steps planned of a longer run; the others have a bound
+WASTE = 0.01  # waste of tokens above which another capacity is worth its graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPlan:
     """Room of one forward.
 
-    `basis` is "exact" where every step of the run was planned, so that all of them fit, and
-    "bound" where it was estimated from some of them: then a step may still not fit.
+    `basis` is "exact" if every step of the run was planned, so that all fit, and "bound" if the
+    room was estimated from some steps, so that a step may still not fit.
     """
 
     tokens: int
@@ -39,7 +39,7 @@ class CapacityPlan:
 
     @classmethod
     def of_sizes(cls, sizes: Int64Array, num_steps: int) -> Self:
-        """Capacities for a run of `num_steps`: exact where `sizes` has that many, else a bound.
+        """Capacities for a run of `num_steps`: exact if `sizes` has that many, else a bound.
 
         `sizes` are those of some steps' forwards, int64 [3, steps, R * A] (`forward_sizes`).
         """
@@ -51,7 +51,7 @@ class CapacityPlan:
         return cls(tokens=tokens, sequences=sequences, masked=masked, basis=basis)
 
     def within(self, *, longest: int, most_masked: int) -> Self:
-        """The same, but no more than its sequences can have: tokens and masked positions of one."""
+        """The same plan, limited to `longest` tokens and `most_masked` positions a sequence."""
         return replace(
             self,
             tokens=min(self.tokens, self.sequences * longest),
@@ -63,15 +63,15 @@ class CapacityPlan:
 class StaticShape:
     """Every size of a forward that is padded to a capacity (`data/batch.py`).
 
-    Behind the `sequences` that may be real there are `dummies`, which hold the padding tokens; how
-    many of both there are is a constant, and those that are not needed are empty.
+    After the `sequences` that may be real come `dummies`, which hold the padding tokens. Both
+    numbers are constant, and sequences that are not needed are empty.
     """
 
     tokens: int
     sequences: int
     masked: int
     max_seqlen: int
-    max_masked: int  # of one sequence
+    max_masked: int  # masked positions of one sequence
 
     @classmethod
     def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
@@ -87,22 +87,22 @@ class StaticShape:
 
     @property
     def dummies(self) -> int:
-        """Enough for any padding: sequences of `max_seqlen` that would fill all tokens."""
+        """Dummies, enough for any padding: sequences of `max_seqlen` that fill all tokens."""
         return -(-self.tokens // self.max_seqlen)
 
     def least_padding(self, sequences: Int64Array) -> Int64Array:
-        """Padding tokens that a forward of so many sequences needs, an array of their form.
+        """Padding tokens that forwards of these numbers of sequences need, in the same array shape.
 
         Each is a dummy in a slot that may be real. No sequence has more than 1 + `max_masked` rows
-        in the last layer (`last_rows`): its first token, masked positions, used or not, and in the
-        last one with tokens the first tokens of the slots without.
+        in the last layer (`last_rows`): its first token, its masked positions, used or not, and in
+        the last non-empty sequence the first tokens of the empty slots.
         """
         rows = self.masked + self.sequences
         filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Whether forwards of those sizes, arrays of one form, and their least padding fit."""
+        """True where forwards of these sizes (arrays of one shape) fit with their least padding."""
         fits = (sequences <= self.sequences) & (masked <= self.masked)
         return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
@@ -118,7 +118,7 @@ def waste(capacity: int, sizes: Int64Array) -> float:
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
-    """What the largest of `num_steps` steps exceeds in about 1 % of such runs, from some steps.
+    """A bound, from some steps, that the largest of `num_steps` exceeds in about 1 % of runs.
 
     A Pearson type III distribution is fitted to the steps' maxima (its tail runs from a normal to
     an exponential one with the skewness), and its quantile 1 - RISK / num_steps taken by Wilson and
@@ -140,8 +140,8 @@ def plan_shapes(
     """Shapes for the forwards of all ranks, the smallest first, in a run of `num_steps` steps.
 
     Args:
-        max_seqlen: tokens of a sequence at most.
-        max_masked: masked positions of a sequence at most.
+        max_seqlen: most tokens of a sequence.
+        max_masked: most masked positions of a sequence.
     """
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
     sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
@@ -151,9 +151,9 @@ def plan_shapes(
 def shapes_of_sizes(
     sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """The same from the sizes of some steps' forwards, int64 [3, steps, R * A]."""
+    """Shapes from the sizes of some steps' forwards, int64 [3, steps, R * A]."""
     largest = CapacityPlan.of_sizes(sizes, num_steps)
-    # Unequal counts leave slots without a sequence, which want a token or two together.
+    # Unequal counts leave slots without a sequence, which together need a token or two.
     largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
     padding = int(largest_shape.least_padding(sizes[1]).max())
     largest = replace(largest, tokens=largest.tokens + padding)
@@ -163,22 +163,22 @@ def shapes_of_sizes(
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
         for capacity in _fewest_capacities(largest, tokens + padding, masked)
     )
-    # Of those that are rounded to the same number of tokens, the last: it has the most masked.
+    # If several round to the same number of tokens, keep the last, which has the most masked.
     return tuple({shape.tokens: shape for shape in shapes}.values())
 
 
 def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
-    """The first of `shapes`, smallest first, that holds every forward of a step; None: none does.
+    """The smallest of `shapes` (ascending) that holds every forward of a step; None if none does.
 
-    Of all ranks: NCCL wants them to replay graphs that were captured together.
+    All ranks count, because NCCL requires them to replay graphs that were captured together.
     """
     return _first_that_holds(forward_sizes(plan), shapes)
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
-    """`waste` of tokens where each step is padded as in a captured run; int64 [3, steps, R * A].
+    """`waste` of tokens with padding as in a captured run; `sizes` int64 [3, steps, R * A].
 
-    What no shape holds runs without padding, as fast as its largest forward.
+    A step that no shape holds runs without padding, as fast as its largest forward.
     """
     padded = [
         shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
@@ -196,7 +196,7 @@ def _first_that_holds(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> Sta
 def _fewest_capacities(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array
 ) -> tuple[CapacityPlan, ...]:
-    """One capacity, or as many as bring the waste under WASTE: LADDER_CAPACITIES at most.
+    """One capacity, or enough to bring the waste under WASTE, at most LADDER_CAPACITIES.
 
     `tokens` and `masked` are the sizes of each step's largest forwards.
     """
@@ -211,9 +211,9 @@ def _fewest_capacities(
 def _by_quantiles(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array, number: int
 ) -> tuple[CapacityPlan, ...]:
-    """`number` capacities: the largest, that of the largest step seen, and others at quantiles.
+    """`number` capacities: the largest, that of the largest step seen, the others at quantiles.
 
-    Fewer where some are the same.
+    There are fewer if some are equal.
     """
     shares = np.arange(1, number) / max(number - 1, 1)
     limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))

@@ -1,9 +1,9 @@
-"""Which tokens of a sequence are masked, and what stands in their place: drawn by compiled code.
+"""Compiled code that draws the masked tokens of a sequence and their replacements.
 
 Every draw is a function of (seed, round, sample id, number of the draw), by Philox 4x32
-(model/dropout_keys.py is its readable form), so nothing depends on ranks, workers or what was drawn
-before. It is one file because of numba's cache, see compiled.py; the readable reference of the rule
-is tests/plain_masking.py.
+(model/dropout_keys.py is its readable form), so nothing depends on ranks, workers or earlier draws.
+It is one file because of numba's cache (see compiled.py); the readable reference of the rule is
+tests/plain_masking.py.
 
 Shape letters: B sequences, T tokens, P masked positions.
 """
@@ -44,20 +44,20 @@ def draw_masks(
 ) -> int:
     """Mask sequences in place, their original tokens to `labels`.
 
-    Any choice of positions is equally likely; each is by itself [MASK] (80 %), as it was (10 %) or
-    any token of the vocabulary that is not special (10 %).
+    Any choice of positions is equally likely. Each becomes independently [MASK] (80 %), stays the
+    same (10 %) or becomes any non-special token of the vocabulary (10 %).
 
     Args:
         tokens: integers [T], written.
         offsets: integers [B + 1]: sequence i is tokens offsets[i] .. offsets[i + 1].
         sample_ids: [B].
-        counts: [B], how many to mask of each; P together.
-        special: their ids, ascending, each once: never masked, never put in.
-        mask_id: what most are replaced by.
+        counts: [B], tokens to mask in each; their sum is P.
+        special: special tokens' ids, ascending, each once: never masked, never inserted.
+        mask_id: id of [MASK].
         vocab_size: ids are below it.
-        number: of the round: the same seed, sample and round give the same masks.
-        seed: of the run, 64 bits.
-        positions: [P], written: within their sequence, ascending.
+        number: number of the round: the same seed, sample and round give the same masks.
+        seed: seed of the run, 64 bits.
+        positions: [P], written: positions within their sequence, ascending.
         labels: [P], written.
 
     Returns:
@@ -74,7 +74,7 @@ def draw_masks(
             return i
         for draw in range(counts[i]):
             where, how, what = _words(draw, sample_ids[i], number, seed)
-            # The first places of a shuffle, which are all that is needed of it.
+            # Only the first places of a shuffle are needed.
             place = draw + np.int64((where * np.uint64(available - draw)) >> WORD_BITS)
             position = candidates[place]
             candidates[place] = candidates[draw]
@@ -92,7 +92,7 @@ def draw_masks(
 def _find_candidates(
     sequence: NDArray[Any], special: NDArray[np.int64], candidates: NDArray[np.int64]
 ) -> int:
-    """Positions that may be masked, to the front of `candidates`; returns how many."""
+    """Write the positions that may be masked to the front of `candidates`; return their number."""
     available = 0
     for position in range(len(sequence)):
         candidates[available] = position
@@ -102,7 +102,7 @@ def _find_candidates(
 
 @compiled
 def _collect(originals: NDArray[np.int64], positions: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Write what was masked, and forget it: walking all positions sorts the masked ones."""
+    """Write the masked positions and their labels in ascending order, and clear the marks."""
     masked = 0
     for position in range(len(originals)):
         if originals[position] >= 0:
@@ -122,7 +122,7 @@ def _is_special(token: int, special: NDArray[np.int64]) -> bool:
 
 @compiled
 def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
-    """One of the tokens that are not special, all alike."""
+    """One of the non-special tokens, all equally likely."""
     token = np.int64((word * np.uint64(vocab_size - len(special))) >> WORD_BITS)
     for i in range(len(special)):
         token += token >= special[i]
@@ -133,7 +133,7 @@ def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
 def _words(
     draw: int, sample: int, number: int, seed: int
 ) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Three random words, 32 bits each, of a draw."""
+    """Three random words of a draw, 32 bits each."""
     a, b = np.uint64(draw), np.uint64(sample) & WORD
     c, d = np.uint64(number) & WORD, np.uint64(sample) >> WORD_BITS
     key_0, key_1 = np.uint64(seed) & WORD, np.uint64(seed) >> WORD_BITS

@@ -1,4 +1,4 @@
-"""Batches by a real exchange: ranks read what was drawn for them, swap tokens, sort and deal.
+"""Batches by a real exchange: ranks read their drawn samples, swap tokens, sort and deal.
 
 The published runs do this on the GPU, on the way to every step (arXiv 2402.02447). Here the
 loader's thread does it steps ahead, over a process group of its own (distributed/session.py).
@@ -22,17 +22,17 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
 
-WAITS_FOR = "ranks"  # for distributed/failures.py
-_LEAVING = -1  # in place of a message's size
+WAITS_FOR = "ranks"  # read by distributed/failures.py
+_LEAVING = -1  # sent in place of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 
 
 class ExchangeSource(BatchSource):
-    """Reads this rank's draws and gets its share of the group's; denominators are the plan's.
+    """A source that reads this rank's draws and gets its share of the group's by exchange.
 
-    Every exchange begins with the sizes of the messages. They could be computed from the index,
-    but gathering them (8 bytes a rank, off the critical path) also tells the others that a rank
-    could not read, or leaves, before they wait for its tokens.
+    Every exchange begins with the sizes of the messages. They could be computed from the index, but
+    gathering them (8 bytes a rank, off the critical path) also tells the others that a rank could
+    not read, or leaves, before they wait for its tokens. Denominators are the plan's.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        """All ranks must call it. DataError too where another rank of the group could not read."""
+        """The rank's batches; all ranks must call it. DataError too if another rank cannot read."""
         messages = self._all_gather(self._read(plan))
         drawn_by_forward = zip(*map(unpack, messages), strict=True)
         for drawn, (ids, denominators) in zip(
@@ -63,15 +63,15 @@ class ExchangeSource(BatchSource):
             yield make_batch(hand, ids, **denominators)
 
     def close(self) -> None:
-        """Take the others out of an exchange that they may have begun: it would never end.
+        """Release the others from an exchange that they may have begun, which would never end.
 
-        They answer at once where they stop as well; after an error of this rank they may not.
+        They answer at once if they stop as well; after an error of this rank they may not.
         """
         if self._is_over:
             return
         self._is_over = True
         _, work = self._gather_sizes(_LEAVING)
-        with suppress(RuntimeError):  # a time-out, or the others have gone
+        with suppress(RuntimeError):  # a time-out, or the others have left
             work.wait(_LEAVE_TIMEOUT)
 
     def _read(self, plan: StepPlan) -> Bytes:
@@ -92,7 +92,7 @@ class ExchangeSource(BatchSource):
             self._is_over = True
             which = dist.get_process_group_ranks(self._group)[sizes.index(_LEAVING)]
             problem = f"rank {which} could not read its samples or has ended"
-            raise DataError("exchange of samples", problem, "see what that rank says")
+            raise DataError("exchange of samples", problem, "see that rank's message")
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
@@ -109,10 +109,10 @@ class ExchangeSource(BatchSource):
 
 
 def dealt(drawn: Sequence[Samples], hand: int, direction: Deal) -> Samples:
-    """Hand number `hand` of what the ranks of a group drew for one forward, longest first.
+    """Hand number `hand` of the samples that a group drew for one forward, longest first.
 
-    Ranks may have drawn different numbers of samples. Sorted by the lengths received; ties keep
-    the order of the ranks, then that of their draws, as `data/balance.py` has it.
+    Ranks may have drawn different numbers of samples. They are sorted by the received lengths; ties
+    keep the order of the ranks, then that of their draws, as in `data/balance.py`.
     """
     together = join(drawn)
     places = deal(together.lengths.astype(np.float64), len(drawn), direction)

@@ -23,22 +23,22 @@ from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, span_er
 
 # Arrays by sample, and how many elements of each one sample needs.
 _TABLES = {"offsets": 2, "masked_lm_offsets": 2, "segment_b_start": 1, "next_sentence_label": 1}
-ADVISED_STEPS = 2  # first the tables of offsets of a step, one step later what they point at
+ADVISED_STEPS = 2  # first a step's tables of offsets, one step later the data they point to
 STEPS_AFTER_A_FAULT = 64
 
-# One row a shard: the address of each of its arrays, and what is needed to stay within them.
+# One row a shard: the address of each of its arrays, and their bounds.
 _SIZES = ("num_samples", "num_tokens", "num_masked", "input_id_bytes", "masked_id_bytes")
 SHARD_ROW = np.dtype(
     [*((name, np.uint64) for name in ShardArrays.__slots__), *((name, np.int64) for name in _SIZES)]
 )
 SPANS_ARE_GOOD = -1
 
-# What `fill` found out of range: bit i stands for name i.
+# Names of the values that `fill` can find out of range: bit i stands for name i.
 CHECKED = (
     *("input_ids", "masked_lm_ids", "segment_b_start"),
     *("masked_lm_positions", "next_sentence_label"),
 )
-# The arrays of a batch that `fill` writes, in the order in which it takes them.
+# The arrays of a batch that `fill` writes, in the order of its arguments.
 _FILLED = (
     *("input_ids", "position_ids", "token_type_ids", "cu_seqlens", "masked_token_index"),
     *("labels", "next_sentence_label"),
@@ -46,10 +46,10 @@ _FILLED = (
 
 
 class Gatherer:
-    """Makes batches of the samples of one prepared set.
+    """A maker of batches from the samples of one prepared set.
 
-    Construction compiles the code that does it, or loads it from numba's cache, on made-up
-    arrays: no sample is read. Raises ConfigError when the cache is damaged or cannot be written.
+    Construction compiles the code on synthetic arrays, or loads it from numba's cache: no sample is
+    read. Raises ConfigError when the cache is damaged or cannot be written.
     """
 
     def __init__(self, reader: SampleReader, *, pin_memory: bool = False) -> None:
@@ -64,7 +64,7 @@ class Gatherer:
     ) -> UnpaddedBatch:
         """The samples of `ids`, int64 [n], laid end to end in that order, on the host.
 
-        The denominators are the batch's. Raises DataError as `SampleReader.read`.
+        The denominators are the batch's. Raises DataError like `SampleReader.read`.
         """
         numbers, rows = self.reader.locate(ids)
         spans = self.spans(numbers, rows)
@@ -86,8 +86,8 @@ class Gatherer:
     def spans(self, numbers: IntArray, rows: IntArray) -> IntArray:
         """Start and end of each sample's tokens and of its masked positions, int64 [n, 4].
 
-        Within its shard, which `numbers` names, and `rows` the row there; both int64 [n]. Shards
-        that are not yet mapped are. Raises DataError as `SampleReader.read`.
+        Both count within its shard; `numbers` are the shards and `rows` the rows there, int64 [n].
+        Shards not yet mapped are mapped. Raises DataError like `SampleReader.read`.
         """
         for number in np.unique(numbers[self._table["num_samples"][numbers] == 0]).tolist():
             _fill_row(self._table[number], self.reader.shards[number].arrays())
@@ -103,7 +103,7 @@ class Gatherer:
 
 
 def _fill_row(row: np.void, arrays: ShardArrays) -> None:
-    """Describe the mapped arrays of a shard, which keeps them mapped as long as it lives."""
+    """Describe the mapped arrays of a shard, which keeps them mapped for its lifetime."""
     for name in ShardArrays.__slots__:
         row[name] = getattr(arrays, name).ctypes.data
     row["num_tokens"] = len(arrays.input_ids)
@@ -114,7 +114,7 @@ def _fill_row(row: np.void, arrays: ShardArrays) -> None:
 
 
 def _fill(batch: UnpaddedBatch, *about: Any) -> int:
-    """`fill` for a batch; `about` is all that comes before its arrays."""
+    """`fill` for a batch; `about` holds all arguments before its arrays."""
     return int(fill(*about, *(getattr(batch, name).numpy() for name in _FILLED)))
 
 
@@ -127,17 +127,17 @@ def _compile() -> None:
 
 
 class ReadAhead:
-    """Advises the kernel to read the pages of one rank's coming samples; step after step.
+    """Advice to the kernel to read the pages of one rank's coming samples, step after step.
 
-    A sample lies in seven arrays, so reading 16 from a file that is not yet in memory, one after
-    the other, means about 100 waits for the disk. Advised ahead by the loader's thread, the disk
-    works on many at once while earlier steps train.
+    A sample lies in seven arrays, so reading 16 one after the other from a file not yet in memory
+    means about 100 waits for the disk. With advice from the loader's thread, the disk works on many
+    at once while earlier steps train.
 
-    Advice for warm files would cost more than gathering from them: seven system calls a sample.
-    So it is given only for the first STEPS_AFTER_A_FAULT steps and, from then on, for as many
-    after every step in which this thread had to wait for the disk (a major page fault). Reading a
-    file for the first time, that is about one unadvised step in 65. Where the operating system
-    does not count faults of a thread, only the first steps are advised.
+    Advice for warm files would cost more than gathering from them: seven system calls a sample. So
+    it is given only for the first STEPS_AFTER_A_FAULT steps and for as many after every step in
+    which this thread had to wait for the disk (a major page fault). At the first reading of a file
+    about one step in 65 goes unadvised. If the operating system does not count a thread's faults,
+    only the first steps are advised.
     """
 
     def __init__(self, gatherer: Gatherer, rank: int) -> None:
@@ -146,12 +146,12 @@ class ReadAhead:
         self._rank = rank
         self._faults = 0
         self._steps_left = STEPS_AFTER_A_FAULT
-        self._last_step = 0  # whose tables were advised
+        self._last_step = 0  # steps whose tables were advised
 
     def advise(self, coming: Sequence[StepPlan]) -> None:
-        """Advise for the steps that are read next, in their order; one at least.
+        """Advise for the steps that are read next, in their order; at least one.
 
-        Raises DataError where a shard cannot be mapped or its offsets are damaged.
+        Raises DataError if a shard cannot be mapped or its offsets are damaged.
         """
         faults = _major_faults()
         if faults > self._faults:
@@ -185,13 +185,13 @@ class ReadAhead:
 
 
 def _major_faults() -> int:
-    """How often this thread waited for a page from disk; 0 where that is not counted."""
+    """Number of times this thread waited for a page from disk; 0 if that is not counted."""
     who = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if who is None else resource.getrusage(who).ru_majflt
 
 
 def _as_pointer(_typing: Any, address: Any) -> Any:
-    """An address as the pointer that `carray` takes."""
+    """An address as a pointer for `carray`."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -211,10 +211,10 @@ def measure(
     max_masked: int,
     spans: NDArray[np.int64],
 ) -> int:
-    """Write `spans`, as `Gatherer.spans` gives them; `table` is SHARD_ROW [shards].
+    """Write `spans`, as returned by `Gatherer.spans`; `table` is SHARD_ROW [shards].
 
-    Returns SPANS_ARE_GOOD, or 2 i (tokens) or 2 i + 1 (masked positions) where those of sample i
-    are not: empty, too long or outside the shard. `spans` holds them, as the shard has them.
+    Returns SPANS_ARE_GOOD, or 2 i (tokens) or 2 i + 1 (masked positions) if those of sample i are
+    empty, too long or outside the shard; `spans` then holds the shard's values.
     """
     for i in range(len(rows)):
         shard, row = table[numbers[i]], rows[i]
@@ -253,10 +253,9 @@ def fill(
 ) -> int:
     """Lay samples end to end; the arrays from `input_ids` on are written, shaped as in a batch.
 
-    Where samples are no pairs, segment B begins at their end. `spans` are those that `measure`
-    found good: the offsets are not read again, because a file that changes in between must not
-    move a write out of the batch. Returns 0, or the bits of those of CHECKED that hold a value out
-    of range.
+    If samples are no pairs, segment B begins at their end. `measure` has checked `spans`: the
+    offsets are not read again, because a file that changes in between must not move a write out of
+    the batch. Returns 0, or the bits of the CHECKED names that have a value out of range.
     """
     wrong = 0
     token, masked = 0, 0
@@ -297,7 +296,7 @@ def fill(
 
 @compiled
 def _copy(address: int, item_bytes: int, start: int, target: NDArray[np.int64]) -> Any:
-    """Copy unsigned numbers of 2 or 4 bytes from element `start` on; returns the largest."""
+    """Copy unsigned numbers of 2 or 4 bytes from element `start` on; return the largest."""
     if item_bytes == 2:
         return _copy_all(
             carray(_pointer(address), (start + len(target),), np.uint16)[start:], target

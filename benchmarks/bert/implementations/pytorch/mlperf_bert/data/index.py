@@ -1,13 +1,13 @@
-"""What a prepared set says of itself: manifest, lengths, order by length, and each shard's sidecar.
+"""Index of a prepared set: manifest, lengths, order by length, and each shard's sidecar.
 
 `DIR/index/` holds `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
 element a sample) and `dataset.json`, the manifest, written last: a set without it is incomplete.
 The manifest holds a digest of every other file of the set and, as its last key, of itself. Version
 1 had no digests of sidecars and of itself; `prepare` writes it anew and keeps the shards.
 
-A sidecar says what its shard holds, where in the file, and what it was made from. `stage.json` of a
-staged set says whether all of its samples are there, or those of one plan only. What a key of these
-files may hold stands on the field that it becomes.
+A sidecar describes its shard's contents, their places in the file, and their source. `stage.json`
+of a staged set says whether all samples are there or only those of one plan. The limits of a key
+stand on the field that it becomes.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, VocabularyFile
 
 SHARD_FORMAT_VERSION = 1
 
-# What an example is: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] and nothing to say of a next sentence.
+# Kinds of example: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without a next sentence.
 Segments = Literal["pair", "single"]
-SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first where a file does not say
+SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first is the default of a file
 
 SIDECAR_REMEDY = "prepare this shard again with `mlperf_bert prepare`"
 
@@ -56,9 +56,9 @@ INDEX_FORMAT_VERSION = 2
 REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"
 MISSING_REMEDY = "make the set with `mlperf_bert prepare`, or give its directory"
 
-OWN_DIGEST = "manifest_sha256"  # of the manifest's JSON without this key
+OWN_DIGEST = "manifest_sha256"  # digest of the manifest's JSON without this key
 
-# Keys of the manifest that are left out where they have these values.
+# Keys that the manifest leaves out at these values.
 _DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 
 # File name -> dtype of the three arrays.
@@ -69,7 +69,7 @@ STAGE_FILE = "stage.json"
 STAGE_FORMAT_VERSION = 1
 STAGE_REMEDY = "stage the data again with `mlperf_bert stage-data`, into a new directory"
 
-# Lowest and highest number that a key may hold. What says none: from 0 to 2**63 - 1.
+# Lowest and highest number of a key. Keys without limits here: from 0 to 2**63 - 1.
 AtLeastOne = Annotated[int, 1, 2**63 - 1]
 Length = Annotated[int, 1, 65_535]
 Masked = Annotated[int, 1, 255]
@@ -80,7 +80,7 @@ TokenId = int  # below the set's vocab_size
 class DatasetPlace:
     """One contiguous array inside the shard: numpy dtype, elements, offset in bytes."""
 
-    # The limits keep count * itemsize far below where an int64 offset would wrap around.
+    # The limits keep count * itemsize far below an int64 overflow.
     dtype: str
     count: Annotated[int, 1, 2**48]
     offset: Annotated[int, 0, 2**48]
@@ -93,9 +93,9 @@ class DatasetPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSettings:
-    """What decides the examples of a shard besides its text; compared when a run is restarted."""
+    """Settings that decide a shard's examples besides its text; compared at a restart."""
 
-    vocabulary_sha256: str = ""  # until the vocabulary is known
+    vocabulary_sha256: str = ""  # empty until the vocabulary is known
     max_seq_length: Length
     max_predictions: Masked
     seed: int
@@ -109,8 +109,8 @@ class ShardSettings:
 class Sidecar:
     """Everything training needs to map a shard without opening HDF5.
 
-    `examples_sha256` is the digest of the arrays alone, which the file around them does not change:
-    by it two machines can compare what they made. Shards of before have none.
+    `examples_sha256` is the digest of the arrays alone, independent of the file around them, so
+    that two machines can compare their results. Older shards have none.
     """
 
     shard_bytes: AtLeastOne
@@ -130,7 +130,7 @@ class Sidecar:
 
 
 def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
-    """The digest of all examples of shards, in their order; None where one of them has none."""
+    """The digest of all examples of shards, in their order; None if one of them has none."""
     digests = [sidecar.examples_sha256 for sidecar in sidecars]
     known = [digest for digest in digests if digest is not None]
     if len(known) < len(digests):
@@ -146,7 +146,7 @@ def sidecar_path(shard_path: Path) -> Path:
 def read_sidecar(shard_path: Path) -> Sidecar:
     """Parse and check the sidecar of `shard_path`; the shard itself is not touched.
 
-    Raises DataError where a key is missing or wrong, or where the arrays do not fit into the file.
+    Raises DataError if a key is missing or wrong, or if the arrays do not fit into the file.
     """
     path = sidecar_path(shard_path)
     record = read_record(path, missing="the shard's sidecar is missing", remedy=SIDECAR_REMEDY)
@@ -221,7 +221,7 @@ class IndexFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What a model without context reaches on the set's masked positions; see prepare/build."""
+    """The accuracy of a model without context on the set's masked positions; see prepare/build."""
 
     context_free_accuracy: float
     mask_only_accuracy: float
@@ -231,7 +231,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`index/dataset.json`: what the set holds and what it was made with.
+    """`index/dataset.json`: the contents of the set and the settings that made it.
 
     Sample ids run over the shards in the order of `shards`. `length_histogram[k]` counts the
     samples of k tokens, k = 0 .. max_seq_length.
@@ -309,7 +309,7 @@ class LengthIndex:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """Which samples a partial stage holds: those that a node's ranks read in the first steps."""
+    """The samples in a partial stage: those that a node's ranks read in the first steps."""
 
     node: int
     steps: AtLeastOne
@@ -318,9 +318,9 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What a staged set was copied from, and how much of it; `part` is None for all of it."""
+    """The source of a staged set, and the part that was copied; `part` None means all."""
 
-    manifest_sha256: str  # of the bytes of index/dataset.json
+    manifest_sha256: str  # digest of the bytes of index/dataset.json
     part: StagedPart | None
 
     @classmethod
@@ -353,12 +353,12 @@ def _json_sha256(path: Path, remedy: str) -> str:
 
 
 def is_staged(set_dir: Path) -> bool:
-    """Whether there is a `stage.json`, or a link to nothing by that name: then it was one."""
+    """True if there is a `stage.json`, or a broken link of that name left of one."""
     return os.path.lexists(set_dir / STAGE_FILE)
 
 
 def is_partial(set_dir: Path) -> bool:
-    """Whether this is a partial stage. Raises DataError for a damaged `stage.json`."""
+    """True for a partial stage. Raises DataError for a damaged `stage.json`."""
     return is_staged(set_dir) and StageRecord.load(set_dir).part is not None
 
 
@@ -368,9 +368,9 @@ def write_index(
     lengths: NDArray[np.uint16],
     masked_counts: NDArray[np.uint8],
 ) -> Manifest:
-    """Write the arrays, by sample, both [N], then the manifest that completes the set; return it.
+    """Write the arrays by sample, both [N], then the manifest that completes the set; return it.
 
-    `length_histogram` and `index_files` are filled in here. Raises DataError where a file cannot be
+    `length_histogram` and `index_files` are filled in here. Raises DataError if a file cannot be
     written, or there are more samples than 32 bits can number.
     """
     num_samples = manifest.num_samples
@@ -379,7 +379,7 @@ def write_index(
         raise DataError(str(set_dir), problem, f"give {num_samples} of each, at most 2**32")
     index_dir = set_dir / "index"
     make_directory(index_dir)
-    # First, so that a crash between two arrays cannot leave a manifest over a mixture.
+    # Remove it first, so that a crash between two arrays cannot leave a manifest over a mixture.
     (index_dir / "dataset.json").unlink(missing_ok=True)
     order = np.argsort(lengths, kind="stable")
     arrays: tuple[NDArray[Any], ...] = (lengths, masked_counts, order)
@@ -415,7 +415,7 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
     for name, dtype in INDEX_ARRAYS:
         if sizes.get(name) != manifest.num_samples * np.dtype(dtype).itemsize:
             raise record.error("index_files", f"does not list {name} with its right size")
-    # Last, as the checks above say what is wrong: this one finds what they cannot see.
+    # Last, because the checks above say what is wrong; this one finds the rest.
     values = {key: value for key, value in record.values.items() if key != OWN_DIGEST}
     try:
         digest = _digest_of(values)
@@ -431,7 +431,7 @@ def masked_count_table(max_seq_length: int, max_predictions: int, rate: float) -
 
     min(max_predictions, max(1, round(rate * length))), where length counts special tokens and
     round() is half to even. `max_predictions` is 255 at most. So every rank knows the masked
-    positions of all others without reading a sample or asking.
+    positions of all others without reading a sample or communicating.
     """
     counts = [
         min(max_predictions, max(1, round(rate * length))) for length in range(max_seq_length + 1)
@@ -440,10 +440,10 @@ def masked_count_table(max_seq_length: int, max_predictions: int, rate: float) -
 
 
 class CountsByLength:
-    """What an index holds as masked counts, computed where it is asked for."""
+    """The masked counts of an index, computed on access."""
 
     def __init__(self, lengths: NDArray[np.uint16], table: NDArray[np.uint8]) -> None:
-        """Of samples with `lengths` [N], which may be a memory map; `table` is by length."""
+        """Look up `lengths` [N], which may be a memory map, in `table`, which is by length."""
         self._lengths = lengths
         self._table = table
 
@@ -454,9 +454,9 @@ class CountsByLength:
 
 
 def special_ids(manifest: Manifest) -> NDArray[np.int64]:
-    """Ids that stand for no text, int64, ascending, each once: never masked, nor put in for a word.
+    """Ids that stand for no text, int64, ascending, each once: never masked, never inserted.
 
-    [UNK] stands for text that the vocabulary lacks, so it is a token as others are, as in BERT.
+    [UNK] stands for text that the vocabulary lacks, so it counts as an ordinary token, as in BERT.
     """
     ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
     return np.unique(np.array(ids, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""How long real pre-training sequences are: published counts, lengths drawn from them, shapes.
+"""Lengths of real pre-training sequences: published counts, drawn lengths, shapes.
 
 For benchmarks, simulations and plans that must not depend on a prepared set. No torch.
 """
@@ -24,8 +24,8 @@ _MAX_BYTES = 4 * 2**20  # 65,535 lines have a quarter of that
 _REMEDY = f"give a CSV file: a line {_HEADER!r}, then one length and its count a line"
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
-MASKED_SHARE = 0.15  # of a sequence's tokens
-PLANNED_SAMPLES = 2**16  # of which a run's shapes are planned
+MASKED_SHARE = 0.15  # share of a sequence's tokens
+PLANNED_SAMPLES = 2**16  # steps from which a run's shapes are planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class LengthHistogram:
     def draw_evenly(self, count: int, seed: int) -> IntArray:
         """One length from each of `count` equally likely ranges, int64 [count], in random order.
 
-        Few of them already have nearly the mean of all: what a benchmark of few batches needs.
+        A few of them already have nearly the mean of all, as a benchmark of few batches needs.
         """
         generator = np.random.default_rng(seed)
         shares = (np.arange(count) + generator.random(count)) / count
@@ -119,20 +119,20 @@ def _parse_row(row: str, where: str) -> tuple[int, int]:
 
 
 def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
-    """Published lengths, int64 [count]; for another maximum than theirs, in proportion."""
+    """Published lengths, int64 [count], scaled to `max_length`."""
     published = wikipedia_lengths()
     scaled = published.draw_evenly(count, seed) * max_length
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
 def masked_counts_of(lengths: IntArray, most: int) -> IntArray:
-    """Masked positions of sequences of these lengths, `most` at most."""
+    """Masked positions of sequences of these lengths, at most `most`."""
     counts: IntArray = np.clip(np.rint(MASKED_SHARE * lengths), 1, most).astype(np.int64)
     return counts
 
 
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """What a captured run of `config` pads its forwards to, planned as a run does."""
+    """The shapes to which a captured run of `config` pads its forwards, planned as in a run."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)

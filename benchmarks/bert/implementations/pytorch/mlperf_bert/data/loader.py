@@ -1,7 +1,7 @@
 """Step plans to batches on the device, prepared by a thread ahead of the training loop.
 
 `data.loader = "dali"` sends the same batches there by nvidia-dali's external source.
-Nothing is read before the first batch is asked for, so building a loader in the untimed init phase
+Nothing is read before the first batch is requested, so building a loader in the untimed init phase
 touches no sample.
 """
 
@@ -26,7 +26,7 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
 
-WAITS_FOR = "loader"  # for distributed/failures.py
+WAITS_FOR = "loader"  # read by distributed/failures.py
 PREFETCHED_STEPS = 2
 PATIENCE_S = 5.0
 _DALI_INPUT = "block"
@@ -34,29 +34,29 @@ _DALI_INPUT = "block"
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one rank computes in one step: `micro_batches` holds one batch per forward."""
+    """One rank's work in one step: `micro_batches` holds one batch per forward."""
 
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
-    wait_ms: float  # how long the loop waited for it
-    planning_ms: float  # how long its plan took, in the loader's thread
-    received_bytes: int  # from other processes, for this rank's batches
+    wait_ms: float  # time that the loop waited for it
+    planning_ms: float  # time of its plan, in the loader's thread
+    received_bytes: int  # received from other processes for this rank's batches
 
 
 class BatchSource:
-    """Where a rank's batches come from; called by the loader's thread, step after step."""
+    """Source of a rank's batches, called by the loader's thread step after step."""
 
-    received_bytes = 0  # what other processes have sent for the batches so far
+    received_bytes = 0  # sent by other processes for the batches so far
 
     def __init__(self, rank: int, masks: DynamicMasks | None = None) -> None:
-        """Bring the batches of `rank`; without `masks` as they are stored."""
+        """Get the batches of `rank`; without `masks` they keep their stored masks."""
         self._rank = rank
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step, one per forward, on the host.
 
-        Raises DataError where they cannot be read.
+        Raises DataError if they cannot be read.
         """
         batches = tuple(self._stored(plan))
         if self._masks is None:
@@ -64,24 +64,24 @@ class BatchSource:
         return tuple(self._masks.of(batch, plan.step) for batch in batches)
 
     def close(self) -> None:
-        """Let go of what it holds; called once, after the last batch."""
+        """Free its resources; called once, after the last batch."""
 
     def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
-        """The batches with the masks that they are stored with."""
+        """The batches with their stored masks."""
         raise NotImplementedError
 
 
 class DirectSource(BatchSource):
-    """Reads the samples that the plan gives to this rank."""
+    """A source that reads the samples that the plan gives to this rank."""
 
     def __init__(self, gatherer: Gatherer, rank: int, masks: DynamicMasks | None = None) -> None:
         super().__init__(rank, masks)
         self._gatherer = gatherer
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """DataError too where sizes are not those planned.
+        """See `BatchSource`; DataError too if sizes are not the planned ones.
 
-        Loss, balance and capacities would be wrong.
+        Otherwise loss, balance and capacities would be wrong.
         """
         batches = super().micro_batches(plan)
         planned = zip(plan.num_tokens[self._rank], plan.num_masked[self._rank], strict=True)
@@ -96,15 +96,15 @@ class DirectSource(BatchSource):
 
 
 class DaliCopy:
-    """Copies blocks of memory to a device through nvidia-dali, for `Staging`.
+    """A copier of memory blocks to a device through nvidia-dali, for `Staging`.
 
-    The pipeline holds one block and runs when it is called: the loader's thread is what makes
-    batches ahead of the loop. On a GPU (not run) DALI copies from its own page-locked memory to its
-    own on the device, for which the loader's thread waits, and from there on the current stream.
+    The pipeline holds one block and runs when called: the loader's thread makes batches ahead of
+    the loop. On a GPU (not run) DALI copies from its own page-locked memory to its own device
+    memory, for which the loader's thread waits, and from there on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing is read. Raises ConfigError when nvidia-dali is not installed."""
+        """Build the pipeline; read nothing. Raises ConfigError if nvidia-dali is missing."""
         try:
             dali: Any = importlib.import_module("nvidia.dali")
             plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
@@ -134,7 +134,7 @@ class DaliCopy:
 
 
 class Loader:
-    """Iterates over the steps of one rank, from `first_step` on, without end."""
+    """An endless iterator over the steps of one rank, from `first_step` on."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class Loader:
         read_ahead: ReadAhead | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """Load onto `device`; `read_ahead` is told of the steps that come next.
+        """Load onto `device`; `read_ahead` is told the next steps.
 
-        `staging` brings the batches there; None: one that leaves them unpadded.
+        `staging` brings the batches there; None means one that leaves them unpadded.
         """
         self._planner = planner
         self._source = source
@@ -172,7 +172,7 @@ class Loader:
         self._stop.set()
         self._staging.close()
         if self._thread.is_alive():
-            # After an error it may wait for other ranks, which wait for this one.
+            # After an error the thread may wait for other ranks, which wait for this one.
             self._thread.join(None if error is None else PATIENCE_S)
         if not self._thread.is_alive():
             self._source.close()
@@ -209,13 +209,13 @@ class Loader:
             before = self._source.received_bytes
             staged = self._staging.send(self._source.micro_batches(plan), plan)
             self._put(_Made(plan, planning_ms, staged, self._source.received_bytes - before))
-            # After the first batch: the loop waits for that one with the clock running.
+            # Only after the first batch, for which the loop waits with the clock running.
             while len(coming) < ADVISED_STEPS:
                 coming.append(self._plan())
             self._advise(coming)
 
     def _plan(self) -> tuple[StepPlan, float]:
-        """The next plan, and how many milliseconds it took."""
+        """The next plan, and the milliseconds it took."""
         started = time.perf_counter()
         plan = self._planner.plan(self._next_step)
         self._next_step += 1
@@ -236,7 +236,7 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A step as the loader's thread hands it over."""
+    """A step as the loader's thread passes it on."""
 
     plan: StepPlan
     planning_ms: float

@@ -1,7 +1,7 @@
-"""Masks drawn anew for each batch that is trained on, in place of those that `prepare` stored.
+"""Dynamic masks: drawn anew for each training batch, in place of those that `prepare` stored.
 
-RoBERTa calls these dynamic masks (arXiv 1907.11692, section 4.1). They are drawn when a batch has
-reached its rank, so how samples travel there does not matter. Keys: (seed, step, sample id).
+RoBERTa introduced them (arXiv 1907.11692, section 4.1). They are drawn once a batch has reached its
+rank, however its samples travelled. Keys: (seed, step, sample id).
 """
 
 from dataclasses import fields
@@ -17,14 +17,14 @@ from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import Manifest, masked_count_table, special_ids
 from mlperf_bert.data.sampler import Int64Array
 
-_DRAWN = ("masked_token_index", "labels")  # everything else of a batch is as it was
+_DRAWN = ("masked_token_index", "labels")  # the rest of a batch does not change
 
 
 class DynamicMasks:
-    """Other masks each time a sample is trained on.
+    """New masks each time a sample is trained on.
 
-    A step that an epoch ends in may have a sample twice: there alone its masks are the same.
-    Construction compiles, and reads nothing. Raises ConfigError where numba's cache cannot be used.
+    A step in which an epoch ends may have a sample twice; only then do its masks repeat.
+    Construction compiles, and reads nothing. Raises ConfigError if numba's cache cannot be used.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DynamicMasks:
         seed: int,
         pin_memory: bool = False,
     ) -> None:
-        """Mask samples of a set, `rate` of a sample's tokens but `max_predictions` at most."""
+        """Mask `rate` of the tokens of a set's samples, at most `max_predictions` each."""
         self._set_dir = set_dir
         self._counts = masked_count_table(manifest.max_seq_length, max_predictions, rate)
         self._special = special_ids(manifest)
@@ -49,9 +49,9 @@ class DynamicMasks:
             self._draw(empty_batch((), ()), np.zeros(0, dtype=np.int64), 0)
 
     def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
-        """A batch with the masks that it was stored with put back, and others drawn.
+        """A batch with its stored masks undone and new ones drawn.
 
-        Raises DataError for a sample that has fewer words than are to be masked.
+        Raises DataError for a sample with fewer words than are to be masked.
         """
         counts = self._counts[list(batch.lengths)].astype(np.int64)
         drawn = empty_batch(batch.lengths, tuple(counts.tolist()), pin_memory=self._pin_memory)
@@ -71,7 +71,7 @@ class DynamicMasks:
     def _draw(self, batch: UnpaddedBatch, counts: Int64Array, step: int) -> int:
         offsets, index = batch.cu_seqlens.numpy(), batch.masked_token_index.numpy()
         if not len(counts):
-            offsets[:] = 0  # made up, to compile
+            offsets[:] = 0  # synthetic, to compile
         wrong = draw_masks(
             batch.input_ids.numpy(),
             offsets,

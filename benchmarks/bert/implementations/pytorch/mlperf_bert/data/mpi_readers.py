@@ -1,8 +1,8 @@
 """Reader processes: read, exchange and send the batches of one trainer, windows of steps ahead.
 
 CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded rows. Protocol (the
-tags are all of it), memory and threads: docs/decisions/0007-reader-processes.md. Messages are
-waited for by sleeping polls: MPI's own blocking calls spin, and would take a core from the trainer.
+tags are all of it), memory and threads: docs/decisions/0007-reader-processes.md. Waits for messages
+poll and sleep, because MPI's own blocking calls spin and would take a core from the trainer.
 
 Shapes: G ranks of a group, K steps of a window, A forwards, b sequences drawn for each.
 """
@@ -33,23 +33,23 @@ WINDOWS_IN_FLIGHT = 2
 
 
 class Tag(IntEnum):
-    """What a message is; its contents are bytes of JSON but for those of a packet."""
+    """Kinds of message; contents are bytes of JSON, except those of a packet."""
 
     # From the trainer.
     SETUP = 1  # the run's seed; no sample may be read yet
-    START = 2  # the first step: its first batch is asked for
+    START = 2  # the first step: its first batch is requested
     CREDIT = 3  # a window has been taken
     STOP = 4  # the last message
     # From the reader.
     READY = 11
-    PACKET = 12  # of one forward
-    LAST_PACKET = 13  # of a window
-    FAILED = 14  # where, problem and remedy of its error; nothing follows
+    PACKET = 12  # samples of one forward
+    LAST_PACKET = 13  # the last samples of a window
+    FAILED = 14  # where, problem and remedy of its error; the last message
     END = 15  # nothing follows
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
-    """Return when `is_done` says so, asking again and again with sleeps between."""
+    """Return when `is_done()` is true, polling with sleeps between."""
     while not is_done():
         time.sleep(POLL_S)
 
@@ -64,7 +64,7 @@ class Pair:
         self._sending: list[tuple[MPI.Request, Any]] = []  # with what must not be freed yet
 
     def send(self, tag: Tag, contents: Bytes | None = None) -> None:
-        """Send without waiting; the array must not change any more."""
+        """Send without waiting; the array must not change afterwards."""
         array = np.empty(0, dtype=np.uint8) if contents is None else contents
         self._sending.append((self._world.Isend(array, self._partner, tag), array))
         self.progress()
@@ -74,12 +74,12 @@ class Pair:
         self.send(tag, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
     def has_message(self) -> bool:
-        """Whether `receive` would return at once."""
+        """True if `receive` would return at once."""
         self.progress()
         return bool(self._world.Iprobe(self._partner))
 
     def receive(self) -> tuple[Tag, Bytes]:
-        """The next message, in the order sent, waited for."""
+        """Wait for the next message, in the order sent."""
         from mpi4py import MPI
 
         wait_until(self.has_message)
@@ -91,26 +91,26 @@ class Pair:
         return Tag(status.Get_tag()), contents
 
     def progress(self) -> None:
-        """Let MPI move what is being sent, and free what has arrived."""
+        """Let MPI make progress with messages, and free those that have arrived."""
         self._sending = [sending for sending in self._sending if not sending[0].Test()]
 
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all messages have left."""
         while self._sending:
             self.progress()
             time.sleep(POLL_S)
 
 
 def from_json(contents: Bytes) -> Any:
-    """What `send_json` sent."""
+    """The value that `send_json` sent."""
     return json.loads(contents.tobytes())
 
 
 class MpiSource(BatchSource):
-    """Batches that a reader process has read, and exchanged with other readers, ahead of time.
+    """A source of batches that a reader process has read, and exchanged, ahead of time.
 
-    `set_up` and `close` run in the main thread before and after the loader's thread lives, so
-    that one thread at a time calls MPI.
+    `set_up` and `close` run in the main thread before and after the loader's thread, so that one
+    thread at a time calls MPI.
     """
 
     def __init__(self, pair: Pair, rank: int, masks: DynamicMasks | None = None) -> None:
@@ -120,12 +120,12 @@ class MpiSource(BatchSource):
         self._is_over = False
 
     def set_up(self, seed: int) -> None:
-        """Have the reader open index and sidecars. Raises DataError where it cannot."""
+        """Make the reader open index and sidecars. Raises DataError if it cannot."""
         self._pair.send_json(Tag.SETUP, seed)
         self._receive()
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        """Steps follow each other; the first call lets the reader begin."""
+        """The batches of consecutive steps; the first call starts the reader."""
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
@@ -135,7 +135,7 @@ class MpiSource(BatchSource):
     def close(self) -> None:
         """Tell the reader to end, and drop what it sent ahead.
 
-        Waits some seconds at most: after an error of this rank other readers may hold up its own.
+        It waits some seconds at most: after an error of this rank other readers may block its own.
         """
         self._pair.send(Tag.STOP)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -161,19 +161,19 @@ class MpiSource(BatchSource):
             raise DataError(f"reader of rank {self._rank}: {where}", problem, remedy)
         if tag is Tag.END:
             problem = "ended because another rank's did"
-            raise DataError(f"reader of rank {self._rank}", problem, "see what that rank says")
+            raise DataError(f"reader of rank {self._rank}", problem, "see that rank's message")
         return tag, contents
 
 
 class PeersEndedError(Exception):
-    """Another reader of the group has left: its trainer has stopped, or failed."""
+    """Raised when another reader of the group has left: its trainer has stopped, or failed."""
 
 
 class PeerExchange:
-    """Messages among the readers of a group; all of them must call the same methods in turn."""
+    """Messages among the readers of a group; all must call the same methods in the same order."""
 
     def __init__(self, readers: "MPI.Comm", first_rank: int) -> None:
-        """Exchange among `readers`, who serve the ranks from `first_rank` on."""
+        """Exchange among `readers`, which serve the ranks from `first_rank` on."""
         self._readers = readers
         self.ranks = range(first_rank, first_rank + readers.size)
         self.number = readers.rank
@@ -181,7 +181,7 @@ class PeerExchange:
     def all_to_all(self, messages: list[Bytes]) -> list[Bytes]:
         """Send a message to each reader; return what each has sent to this one.
 
-        Raises PeersEndedError instead where one of them has called `leave`.
+        Raises PeersEndedError if one of them has called `leave`.
         """
         sizes = np.array([len(message) for message in messages], dtype=np.int64)
         their_sizes = np.empty_like(sizes)
@@ -194,13 +194,13 @@ class PeerExchange:
         return np.split(received, np.cumsum(their_sizes)[:-1])
 
     def leave(self) -> None:
-        """Take the others out of an exchange that they may have begun."""
+        """Release the others from an exchange that they may have begun."""
         sizes = np.full(len(self.ranks), -1, dtype=np.int64)
         wait_until(self._readers.Ialltoall(sizes, np.empty_like(sizes)).Test)
 
 
 class WindowReader:
-    """What one trainer needs for some steps, read, and exchanged where the policy does."""
+    """A reader of one trainer's samples, window by window, exchanged if the policy says so."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class WindowReader:
         window_steps: int,
         token: np.dtype[Any],
     ) -> None:
-        """Read for `rank`; without `peers` what the plan gives to it, else what was drawn for it.
+        """Read for `rank`: without `peers` its samples in the plan, else those drawn for it.
 
         `token` is the type of a token id on the wire.
         """
@@ -224,11 +224,11 @@ class WindowReader:
         self._token = token
 
     def windows(self, first_step: int, between: Callable[[], None]) -> Iterator[Iterator[Samples]]:
-        """Windows without end, each the packets of its forwards; `between` is called often.
+        """Endless windows, each the packets of its forwards; `between` is called often.
 
-        The first one is a single step, and the next are as long as all before them together, up
-        to the window: so the trainer waits for one step's reading only, where reading is fast
-        enough at all.
+        The first window is a single step; each next one is as long as all before it together, up to
+        the full window. So the trainer waits for one step's reading only, if reading is fast
+        enough.
         """
         start, size = first_step, 1
         while True:
@@ -237,7 +237,7 @@ class WindowReader:
             size = min(start - first_step, self._window_steps)
 
     def leave(self) -> None:
-        """Say to the other readers that this one takes part no longer."""
+        """Tell the other readers that this one takes part no longer."""
         if self._peers is not None:
             self._peers.leave()
 
@@ -264,7 +264,7 @@ class WindowReader:
         wanted = [np.divmod(places, drawn_by_each) for places in wanted_places(plans, peers.ranks)]
         messages = [pack(take(drawn, row[drawer == peers.number])) for drawer, row in wanted]
         received = join([unpack(message)[0] for message in peers.all_to_all(messages)])
-        # Received by drawer, and from each in the order wanted: undo the sorting by drawer.
+        # Packets arrive by drawer, each in the wanted order: undo the sorting by drawer.
         by_drawer = np.argsort(wanted[peers.number][0], kind="stable")
         counts = np.concatenate([plan.counts[self._rank] for plan in plans])
         yield from split(take(received, np.argsort(by_drawer)), counts)
@@ -278,7 +278,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
     is_stopped = False
     try:
         tag, seed = pair.receive()
-        if tag is Tag.STOP:  # there was nothing to train
+        if tag is Tag.STOP:  # nothing to train
             return
         reader = open_reader(from_json(seed))
         pair.send(Tag.READY)
@@ -295,7 +295,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
 
 
 def _send_windows(pair: Pair, reader: WindowReader) -> None:
-    """Send windows until the trainer stops, never more than two that it has not yet taken."""
+    """Send windows until the trainer stops, at most two that it has not yet taken."""
     windows: Iterator[Iterator[Samples]] = iter(())
     credit = 0
     while True:
@@ -314,24 +314,24 @@ def _send_windows(pair: Pair, reader: WindowReader) -> None:
 
 
 def _send(pair: Pair, packets: Iterator[Samples]) -> None:
-    """Send packets as they come, one late, because the last one is marked."""
+    """Send packets as they come, one behind, because the last one is marked."""
     late = next(packets)
     try:
         for packet in packets:
             pair.send(Tag.PACKET, pack(late))
             late = packet
     except UserError:
-        pair.send(Tag.PACKET, pack(late))  # the trainer may use what was read before
+        pair.send(Tag.PACKET, pack(late))  # the trainer may use the batches read before
         raise
     pair.send(Tag.LAST_PACKET, pack(late))
 
 
 def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:
-    """What each rank of a group gets, as places in the group's draws [G, K, A, b], flattened.
+    """Each rank's samples, as flat places in the group's draws [G, K, A, b].
 
-    In the order of the plan: by step, by forward, and within it as `ids_of`. Rank number g of the
-    group drew the places g * K * A * b and following. A sample drawn twice, where an epoch ends
-    within a step, is matched twice.
+    They are in the order of the plan: by step, by forward, and within it as in `ids_of`. Rank
+    number g of the group drew the places from g * K * A * b on. A sample drawn twice, in a step
+    where an epoch ends, is matched twice.
     """
     drawn = np.stack([plan.drawn_ids[ranks.start : ranks.stop] for plan in plans], axis=1)
     places = np.arange(drawn.size).reshape(drawn.shape)
@@ -348,7 +348,7 @@ def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:
 
 
 def _matched(drawn: Int64Array, given: Int64Array) -> Int64Array:
-    """Where each of `given` is in `drawn`, int64 [n]; both hold the same ids."""
+    """The index in `drawn` of each of `given`, int64 [n]; both hold the same ids."""
     by_drawn, by_given = np.argsort(drawn, kind="stable"), np.argsort(given, kind="stable")
     assert np.array_equal(drawn[by_drawn], given[by_given]), "the plan deals beyond this group"
     matched = np.empty_like(given)

@@ -1,4 +1,4 @@
-"""Sequences into rows of a capacity, as few as can be, or into groups of similar length. No torch.
+"""Packing of sequences into as few rows as possible, or into groups of similar length. No torch.
 
 Source: Johnson, Near-optimal bin packing algorithms, 1973; for BERT's lengths, arXiv 2107.02027.
 """
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.sampler import Int64Array
 
-# A group holds sequences no shorter than this share of its longest one: fewer calls against less
-# padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout shared by two
-# layers (minima of 12, 12 and 5 rounds, interleaved):
-#   share                              one call each  1.0  0.95   0.9  0.85   0.8   0.7   0.5  0.01
-#   B 32, lengths 10-64, N 4, H 32               5.2  5.2   4.6   4.3   4.2   4.2   4.2   4.7   6.2
-#   B 32, lengths 10-64, N 2, H 64               4.8  5.1   4.5   4.3   4.1   4.0   4.2   4.4   5.6
-#   B 16, mean 214 of 512, N 4, H 64            55.2 57.1  57.4  58.2  57.3  59.2  67.9 102.0 191.8
+# A group holds sequences no shorter than this share of its longest one, which trades fewer calls
+# against less padding. Attention forward + backward in ms, fp32, one core with AVX-512, layout
+# shared by two layers (minima of 12, 12 and 5 rounds, interleaved):   share
+# one call each  1.0  0.95   0.9  0.85   0.8   0.7   0.5  0.01   B 32, lengths 10-64, N 4, H 32
+# 5.2  5.2   4.6   4.3   4.2   4.2   4.2   4.7   6.2   B 32, lengths 10-64, N 2, H 64
+# 4.8  5.1   4.5   4.3   4.1   4.0   4.2   4.4   5.6   B 16, mean 214 of 512, N 4, H 64
+# 55.2 57.1  57.4  58.2  57.3  59.2  67.9 102.0 191.8
 MIN_LENGTH_RATIO = 0.85
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], capacity: int) -> Int64Array:
     """The row, 0 .. rows - 1, of each sequence: int64 [n].
 
-    The longest first, each to the row in which it leaves the least space, and to a new one where
-    none has enough. Sequences of one length are placed together, so that the work grows with the
-    number of distinct lengths. `lengths` are integers [n], each at least 1; `capacity` is in
-    tokens. Raises DataError where a sequence is longer than a row.
+    The longest sequence comes first. Each goes to the row in which it leaves the least space, or to
+    a new one if none has enough. Sequences of one length are placed together, so that the work
+    grows with the number of distinct lengths. `lengths` are integers [n], each at least 1;
+    `capacity` is in tokens. Raises DataError if a sequence is longer than a row.
     """
     longest = int(lengths.max(initial=0))
     if longest > capacity:
@@ -53,7 +53,7 @@ def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
 
 
 class _Rows:
-    """Rows by the space they have left; bit s of `_spaces` is set where one has s tokens left."""
+    """Rows by their free space; bit s of `_spaces` is set if a row has s tokens left."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -66,7 +66,7 @@ class _Rows:
         while count:
             fitting = self._spaces >> length
             space = (fitting & -fitting).bit_length() - 1 + length if fitting else self._capacity
-            # The row just used is again the tightest until the length no longer fits into it.
+            # The row just used stays the tightest until the length no longer fits into it.
             each = min(space // length, count)
             chosen = self._take(space, count // each) if fitting else self._open(count // each)
             placed += chosen * each

@@ -1,7 +1,7 @@
-"""Which samples make up the global batch of a step: a pure function of (seed, step).
+"""Samplers: the samples of a step's global batch, a pure function of (seed, step).
 
-Nothing here knows ranks. Epochs follow each other without a gap: what an epoch has left modulo the
-global batch opens the first batch of the next one.
+Nothing here knows ranks. Epochs follow each other without a gap: samples left over modulo the
+global batch open the next epoch's first batch.
 
 Two kinds draw from strata, ranges of length with a share of their own (arXiv 2402.02447): exact
 shares, so that all strata end together, and the published fixed counts, which draw long sequences
@@ -23,9 +23,9 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import SamplerName
 
 MOST_QUANTILES = 64
-NUM_STRATA = 4  # of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
+NUM_STRATA = 4  # strata of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
 
-# Samples of each stratum in so many of the global batch (16 and 12), as published.
+# Samples of each stratum in every 16 or 12 of the global batch, as published.
 PUBLISHED_COUNTS = {"strata_6_3_2_5": (6, 3, 2, 5), "strata_4_2_2_4": (4, 2, 2, 4)}
 
 Int64Array = NDArray[np.int64]
@@ -36,17 +36,17 @@ _FEISTEL_ROUNDS = 6
 
 
 class Sampler(Protocol):
-    """Draws global batches."""
+    """The interface of all samplers: it draws global batches."""
 
     def global_batch(self, step: int) -> Int64Array:
         """Sample ids, int64 [global_batch_size], of a step counted from 1.
 
-        Neighbours in the batch differ in length as the batch does, so that any cut is a fair one.
+        Lengths of neighbours vary as in the whole batch, so that any cut of it is fair.
         """
 
 
 class UniformSampler:
-    """Every sample exactly once an epoch, in an order drawn anew for each epoch."""
+    """A sampler that draws each sample exactly once an epoch, in a new order for each epoch."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -62,11 +62,12 @@ class UniformSampler:
 
 
 class QuantileSampler:
-    """The same number of draws from each of q equally likely ranges of length (quantiles).
+    """A sampler with equally many draws from each of q equally likely length ranges (quantiles).
 
-    Every sample exactly once an epoch, whatever the sizes: unbiased, no counts to pick, and the
-    tokens of a batch hardly vary. An epoch is a table of q columns, one a quantile, read row by
-    row; where q does not divide the samples, the quantiles with one more share the last row.
+    It draws every sample exactly once an epoch, whatever the sizes: unbiased, without counts to
+    choose, and the tokens of a batch hardly vary. An epoch is a table of q columns, one for each
+    quantile, read row by row; if q does not divide the samples, the quantiles with one more share
+    the last row.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class QuantileSampler:
     ) -> None:
         """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map.
 
-        Raises ConfigError where the quantiles do not divide the global batch.
+        Raises ConfigError if the quantiles do not divide the global batch.
         """
         if num_quantiles < 1 or global_batch_size % num_quantiles:
             raise ConfigError(
@@ -144,9 +145,9 @@ def make_sampler(
     seed: int,
     quantiles: int | Literal["auto"] = "auto",
 ) -> Sampler:
-    """The sampler of a set, given its ids by length [N] and how many have k tokens, k = 0 ...
+    """The sampler of a set, given its ids by length [N] and its counts of k tokens, k = 0 ...
 
-    Raises ConfigError where the sampler cannot serve the batch or the set.
+    Raises ConfigError if the sampler cannot serve the batch or the set.
     """
     if name == "uniform":
         return UniformSampler(len(order_by_length), global_batch_size, seed)
@@ -162,7 +163,7 @@ def make_sampler(
 
 @dataclass(frozen=True, slots=True)
 class Strata:
-    """Non-empty strata of a set: where each begins in the order by length, and its mean length."""
+    """Non-empty strata of a set: start of each in the order by length, and its mean length."""
 
     order_by_length: NDArray[Any]  # integer [N]: sample ids by length
     starts: Int64Array  # [K]
@@ -207,14 +208,14 @@ class Strata:
 
 
 class StrataSampler:
-    """Draws from every stratum by its exact share; every sample exactly once an epoch.
+    """A sampler with the exact share of each stratum; it draws every sample exactly once an epoch.
 
     Draw k of n of a stratum falls at time (k + 1/2) / n of the epoch, and a step takes the next
-    draws of all strata in the order of time: rounding errors of one step are made good by the next.
+    draws of all strata in the order of time, so a step corrects the previous one's rounding.
     """
 
     def __init__(self, strata: Strata, global_batch_size: int, seed: int) -> None:
-        """Raise ConfigError where a batch is too small to hold one sample of each stratum."""
+        """Raise ConfigError if a batch is too small to hold one sample of each stratum."""
         self._strata = strata
         self._global_batch_size = global_batch_size
         self._seed = seed
@@ -243,10 +244,10 @@ class StrataSampler:
         return np.concatenate(ids)
 
     def _counts(self, draws: int) -> list[int]:
-        """How many of each stratum are among the first `draws` of an epoch."""
+        """Number from each stratum among the first `draws` of an epoch."""
         sizes = self._strata.sizes.tolist()
         total, count = sum(sizes), len(sizes)
-        # At least so many: rounding moves the time after `draws` by half a draw a stratum.
+        # A lower bound: rounding moves the time after `draws` by half a draw a stratum.
         counts = [max(0, (size * (2 * draws - count) + total) // (2 * total)) for size in sizes]
         for _ in range(draws - sum(counts)):
             due = [
@@ -258,17 +259,17 @@ class StrataSampler:
 
 
 class PublishedStrataSampler:
-    """A fixed number of samples of each stratum in every so many of the batch, as published.
+    """A sampler with a fixed count of each stratum in every 16 or 12 samples, as published.
 
-    Each stratum is drawn without replacement, round after round, at its own pace: what the others
-    have left over when the first of them ends comes first in what follows. Biased, so the mean
-    length it induces is reported.
+    Each stratum is drawn without replacement, round after round, at its own pace: samples that the
+    others have left when the first one ends come first in the next pass. This is biased, so the
+    resulting mean length is reported.
     """
 
     def __init__(
         self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
     ) -> None:
-        """Raise ConfigError where the counts do not fit the batch or the sizes of the strata."""
+        """Raise ConfigError if the counts do not fit the batch or the sizes of the strata."""
         group = sum(counts)
         if global_batch_size % group:
             problem = f"counts {'/'.join(map(str, counts))} need a multiple of {group} samples"
@@ -281,7 +282,7 @@ class PublishedStrataSampler:
         self._strata = strata
         self._counts = np.array(counts)
         self._groups = global_batch_size // group
-        # The places of a group: stratum, and which of its draws; spread as the times of draws are.
+        # Places of a group: stratum and number of its draw, spread like the times of draws.
         stratum = np.repeat(np.arange(len(counts)), counts)
         number = np.concatenate([np.arange(count) for count in counts])
         spread = np.argsort((number + 0.5) / self._counts[stratum], kind="stable")
@@ -335,10 +336,10 @@ class PublishedStrataSampler:
 def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
     """Images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
 
-    A Feistel network, as `permute_many`: two parts of a number, each changed in turn by a keyed
-    function of the other. An image outside the range is sent through again until it falls inside
-    (cycle walking). The parts are bits: the smallest even number of them that holds the size. An
-    image falls inside at least once in 4 times.
+    It is a Feistel network, like `permute_many`: two parts of a number, each changed in turn by a
+    keyed function of the other. An image outside the range is permuted again until it falls inside
+    (cycle walking). The parts are halves of the smallest even number of bits that holds the size,
+    so at least one image in 4 falls inside.
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     round_keys = _round_keys(key)
@@ -357,9 +358,9 @@ def permute_many(
     """Images under a family of permutations: element i under number `numbers[i]`, of its size.
 
     The parts are digits whose product is hardly larger than the size (Black and Rogaway, CT-RSA
-    2002), so that groups of any sizes go through together and nearly all images fall inside. All
-    arrays are int64 [n]: `index` from 0 and below its size, `sizes` at most 2**53 and equal where
-    `numbers`, from 0, are.
+    2002), so that groups of any sizes are permuted together and nearly all images fall inside. All
+    arrays are int64 [n]: `index` from 0 and below its size, `sizes` at most 2**53, `numbers` from
+    0; equal numbers have equal sizes.
     """
     limits = sizes.astype(np.uint64)
     high = np.ceil(np.sqrt(sizes)).astype(np.uint64)

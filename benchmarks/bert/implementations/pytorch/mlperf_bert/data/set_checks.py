@@ -1,8 +1,8 @@
-"""Prepared sets held against the config and each other: at the start of training, and by `verify`.
+"""Checks of prepared sets against the config and each other, for training and `verify`.
 
 Only vocabularies, manifests, sidecars and index are read, no sample. Nothing is trusted: names and
 counts may be hostile. Each check raises the DataError it finds, or returns all of them. Every rank
-checks what it will use; what else can be found, the first rank of each node looks for.
+checks the files it will use; the first rank of each node checks everything else.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ _OF_A_PLAN = {
     "run": ("seed",),
     "data": (
         *("sampler", "quantiles", "balance", "deal", "counts_per_rank", "balance_model"),
-        *("cost_a", "cost_b", "exchange_window_steps"),  # so far ahead readers read
+        *("cost_a", "cost_b", "exchange_window_steps"),  # how far ahead readers read
     ),
     "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
 }
@@ -53,22 +53,22 @@ NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
-    """Raise DataError where a shard's sidecar is not the one that the manifest names."""
+    """Raise DataError if a shard's sidecar is not the one that the manifest names."""
     path = sidecar_path(set_dir / "shards" / entry.file)
     check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
 
 
 def check_index_file(set_dir: Path, file: IndexFile) -> None:
-    """Raise DataError where an index file has not the size and digest of the manifest."""
+    """Raise DataError if an index file's size or digest differs from the manifest's."""
     path = set_dir / "index" / file.file
     check_size(path, file.size_bytes, INDEX_REMEDY)
     check_digest(path, file.sha256, INDEX_REMEDY)
 
 
 def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
-    """Raise DataError where a number of the index is one that no right index holds.
+    """Raise DataError if a number in the index is out of its valid range.
 
-    Planning and evaluation look samples up by these numbers before anything is read.
+    Planning and evaluation look up samples by these numbers before anything is read.
     """
     manifest = index.manifest
     limits: tuple[tuple[NDArray[Any], int, int], ...] = (
@@ -85,10 +85,10 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
 def wrong_settings(
     set_dir: Path, manifest: Manifest, sidecars: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Shards that were not made as the manifest says: of another preparation.
+    """Errors for shards whose settings differ from the manifest's: of another preparation.
 
-    A setting that the manifest does not hold must be what most shards have. `sidecars` are by the
-    shard's file name, at least one.
+    A setting missing in the manifest must equal that of most shards. `sidecars` are by the shard's
+    file name, at least one.
     """
     names = [field.name for field in fields(next(iter(sidecars.values())).settings)]
     wanted = {}
@@ -109,7 +109,7 @@ def wrong_settings(
 
 
 def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataError]:
-    """Shards of the same text, or with the same examples, as one before them, copies among them."""
+    """Errors for shards with the same text or examples as an earlier one, such as copies."""
     before: dict[str, str] = {}
     problems = []
     remedy = "prepare the set in a new directory, with each text once"
@@ -123,7 +123,7 @@ def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataE
 def shared_texts(
     eval_dir: Path, train: Mapping[str, Sidecar], held_out: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Shards of the held-out set of a text, or with just the examples, that is trained on."""
+    """Errors for held-out shards whose text or examples are also trained on."""
     trained_on = {
         digest: f"train's {file}" for file, sidecar in train.items() for digest in _digests(sidecar)
     }
@@ -131,9 +131,9 @@ def shared_texts(
 
 
 def _digests(sidecar: Sidecar) -> dict[str, str]:
-    """What a shard can share with another -> how to say so.
+    """The digests that a shard can share with another -> the words for it.
 
-    Files of others hold the same examples in several forms, which have digests of their own.
+    Foreign files hold the same examples in several forms, which have digests of their own.
     """
     said = {sidecar.source_sha256: "was made from the same text as"}
     if sidecar.examples_sha256 is not None:
@@ -144,7 +144,7 @@ def _digests(sidecar: Sidecar) -> dict[str, str]:
 def _shared(
     set_dir: Path, sidecars: Mapping[str, Sidecar], others: Mapping[str, str], remedy: str
 ) -> list[DataError]:
-    """Those that have a digest, of which each is named by the first, with others in common."""
+    """Errors for shards that share a digest with `others`, one each, naming the first."""
     problems = []
     for file, sidecar in sidecars.items():
         words = [
@@ -168,8 +168,8 @@ def plan_settings(config: RunConfig) -> dict[str, Any]:
 def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
     """Refuse a partial stage that lacks samples which this rank would read.
 
-    Raises ConfigError naming the setting that differs, DataError for another node's part or a
-    stage of another set. A set without `stage.json` was not staged, and holds everything.
+    Raises ConfigError naming the differing setting, and DataError for another node's part or a
+    stage of another set. A set without `stage.json` was not staged and is complete.
     """
     if not is_staged(set_dir):
         return
@@ -211,7 +211,7 @@ class RunData:
 
 
 def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
-    """Open `data_dir`/train and /eval. Raises ConfigError or DataError for what contradicts."""
+    """Open `data_dir`/train and /eval. Raises ConfigError or DataError for contradictions."""
     train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
     check_stage(data_dir / "train", config, rank)
     if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
@@ -234,7 +234,7 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
 
 
 def _check_for_node(data: RunData) -> None:
-    """Whether every file but the shards is the one that was prepared, and each text there once."""
+    """Raise DataError unless all files but the shards are as prepared and no text repeats."""
     for index, reader in ((data.train, data.train_reader), (data.held_out, data.held_out_reader)):
         set_dir, manifest = reader.set_dir, index.manifest
         vocabulary = set_dir / manifest.vocabulary_file
@@ -258,7 +258,7 @@ def _raise_first(problems: list[DataError]) -> None:
 
 
 def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
-    """Open a prepared set and hold it against the config."""
+    """Open a prepared set and check it against the config."""
     index = LengthIndex.open(set_dir)
     manifest = index.manifest
     if manifest.vocab_size != config.model.vocab_size:
@@ -275,7 +275,7 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
         )
     limits = config.data.max_seq_length, config.data.max_predictions
     used_masks = manifest.max_predictions
-    if used_masks > limits[1]:  # as it is where short sequences were prepared with the default
+    if used_masks > limits[1]:  # for example short sequences prepared with the default
         used_masks = int(index.masked_counts.max())
     for field, limit, used in (
         ("data.max_seq_length", limits[0], manifest.max_seq_length),
@@ -289,33 +289,31 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
 
 
 def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
-    """Raise ConfigError for a global batch of more samples than there are."""
+    """Raise ConfigError for a global batch of more samples than the set has."""
     global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
     if global_batch_size > num_samples:
-        raise ConfigError(
-            "parallel.local_batch_size",
-            f"makes a global batch of {global_batch_size:,}, {data_dir} has {num_samples:,} "
-            "training samples",
-            "lower it, parallel.grad_accum_steps or the ranks, or prepare more data",
-        )
+        problem = f"{data_dir} has too few examples: {num_samples:,}, "
+        problem += f"a global batch needs {global_batch_size:,}"
+        remedy = "give more text, or a smaller parallel.local_batch_size"
+        raise ConfigError("--data", problem, remedy)
 
 
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
-    """Hold the target against the best guess that ignores context; return both in words."""
-    baseline = held_out.manifest.baseline
-    target = config.eval.target_accuracy
+    """Compare the target with the best guess without context; return both in words."""
+    baseline, target = held_out.manifest.baseline, config.eval.target
+    words = "no target" if target is None else f"target accuracy {target:.4f}"
     if baseline is None:
-        return f"target accuracy {target:.4f}"
+        return words
     guess = baseline.context_free_accuracy
     lowest = LOWEST_TARGET_OVER_GUESS * guess
-    if config.mlperf.enforce_rules and target < lowest:
+    if config.mlperf.enforce_rules and target is not None and target < lowest:
         raise ConfigError(
             "eval.target_accuracy",
             f"{target} is {target / guess:.2f} x the best context-free guess {guess:.4f}",
             f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_GUESS} x the guess",
         )
+    words += "; the" if target is None else f" is {target / guess:.2f} x the"
     return (
-        f"target accuracy {target:.4f} is {target / guess:.2f} x the best context-free guess "
-        f"{guess:.4f} ({baseline.masked_tokens:,} held-out masked tokens); most frequent "
-        f"token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+        f"{words} best context-free guess {guess:.4f} ({baseline.masked_tokens:,} held-out masked "
+        f"tokens); most frequent token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
     )

@@ -29,19 +29,19 @@ class ShardArrays:
     masked_lm_positions: NDArray[np.uint16]  # flat, positions within the sample, ascending
     masked_lm_ids: NDArray[Any]  # flat
     masked_lm_offsets: IntArray  # [n + 1]
-    next_sentence_label: NDArray[np.uint8]  # [n], 1 where segment B is a random other one
+    next_sentence_label: NDArray[np.uint8]  # [n], 1 if segment B is a random other one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """n samples laid end to end, in the order of the ids asked for.
+    """n samples laid end to end, in the order of the requested ids.
 
-    All arrays are int64, but of what was received (data/token_packets.py).
+    All arrays are int64, except those received (data/token_packets.py).
     """
 
     input_ids: IntArray  # [T]
     lengths: IntArray  # [n]
-    segment_b_start: IntArray  # [n]: of segment B within the sample; its length: there is none
+    segment_b_start: IntArray  # [n]: start of segment B in the sample; its length if none
     masked_positions: IntArray  # [P]: positions within their sample
     masked_ids: IntArray  # [P]
     masked_counts: IntArray  # [n]
@@ -51,7 +51,7 @@ class Samples:
 class Shard:
     """One shard file; mapped on first use.
 
-    Raises DataError at construction when the sidecar is wrong or the file is not of its size.
+    Raises DataError at construction if the sidecar is wrong or the file has another size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class Shard:
         return self._arrays
 
     def will_need(self, name: str, start: int, stop: int) -> None:
-        """Have the pages of elements start .. stop of an array read from disk, without waiting."""
+        """Ask for the pages of elements start .. stop of an array from disk, without waiting."""
         self.arrays()
         if self._file is None or not hasattr(mmap, "MADV_WILLNEED"):
             return
@@ -103,7 +103,7 @@ class Shard:
         views = {}
         for name, place in self.sidecar.datasets.items():
             view = raw[place.offset : place.end].view(place.dtype)
-            # HDF5 files align arrays of 64 bytes and more only; compiled code needs all aligned.
+            # HDF5 files align only arrays of 64 bytes and more; compiled code needs all aligned.
             views[name] = np.require(view, requirements="A")
             views[name].flags.writeable = False
         for name, into in (("offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
@@ -141,7 +141,7 @@ class SampleReader:
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
         """The shard of each sample and its row there, both int64 [n].
 
-        Raises DataError where there are no ids, or an id is out of range.
+        Raises DataError if there are no ids, or an id is out of range.
         """
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
             problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} asked for"
@@ -164,7 +164,7 @@ class SampleReader:
         return samples
 
     def range_error(self, ids: IntArray, name: str) -> DataError:
-        """The error of samples, int64 [n], one of which has an `name` that is out of range."""
+        """The error for samples `ids`, int64 [n], one of which has a `name` out of range."""
         is_wrong = _out_of_range(self._collect(ids), self.manifest)[name]
         numbers, rows = self.locate(ids)
         first = int(is_wrong.argmax())
@@ -200,7 +200,7 @@ class SampleReader:
 
 
 def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.bool_]]:
-    """Array name -> which samples, bool [n], hold a value there that none may have."""
+    """Array name -> bool [n], true for samples with an invalid value there."""
     lengths, counts = samples.lengths, samples.masked_counts
     vocab_size, starts_of_b = manifest.vocab_size, samples.segment_b_start
     return {
@@ -221,21 +221,21 @@ def _largest(values: IntArray, counts: IntArray) -> IntArray:
 
 
 def size_error(set_dir: Path) -> DataError:
-    """The error of samples that are longer or shorter than the plan of their step took them for."""
+    """The error for samples that are longer or shorter than in the plan of their step."""
     problem = "has samples of other sizes than its index says"
     remedy = "run `mlperf_bert verify --full` on it, and prepare it again"
     return DataError(str(set_dir), problem, remedy)
 
 
 def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:
-    """The error of a sample whose elements cannot be start .. end."""
+    """The error for a sample with impossible bounds start .. end."""
     return DataError(str(shard.path), f"sample {row} runs from {start} to {end}", SIDECAR_REMEDY)
 
 
 def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
     start, end = offsets[row : row + 2].tolist()
-    # The upper end of the table was checked when it was mapped, and steps are checked here; a
-    # start in 0 .. total is still needed, as a damaged table need not ascend.
+    # The table's upper end was checked when it was mapped, and steps are checked here; a start in 0
+    # .. total is still needed, because a damaged table need not ascend.
     if not 0 <= start < end <= offsets[-1] or end - start > limit:
         raise span_error(shard, row, start, end)
     return slice(start, end)

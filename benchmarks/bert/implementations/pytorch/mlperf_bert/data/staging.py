@@ -1,9 +1,8 @@
-"""The way of batches to the device: copied on a stream of their own, ahead of the step.
+"""Transfer of batches to the device, on a stream of their own, ahead of the step.
 
-On a CPU nothing is copied and nothing is waited for; the calls are the same. A captured step has
-its batches padded to a capacity first, then copied beside the last ones: there are two places for a
-step's batches on the device, and the loader's thread fills one while the step that was last
-received is computed from the other.
+On a CPU the calls are the same, but nothing is copied and nothing waits. For a captured step,
+batches are padded to a capacity and then copied into one of two places on the device: the loader's
+thread fills one while the latest received step is computed from the other.
 """
 
 import threading
@@ -19,10 +18,10 @@ from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import UnpaddedBatch, blank, pad
 from mlperf_bert.data.capacity import StaticShape, shape_of
 
-WAITS_FOR = "device"  # for distributed/failures.py
+WAITS_FOR = "device"  # read by distributed/failures.py
 PLACES = 2
-# Copies a block on the host, uint8 [bytes], into as much memory on the device: work queued from
-# then on on the current stream finds it there.
+# Copies a host block, uint8 [bytes], into as much device memory; work queued later on the current
+# stream sees it.
 Copy = Callable[[Tensor, Tensor], None]
 
 
@@ -35,9 +34,9 @@ class StagedBatches:
 
 
 class Staging:
-    """Sends batches to one device from the loader's thread; the loop's thread receives them.
+    """A sender of batches to one device in the loader's thread; the loop's thread receives them.
 
-    By `copy`, where one is given, on a CPU too; otherwise from page-locked memory.
+    It sends by `copy` if given, on a CPU too; otherwise from page-locked memory.
     """
 
     def __init__(self, device: torch.device, copy: Copy | None = None) -> None:
@@ -48,9 +47,9 @@ class Staging:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def thread_context(self) -> AbstractContextManager[object]:
-        """What the loader's thread works in: CUDA calls go to this device and the side stream.
+        """The loader thread's context: CUDA calls go to this device and the side stream.
 
-        A new thread's current device is GPU 0, whatever the rank's is.
+        A new thread starts on GPU 0, whatever the rank's GPU.
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
@@ -61,17 +60,17 @@ class Staging:
         return StagedBatches(on_device, copied)
 
     def _on_device(self, batch: UnpaddedBatch) -> UnpaddedBatch:
-        """The batch in memory of its own there."""
+        """The batch in device memory of its own."""
         if self._copy is not None:
             return batch.map_blocks(self._copied)
         if self._stream is None:
             return batch
-        # From pageable memory a copy would make the host wait. torch notes on the stream when a
-        # page-locked block was last read and hands it out again only after that.
+        # A copy from pageable memory would make the host wait. torch records on the stream when a
+        # page-locked block was last read and reuses it only after that.
         return (batch if batch.input_ids.is_pinned() else batch.pin_memory()).to(self._device)
 
     def _copied(self, block: Tensor, memory: Tensor | None = None) -> Tensor:
-        """The block in the first bytes of `memory` on the device; None: in memory of its own."""
+        """The block in the first bytes of `memory` on the device, or in new memory if None."""
         part = torch.empty_like(block, device=self._device) if memory is None else memory
         part = part[: block.numel()]
         if self._copy is None:
@@ -81,10 +80,10 @@ class Staging:
         return part
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no resources are held."""
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
-        """The batches, for work queued from now on on the current stream; the host does not wait.
+        """The batches, ready for work queued later on the current stream; the host does not wait.
 
         Called by the loop's thread.
         """
@@ -93,7 +92,7 @@ class Staging:
             stream.wait_event(staged.copied)
 
             def used_on_stream(block: Tensor) -> Tensor:
-                # The memory belongs to the side stream, whose next copy must not get it while a
+                # The memory belongs to the side stream; its next copy must not get it while a
                 # kernel queued here may still read it.
                 block.record_stream(stream)
                 return block
@@ -104,13 +103,13 @@ class Staging:
 
 
 class CapacityStaging(Staging):
-    """Pads what it sends. Batches of a step that no capacity holds go their way unpadded.
+    """A sender that pads batches; those of a step that no capacity holds stay unpadded.
 
-    On a CPU a padded batch is handed over as it is, or copied: nothing is waited for.
+    On a CPU a padded batch is passed on or copied, without waiting.
 
     Args:
-        shapes: of the capacities, the smallest first.
-        forwards: batches of a step.
+        shapes: shapes of the capacities, the smallest first.
+        forwards: batches a step.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class CapacityStaging(Staging):
         self._is_over = False
 
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
-        """Pad them and queue their copies; waits while both places are in use."""
+        """Pad the batches and queue their copies; wait while both places are in use."""
         shape = shape_of(plan, self._shapes)
         if shape is None:
             return super().send(batches, plan)
@@ -148,9 +147,9 @@ class CapacityStaging(Staging):
         return place.fill(padded, self._copied)
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
-        """As `Staging.receive`; the batches received before may be overwritten from now on.
+        """See `Staging.receive`; the batches received before may be overwritten from now on.
 
-        What was queued on the current stream until now still reads them first.
+        Work already queued on the current stream still reads them first.
         """
         if self._computed_from is not None:
             self._computed_from.computed.record()
@@ -164,7 +163,7 @@ class CapacityStaging(Staging):
         return staged.batches
 
     def close(self) -> None:
-        """Let a thread go that waits for a place; it is given no batches."""
+        """Release a thread that waits for a place; it gets no batches."""
         self._is_over = True
         self._free.release()
 
@@ -180,7 +179,7 @@ class _Place:
         self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, padded: Iterable[UnpaddedBatch], copied: Callable[..., Tensor]) -> StagedBatches:
-        """Copy batches here, when what was queued for the ones before has read those."""
+        """Copy batches here, after work queued for the previous ones has read those."""
         torch.cuda.current_stream().wait_event(self.computed)
         there = tuple(
             batch.map_blocks(partial(copied, memory=memory))
@@ -190,5 +189,5 @@ class _Place:
         return self._staged
 
     def holds(self, staged: StagedBatches) -> bool:
-        """Whether these are the batches that lie here."""
+        """True if these batches lie here."""
         return staged is self._staged

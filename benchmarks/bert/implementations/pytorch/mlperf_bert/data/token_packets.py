@@ -1,8 +1,8 @@
 """Samples as bytes on the wire: real tokens only, in the narrowest types that hold them.
 
 A packet is a header, then the arrays of `_FIELDS` one after the other; packets may follow each
-other. What is received are views of it: `Samples` in the types of the wire.
-Shape letters: n samples, T tokens of all of them, P masked positions of all of them.
+other. Received `Samples` are views of the bytes, in the types of the wire. Shape letters: n
+samples, T tokens of all of them, P masked positions of all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from mlperf_bert.data.shards import Samples
 
 Bytes = NDArray[np.uint8]
 
-SIZE_BYTES = 8  # that announce a message
+SIZE_BYTES = 8  # bytes that announce a message
 
 _HEADER_COUNT = 4  # int64: n, T, P, bytes of a token
 _HEADER_BYTES = 8 * _HEADER_COUNT
-_TOKEN = "token"  # stands for the type of the vocabulary
+_TOKEN = "token"  # stands for the vocabulary's token type
 
-# Array -> what it holds one element of (place in the header), and its type on the wire.
+# Array -> place in the header of its number of elements, and its type on the wire.
 _FIELDS: dict[str, tuple[int, str]] = {
     "input_ids": (1, _TOKEN),
     "masked_ids": (2, _TOKEN),
@@ -48,7 +48,7 @@ def pack(samples: Samples) -> Bytes:
 
 
 def unpack(received: Bytes) -> list[Samples]:
-    """The packets that follow each other in some bytes, as views of them."""
+    """The consecutive packets in some bytes, as views of them."""
     packets = []
     while len(received):
         *sizes, token_bytes = received[:_HEADER_BYTES].view("<i8").tolist()
@@ -76,7 +76,7 @@ def take(samples: Samples, places: Int64Array) -> Samples:
 
 
 def split(samples: Samples, counts: Int64Array) -> list[Samples]:
-    """Neighbouring samples in parts of `counts` samples each."""
+    """Split consecutive samples into parts of `counts` samples each."""
     spans = zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True)
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 
@@ -84,9 +84,9 @@ def split(samples: Samples, counts: Int64Array) -> list[Samples]:
 def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: np.dtype[Any]) -> int:
     """Bytes that each of G ranks receives from the others in one step of an exchange.
 
-    Both arrays, of the index, are [G, A, b]: what the ranks of one group drew for A forwards. The
-    messages of a group are padded to its largest (data/exchange.py); SIZE_BYTES from each rank
-    announce its size.
+    Both arrays come from the index, [G, A, b]: samples that the ranks of one group drew for A
+    forwards. The group's messages are padded to the largest (data/exchange.py); SIZE_BYTES from
+    each rank announce its size.
     """
     num_ranks, forwards, each = lengths.shape
     sizes = (
@@ -109,7 +109,7 @@ def _made_of(array: Callable[[str], NDArray[Any]]) -> Samples:
 
 
 def _rows(counts: NDArray[Any], places: Int64Array) -> Int64Array:
-    """Where the elements of the samples at `places` are, `counts` elements a sample."""
+    """Indices of the elements of the samples at `places`; a sample has `counts` elements."""
     starts = np.cumsum(counts, dtype=np.int64) - counts
     taken = counts[places].astype(np.int64)
     before = np.cumsum(taken) - taken

@@ -1,6 +1,6 @@
-"""Which device, cores and memory a rank uses: near its GPU, shared out among the node's ranks.
+"""Device, cores and memory of a rank: near its GPU, shared out among the node's ranks.
 
-Why so, and why no variable of NCCL or UCX is set: docs/decisions/0013-binding.md.
+The reasons, also for setting no variable of NCCL or UCX: docs/decisions/0013-binding.md.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import Machine, NumaNode, format_cpu_list, read_machine, usable_cpus
 from mlperf_bert.distributed.launch import RankInfo
 
-# The number of the system call, by Linux's tables; its mode, and the most nodes it can name.
+# The system call's number by Linux's tables, its mode, and the most nodes it can name.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _PREFERRED = 1
 _MOST_NODES = 1024
@@ -24,7 +24,7 @@ _MOST_NODES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a rank gets: whole cores, as numbers of logical CPUs, and the NUMA nodes of these."""
+    """A rank's share: whole cores, as numbers of logical CPUs, and their NUMA nodes."""
 
     cpus: tuple[int, ...]
     num_cores: int
@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What was done, in words; `num_cores` of this rank alone, None where it was left as it was."""
+    """A binding in words; `num_cores` belong to this rank alone, None if nothing was bound."""
 
     words: str
     num_cores: int | None = None
@@ -47,7 +47,7 @@ def choose_device(
     info: RankInfo,
     share_gpu: Literal["refuse", "allow"] = "refuse",
 ) -> torch.device:
-    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA where there is one.
+    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA if present.
 
     Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
     they may share.
@@ -67,9 +67,9 @@ def choose_device(
 
 
 def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -> Binding:
-    """Bind this process, and the threads it starts from now on, to cores and memory of its own.
+    """Bind this process and its future threads to cores and memory of its own.
 
-    What cannot be done is left as it was, and the words say why.
+    Parts that cannot be bound are left alone, and the words say why.
     """
     if not hasattr(os, "sched_setaffinity"):
         return Binding("not bound: this system cannot bind processes")
@@ -83,7 +83,7 @@ def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -
     except OSError as error:
         return Binding(f"not bound: {error.strerror}")
     refused = _prefer_memory(choice.nodes)
-    memory = f"memory as the system gives it ({refused})" if refused else "memory there"
+    memory = f"memory left to the system ({refused})" if refused else "memory there"
     nodes = f"NUMA node{'s' * (len(choice.nodes) > 1)} {format_cpu_list(choice.nodes)}"
     words = f"CPUs {format_cpu_list(choice.cpus)} of {nodes}, {memory}"
     near_cards = (nic for nic in machine.nics if nic.numa_node in choice.nodes)
@@ -92,7 +92,7 @@ def bind(info: RankInfo, device: torch.device, machine: Machine | None = None) -
 
 
 def near_nodes(machine: Machine, local_ranks: int, device: torch.device) -> list[int | None]:
-    """The NUMA node near the GPU of each rank of this computer; None for a CPU or where unknown."""
+    """The NUMA node near each local rank's GPU; None for a CPU or if unknown."""
     if device.type != "cuda":
         return [None] * local_ranks
     node_of = {gpu.pci_bus_id: gpu.numa_node for gpu in machine.gpus}
@@ -106,17 +106,17 @@ def near_nodes(machine: Machine, local_ranks: int, device: torch.device) -> list
 def choose_cpus(
     machine: Machine, near: Sequence[int | None], local_rank: int, allowed: Set[int]
 ) -> Choice | str:
-    """The cores of a rank, or why it should be left as it is.
+    """The cores of a rank, or the reason to leave it unbound.
 
     Args:
         machine: the computer.
-        near: of each of its ranks, the NUMA node of its GPU. Ranks without one get a block of the
-            nodes: with 8 nodes, 2 each where there are 4 ranks, one for 2 of 16.
-        local_rank: which of the ranks.
+        near: the NUMA node of each local rank's GPU. Ranks without one get a block of the nodes:
+            with 8 nodes, 4 ranks get 2 each, and 16 ranks share one for two.
+        local_rank: number of the rank on this machine.
         allowed: logical CPUs this process may run on now.
 
-    Ranks that have a node in common share out its cores evenly and in order, none twice; a core
-    goes with those of its hardware threads that are allowed.
+    Ranks of one node share its cores evenly and in order, none twice; a core comes with its allowed
+    hardware threads.
     """
     nodes = [node for node in machine.numa_nodes if node.cpus]
     if len(nodes) < 2 and all(node is None for node in near):
@@ -141,7 +141,7 @@ def choose_cpus(
 
 
 def _wanted(nodes: list[NumaNode], near: Sequence[int | None], rank: int) -> list[NumaNode]:
-    """The nodes a rank takes cores from: that of its GPU, or its block of all."""
+    """The nodes that a rank takes cores from: its GPU's, or its block of all."""
     its_own = [node for node in nodes if node.index == near[rank]]
     if its_own:
         return its_own
@@ -157,7 +157,7 @@ def _allowed_cores(machine: Machine, node: NumaNode, allowed: Set[int]) -> list[
 
 
 def _pci_bus_id(index: int) -> str:
-    """As in sysfs; empty where this torch does not tell."""
+    """A GPU's PCI bus id as in sysfs; empty if this torch does not tell."""
     about: Any = torch.cuda.get_device_properties(index)
     if not all(hasattr(about, f"pci_{part}_id") for part in ("domain", "bus", "device")):
         return ""
@@ -165,9 +165,9 @@ def _pci_bus_id(index: int) -> str:
 
 
 def _prefer_memory(nodes: tuple[int, ...]) -> str:
-    """Take memory from this node first; why not, where the system refuses.
+    """Prefer this node's memory; return the reason if the system refuses.
 
-    Nothing to do for several nodes: the system gives memory of the node where a thread runs.
+    With several nodes nothing is set: the system gives memory of the node where a thread runs.
     """
     number = _SET_MEMPOLICY.get(platform.machine())
     node = nodes[0]

@@ -1,13 +1,13 @@
-"""Which gradients share a bucket, and where each tensor lies in the flat buffers: no torch.
+"""Plan of gradient buckets, and each tensor's place in the flat buffers; no torch.
 
 DistributedDataParallel (arXiv 2006.15704) runs its first step with one bucket and then rebuilds:
 parameters in the order in which their gradients became ready are put into a bucket until it holds
 the cap or more. A gradient is never split, and a bucket is sent when its last gradient is ready.
 
-A flat buffer is a row of buckets; a bucket is a row of tensors, each padded to a multiple of BLOCK,
-then itself padded so that `num_shards` equal pieces, each a multiple of BLOCK, make it up. Shard r
-owns the r-th piece of every bucket: what one reduce-scatter of the bucket leaves with it. Its own
-buffers hold these pieces one after the other, so the piece of a bucket that begins at `start`
+A flat buffer is a row of buckets; a bucket is a row of tensors, each padded to a multiple of BLOCK.
+The bucket is padded too, so that it splits into `num_shards` equal pieces, each a multiple of
+BLOCK. Shard r owns the r-th piece of every bucket, the one that a reduce-scatter of the bucket
+gives it. Its own buffers hold these pieces one after the other, so the piece of a bucket at `start`
 begins there at start / num_shards.
 """
 
@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIB = 2**20
-# torch.nn.parallel.DistributedDataParallel's own cap, and its first bucket's under that.
+# torch.nn.parallel.DistributedDataParallel's default cap, and its first bucket's cap.
 DEFAULT_CAP_MB = 25.0
 SMALL_FIRST_CAP_MB = 1.0
-BLOCK = 1024  # elements: what a tensor is padded to in flat buffers
+BLOCK = 1024  # elements: tensors in flat buffers are padded to multiples of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGradient:
-    """A parameter, and when its gradient is whole: a share of backward from 0 to 1."""
+    """A parameter, and when its gradient is complete, as a share of backward from 0 to 1."""
 
     name: str
     numel: int
@@ -37,13 +37,13 @@ class ReadyGradient:
 def plan_buckets(
     gradients: Iterable[ReadyGradient], element_bytes: int, cap_mb: float
 ) -> list[list[ReadyGradient]]:
-    """What shares a bucket after DDP's rebuild, in the order in which buckets are sent.
+    """The buckets after DDP's rebuild, in the order in which they are sent.
 
     Args:
-        gradients: of all parameters, all of one dtype, in the order in which they become ready.
+        gradients: those of all parameters, of one dtype, in the order in which they become ready.
         element_bytes: size of that dtype.
-        cap_mb: `parallel.bucket_cap_mb`, in MiB. A bucket is closed as soon as it holds that much,
-            so it may be larger. The first one's cap is smaller where this is DDP's default.
+        cap_mb: `parallel.bucket_cap_mb`, in MiB. A bucket is closed as soon as it reaches the cap,
+            so it may be larger. With DDP's default the first bucket's cap is smaller.
     """
     is_default = ddp_bucket_cap_mb(cap_mb) is None
     limit = _cap_bytes(SMALL_FIRST_CAP_MB if is_default else cap_mb)
@@ -60,9 +60,9 @@ def plan_buckets(
 def plan_in_reverse(
     numel_by_name: Mapping[str, int], element_bytes: int, cap_mb: float
 ) -> list[list[str]]:
-    """Names by `plan_buckets` where nothing is known but the order of the parameters.
+    """Names of the buckets from `plan_buckets`, given only the order of the parameters.
 
-    Gradients are taken to become ready in the reverse order.
+    Gradients are assumed to become ready in the reverse order.
     """
     ready = [
         ReadyGradient(name=name, numel=numel_by_name[name], ready_at=1.0)
@@ -73,10 +73,10 @@ def plan_in_reverse(
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
-    """What to hand DDP as `bucket_cap_mb`: None for its default.
+    """The value of DDP's `bucket_cap_mb`: None for its default.
 
-    Only then does DDP close the first bucket at 1 MiB, so that communication starts early; a cap
-    that is given holds for the first bucket too, even one of 25 MiB.
+    Only with None does DDP close the first bucket at 1 MiB, so that communication starts early; an
+    explicit cap holds for the first bucket too, even one of 25 MiB.
     """
     return None if cap_mb == DEFAULT_CAP_MB else cap_mb
 
@@ -100,7 +100,7 @@ class FlatTensor:
 
     @property
     def stop(self) -> int:
-        """Behind its last element, without padding."""
+        """End of its elements, without padding."""
         return self.start + self.numel
 
 
@@ -124,12 +124,12 @@ class Segment:
 
     @property
     def in_shard(self) -> slice:
-        """Where they are in the shard's buffers."""
+        """The elements' place in the shard's buffers."""
         return slice(self.start, self.start + self.last - self.first)
 
     @property
     def is_whole(self) -> bool:
-        """Whether they are all of the tensor."""
+        """True if the segment is the whole tensor."""
         return self.last - self.first == self.tensor.numel
 
 
@@ -168,7 +168,7 @@ class FlatLayout:
         return slice(bucket.start + shard * size, bucket.start + (shard + 1) * size)
 
     def piece_in_shard(self, bucket: Bucket) -> slice:
-        """Where that piece is in the shard's own buffers: the same place in every shard."""
+        """The place of that piece in the shard's own buffers, the same in every shard."""
         return slice(bucket.start // self.num_shards, bucket.stop // self.num_shards)
 
     def segments(self, shard: int) -> Iterator[Segment]:
@@ -186,7 +186,7 @@ class FlatLayout:
                     )
 
     def tensor_of_block(self, shard: int) -> NDArray[np.int32]:
-        """Of each block of a shard's buffers, its tensor's place in `tensors`.
+        """The index in `tensors` of the tensor of each block of a shard's buffers.
 
         Blocks of a bucket's own padding count to the bucket's last tensor.
         """
@@ -205,9 +205,9 @@ def plan_layout(
     """The layout of tensors in the given buckets (names, in the order of sending).
 
     Args:
-        shapes: of every tensor by name.
-        buckets: every name once.
-        num_shards: equal parts of every bucket.
+        shapes: shape of every tensor by name.
+        buckets: names of each bucket, every name once.
+        num_shards: number of equal parts of every bucket.
     """
     planned: list[Bucket] = []
     start = 0

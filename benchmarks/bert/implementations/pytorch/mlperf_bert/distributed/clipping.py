@@ -1,4 +1,4 @@
-"""Clip policies: what a rank sends of every bucket of gradients, under DistributedDataParallel too.
+"""Clip policies for gradient buckets, which also work under DistributedDataParallel.
 
 With N ranks, g_i the gradient of rank i, g_ib its part in bucket b, C = max_norm, and
 limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
@@ -12,32 +12,32 @@ limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
   DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
 
 With A forwards an update, g_i is their sum (`accumulated`), or each forward's gradient is limited
-to C / A (C_b / A) before it is added (`each_forward`). Forwards are weighed by the loss, each about
-1 / A, so this is the published mean of forwards limited to C each.
+to C / A (C_b / A) before it is added (`each_forward`). The loss weighs each forward about 1 / A, so
+this is the published mean of forwards limited to C each.
 
 Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
 (`after_allreduce`).
 
-Any DistributedDataParallel model can have them, by a communication hook (docs/clip_hook.md):
+Any DistributedDataParallel model can use them through a communication hook (docs/how/clipping.md):
 
     state = ClipState(ClipSection(policy="bucket_before_allreduce"), model.parameters(), world_size)
     ddp.register_comm_hook(state, clip_hook)
 
 and `state.finish()` after each backward that reduced. The host never waits for the device. A rank
-whose gradient has no finite norm sends NaN in place of the bucket; every rank finds it in what it
-received, so all skip the same step without another collective. Under its limit a bucket that
-travels in its own dtype is multiplied by 1 / N alone, which is what DistributedDataParallel does by
-itself: the result is the same, bit for bit.
+whose gradient norm is not finite sends NaN in place of the bucket; every rank receives the NaN, so
+all skip the same step without another collective. A bucket below its limit that travels in its own
+dtype is only multiplied by 1 / N, as DistributedDataParallel does by itself: the result is the
+same, bit for bit.
 
 fp16 holds 6e-5 to 65,504 at full precision: gradients are scaled into that range before they travel
-and back in the optimizer's update. By what:
+and back in the optimizer's update. The scale is:
 
-- where a policy clips before the all-reduce, the sum's norm is at most max_norm: the largest power
-  of two that keeps it at or below 2^15, so that no element can overflow;
-- else by the loss scale, or by 2^10 where the loss is not scaled. A sum that overflows then shows
-  in the norm, and the step is skipped.
+- if a policy clips before the all-reduce, the sum's norm is at most max_norm: the largest power of
+  two that keeps it at or below 2^15, so that no element can overflow;
+- else the loss scale, or 2^10 if the loss is not scaled. A sum that overflows then shows in the
+  norm, and the step is skipped.
 
-The sums over ranks themselves: docs/numerics.md, "Summing gradients in 16 bits".
+The sums over ranks themselves: docs/how/numerics.md, "Summing gradients in 16 bits".
 """
 
 import contextlib
@@ -59,11 +59,11 @@ from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 UNSCALED_LOSS_EXPONENT = 10
 LARGEST_SUM_EXPONENT = 15
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ROW = 1024  # elements that a CPU takes a norm of at a time
+_ROW = 1024  # elements of which a CPU takes the norm at a time
 
 
 def clips_before(clip: ClipSection) -> bool:
-    """Whether the policy clips what a rank sends, not what it received."""
+    """True if the policy clips what a rank sends, not what it received."""
     return clip.policy not in CLIPPED_TOGETHER
 
 
@@ -77,10 +77,10 @@ def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> f
 
 
 def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / norm), exactly 1 where the norm is within the limit; 0-d as `norm`.
+    """min(1, max_norm / norm), exactly 1 if the norm is within the limit; 0-d like `norm`.
 
-    NaN where the norm is not finite, so that the whole bucket becomes NaN: finite elements whose
-    norm overflows would else turn to zeros, and the other ranks would not learn of it.
+    It is NaN if the norm is not finite, so that the whole bucket becomes NaN: otherwise finite
+    elements whose norm overflows would become zeros, unnoticed by the other ranks.
     """
     return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
 
@@ -94,8 +94,8 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    # In one sweep, fp32 loses digits on a CPU: 2e-4 of the norm at 8 million elements, 5e-3 at 67
-    # million. The norm of rows' norms is within 2e-7, in the same time.
+    # In one sweep fp32 loses digits on a CPU: 2e-4 of the norm at 8 million elements, 5e-3 at 67
+    # million. The norm of rows' norms is within 2e-7 and takes the same time.
     flat = gradient.reshape(-1)
     whole = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
@@ -114,10 +114,10 @@ def combine_norms(norms: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How one rank's gradients become what it sends.
+    """The conversion of a rank's gradients into what it sends.
 
-    They come multiplied by `loss_scale`; the reduced ones are multiplied by `scale`. Both are 0-d
-    float32, on the device. `dtype` is None where they travel as they are.
+    Incoming gradients are multiplied by `loss_scale`, reduced ones by `scale`. Both are 0-d
+    float32, on the device. `dtype` is None if gradients travel unconverted.
     """
 
     dtype: torch.dtype | None
@@ -147,7 +147,7 @@ def make_wire(
 
 
 def plain_wire(device: torch.device) -> Wire:
-    """Gradients travel as they are, of a loss that is not scaled."""
+    """A wire that converts nothing, for an unscaled loss."""
     one = torch.ones((), dtype=torch.float32, device=device)
     return Wire(None, one, one)
 
@@ -156,8 +156,8 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
     """`out` = `gradient` * `factor`; `out` may be `gradient`, or have another dtype.
 
     `factor` is 0-d, float32 or float64. 16-bit gradients are multiplied in float32 and rounded
-    once: a 0-d factor alone would be rounded to their dtype first, where 1 / 1,024 of a small limit
-    may be subnormal.
+    once: torch would first round a 0-d factor to their dtype, where 1 / 1,024 of a small limit may
+    be subnormal.
     """
     if gradient.dtype == factor.dtype == out.dtype:
         torch.mul(gradient, factor, out=out)
@@ -167,12 +167,12 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClipOutcome:
-    """What clipping found in one update; all 0-d and on the device."""
+    """The outcome of clipping in one update; all 0-d and on the device."""
 
     grad_norm: Tensor
     clipped_fraction: Tensor
-    skip: Tensor  # float32, 1.0 where the update must not be made: torch's `found_inf`
-    gradient_factor: Tensor  # float32: what the gradients are still to be multiplied by
+    skip: Tensor  # float32, 1.0 if the update must be skipped: torch's `found_inf`
+    gradient_factor: Tensor  # float32: the factor still to be applied to the gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class BucketGradients:
     contents: Sequence[Tensor]  # all elements: one flat buffer, or the gradients themselves
     parameters: Sequence[Tensor]
     gradients: Sequence[Tensor]  # of the parameters, views of `contents`
-    reduced: Tensor  # where the reduced gradients, or this rank's part of them, will be
+    reduced: Tensor  # receives the reduced gradients, or this rank's part of them
 
     @property
     def numel(self) -> int:
@@ -191,16 +191,16 @@ class BucketGradients:
 
 
 class ClipState:
-    """The hook's state: limits, measures of the update under way, forwards already clipped.
+    """The hook's state: limits, measurements of the current update, forwards already clipped.
 
     Args:
-        clip: policy and its constants. A policy that does not clip before the all-reduce has its
-            gradients sent as `wire` says.
-        parameters: all that the model trains.
+        clip: policy and its constants. Without clipping before the all-reduce, gradients are sent
+            as `wire` says.
+        parameters: all trained parameters of the model.
         world_size: ranks of the group; each sends its share already divided by it.
-        forwards: forwards an update; matters to `accumulation = "each_forward"` alone.
+        forwards: forwards an update; used by `accumulation = "each_forward"` only.
         group: the model's process group, if not that of all ranks.
-        wire: dtype and scale in which gradients travel, if not as they are.
+        wire: dtype and scale in which gradients travel, if converted.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ClipState:
         trained = [each for each in parameters if each.requires_grad]
         self._clip = clip
         self._wire = wire or plain_wire(trained[0].device)
-        # A sum of forwards is put together in the gradients' own dtype (config/run_config.py).
+        # Forwards are summed in the gradients' own dtype (config/run_config.py).
         assert clip.accumulation == "accumulated" or self._wire.dtype is None
         self._numel_total = sum(each.numel() for each in trained)
         self._world_size = world_size
@@ -228,27 +228,26 @@ class ClipState:
         self._start_update()
 
     def _start_update(self) -> None:
-        self._norms: list[Tensor] = []  # of the forward under way
+        self._norms: list[Tensor] = []  # of the current forward
         self._forward_norms: list[Tensor] = []
         self._clipped: list[Tensor] = []
         self._reduced: list[Tensor] = []
-        self._poison: Tensor | float = 0.0  # NaN once a forward put aside had no finite norm
+        self._poison: Tensor | float = 0.0  # NaN once a stored forward's norm was not finite
 
     def begin_forward(self, *, is_last: bool) -> None:
-        """Under "each_forward", say before each forward whether it is the update's last.
+        """Under "each_forward", tell before each forward whether it is the update's last.
 
-        Every forward and backward is then done outside `no_sync`: the hook must run. It clips all,
-        keeps what is not the last, and sends the sum with the last.
+        Every forward and backward must then run outside `no_sync`, so that the hook runs. It clips
+        each, stores all but the last, and sends the sum with the last.
         """
         self._is_last_forward = is_last
 
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of a backward; the future holds its mean over the ranks.
 
-        `whole_before_allreduce` has to hold all buckets until the last one is here: only then is
-        the norm known. Nothing of the backward is left to overlap with, so the all-reduces are
-        waited for in the last call (on a GPU: by its stream), and no future is left open that an
-        error could leave so for ever.
+        `whole_before_allreduce` holds all buckets until the last one, when the norm is known. No
+        backward remains to overlap with, so the last call waits for the all-reduces (on a GPU: its
+        stream does), and no future stays open that an error could leave so for ever.
         """
         buffer = bucket.buffer()
         ready = self.take(
@@ -267,15 +266,15 @@ class ClipState:
     ) -> list[tuple[BucketGradients, Tensor]]:
         """Clip a bucket of a backward and divide it by the ranks.
 
-        Returns pairs of a bucket and what is to be sent of it: none while buckets are held, one,
-        or all that were held, in the order in which they came. In a forward that is not the
-        update's last the result is put aside and zeros remain; the last one adds it.
+        Returns pairs of a bucket and the tensor to send: none while buckets are held, one, or all
+        that were held, in order of arrival. In a forward that is not the update's last the result
+        is stored and zeros remain; the last one adds it.
         """
         self._held.append(bucket)
         if self._clip.policy == "whole_before_allreduce" and not ends_forward:
             return []
         held, self._held = self._held, []
-        # What is put aside has no padding, which may be all that a rank receives of a bucket.
+        # The stored result has no padding, which may be all that a rank receives of a bucket.
         factor = self._factor(held) + self._poison
         if not self._is_last_forward:
             self._poison = 0 * factor
@@ -288,14 +287,14 @@ class ClipState:
         return list(zip(held, sent, strict=True)) if self._is_last_forward else []
 
     def finish(self) -> ClipOutcome:
-        """What was found since the last call, once all that was sent has arrived.
+        """The outcome since the last call; call it once everything sent has arrived.
 
         `grad_norm` is this rank's own, before clipping: the root of the sum of its buckets' squared
-        norms; under "each_forward" the sum of the forwards' norms. `clipped_fraction`: of all
-        buckets clipped one by one, or of whole gradients. The first element of a reduced bucket
-        says whether a rank poisoned it: a poisoned bucket is NaN throughout, and a sum of
-        contributions each within limit / N cannot overflow (`make_wire`). For policies that clip
-        before the all-reduce only.
+        norms; under "each_forward" the sum of the forwards' norms. `clipped_fraction` counts
+        buckets clipped one by one, or whole gradients. The first element of a reduced bucket shows
+        whether a rank poisoned it: a poisoned bucket is NaN throughout, and a sum of contributions
+        each within limit / N cannot overflow (`make_wire`). Only for policies that clip before the
+        all-reduce.
         """
         poisoned = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
         outcome = ClipOutcome(
@@ -308,7 +307,7 @@ class ClipState:
         return outcome
 
     def _factor(self, together: Sequence[BucketGradients]) -> Tensor:
-        """What the buckets are multiplied by before they travel; takes their norm where clipped."""
+        """The factor of the buckets before they travel; measures their norm if they are clipped."""
         rescale = self._wire.scale / self._wire.loss_scale / self._world_size
         if not clips_before(self._clip):
             return rescale
@@ -322,7 +321,7 @@ class ClipState:
         return limit_factor(norm, limit) * rescale
 
     def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
-        """What to send of a bucket; on one rank, where it is not sent, all its contents."""
+        """The tensor to send of a bucket; on one rank, which sends nothing, all its contents."""
         sent = bucket.contents[0]
         if self._wire.dtype is not None:
             in_place = (
@@ -359,7 +358,7 @@ class ClipState:
         return future.then(lambda done: bucket.reduced.copy_(done.value()[0]))
 
 
-# What `register_comm_hook(state, clip_hook)` of a DistributedDataParallel model takes.
+# The hook for `register_comm_hook(state, clip_hook)` of a DistributedDataParallel model.
 clip_hook = ClipState.on_bucket
 
 
@@ -377,13 +376,13 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """Has an update's forwards and backwards run in its contexts, and clips their gradients."""
+    """Clipping of an update whose forwards and backwards run in its contexts."""
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
         """The context of one forward and its backward."""
 
     def finish(self) -> ClipOutcome:
-        """Called after the last: the gradients are now those to update with, but for a factor."""
+        """Finish after the last forward: the gradients are then final, but for a factor."""
 
 
 def make_clipping(
@@ -396,9 +395,8 @@ def make_clipping(
 ) -> Clipping:
     """The policy of a config for `model`, bare or wrapped in DistributedDataParallel.
 
-    A wrapped model gets the hook of a policy that clips before the all-reduce, or of a wire that
-    changes the dtype, once for all; its buckets are those it has. `bucket_cap_mb` (MiB) cuts those
-    of a bare one.
+    A wrapped model gets a hook if the policy clips before the all-reduce or the wire changes the
+    dtype; it keeps its buckets. `bucket_cap_mb` (MiB) cuts those of a bare one.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if not clips_before(clip):
@@ -424,9 +422,9 @@ def _register_hook(
 
 
 class ClipAfter:
-    """`after_allreduce` and `none`: equal on all ranks, as is the norm they go by.
+    """`after_allreduce` and `none`: the norm and the result are equal on all ranks.
 
-    `scale` (0-d) is what the averaged gradients are too large by.
+    `scale` (0-d) is the factor by which the averaged gradients are too large.
     """
 
     def __init__(self, clip: ClipSection, model: nn.Module, scale: Tensor) -> None:
@@ -439,16 +437,16 @@ class ClipAfter:
         return _local_but_for_the_last(self._model, is_last)
 
     def finish(self) -> ClipOutcome:
-        """Limit the norm of the averaged gradient, or measure it alone."""
+        """Limit the norm of the averaged gradient, or only measure it."""
         gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
         return outcome_after(self._clip, gradient_norm(gradients), self._scale)
 
 
 def outcome_after(clip: ClipSection, norm: Tensor, scale: Tensor) -> ClipOutcome:
-    """What `after_allreduce` or `none` makes of the averaged gradient's norm.
+    """The outcome of `after_allreduce` or `none` for the averaged gradient's norm.
 
     Args:
-        norm: 0-d, of gradients that are `scale` (0-d) times too large.
+        norm: 0-d, norm of gradients that are `scale` (0-d) times too large.
     """
     norm = norm / scale
     limited = clip.policy == "after_allreduce"
@@ -471,21 +469,21 @@ class ClipBefore:
         self._state = state
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Under "each_forward" every backward reaches the hook, else the last alone."""
+        """A context: under "each_forward" every backward reaches the hook, else the last only."""
         if not self._each_forward:
             return _local_but_for_the_last(self._ddp, is_last)
         self._state.begin_forward(is_last=is_last)
         return contextlib.nullcontext()
 
     def finish(self) -> ClipOutcome:
-        """What the hook found."""
+        """The hook's outcome."""
         return self._state.finish()
 
 
 class ClipOnOneRank:
     """The same policies without an all-reduce: `whole_before_allreduce` is `after_allreduce` here.
 
-    Buckets are planned as DistributedDataParallel would, taking gradients to become ready in the
+    Buckets are planned as in DistributedDataParallel, assuming that gradients become ready in the
     reverse order of the parameters.
     """
 
@@ -507,7 +505,7 @@ class ClipOnOneRank:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """Clips when the backward is done, where the hook would."""
+        """A context that clips after the backward, where the hook would."""
         yield
         if is_last or self._each_forward:
             self._state.begin_forward(is_last=is_last)
@@ -515,7 +513,7 @@ class ClipOnOneRank:
                 self._state.take(_with_gradients(bucket), ends_forward=number == len(self._buckets))
 
     def finish(self) -> ClipOutcome:
-        """What was clipped."""
+        """The outcome of clipping."""
         return self._state.finish()
 
 

@@ -1,4 +1,4 @@
-"""Names the rank that failed or hangs: which one, on which host, and what it was doing."""
+"""Error messages that name a failed or hanging rank, its host and what it was doing."""
 
 import sys
 import threading
@@ -14,14 +14,14 @@ from mlperf_bert.common.errors import LostRanksError, UserError, one_line
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.signals.whereabouts import POLL_S, Watch, Whereabouts, end_process
 
-# A rank that hangs by itself says so before those that wait for it give up and have it killed;
-# so these get more time, of their collectives first.
+# A rank that hangs by itself reports it before the ranks that wait for it give up and have it
+# killed; so waiting ranks get more time, first in their collectives.
 GRACE = timedelta(seconds=2)
-# What a module waits for, by its own word: `WAITS_FOR` in it, whatever the module is called.
+# A module names what it waits for in its constant `WAITS_FOR`.
 Waits = Literal["ranks", "loader", "storage", "device"]
 _READING: tuple[Waits, ...] = ("loader", "storage")
 _OURS = __name__.partition(".")[0] + "."
-# Words of gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
+# Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
 _SILENCE = ("timed out", "timeout")
 _OF_THIS_HOST = ("failed to listen", "already in use")
@@ -31,16 +31,16 @@ _OF_THIS_HOST = ("failed to listen", "already in use")
 def naming_failures(
     info: RankInfo, whereabouts: Whereabouts | None, patience: timedelta
 ) -> Iterator[None]:
-    """Say in every error of the body which rank it is of.
+    """Add the rank to every error of the body.
 
-    A UserError gets it at its beginning, but for one of start-up, which all ranks raise together:
-    a mistake is no rank's failure. Other ranks that are gone become a LostRanksError. Any other
-    exception gets it as a note, which is the last line of its traceback.
+    A UserError gets it at its beginning, except in start-up, where all ranks raise the same mistake
+    together. An error caused by lost ranks becomes a LostRanksError. Any other exception gets a
+    note, which is the last line of its traceback.
 
     Args:
-        info: of this rank.
-        whereabouts: what it is doing; None where nobody keeps them.
-        patience: how long other ranks have for an answer.
+        info: this rank.
+        whereabouts: what it is doing; None if that is not recorded.
+        patience: time that other ranks have to answer.
     """
     try:
         yield
@@ -59,12 +59,12 @@ def naming_failures(
 
 
 def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksError | None:
-    """An error of communication in one line, where gloo and NCCL say many; None of any other.
+    """A communication error in one line, where gloo and NCCL print many; None for any other error.
 
     Args:
-        error: as raised out of a collective, or of a backward that holds one.
-        here: which rank this is, and what it was doing.
-        timeout: how long the others had.
+        error: raised by a collective, or by a backward that contains one.
+        here: this rank, and what it was doing.
+        timeout: time that the others had.
     """
     text = str(error).lower()
     is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)
@@ -82,9 +82,10 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
 def watching(
     info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
 ) -> Watch:
-    """A context that ends the process, in one line, where the calling thread goes on no more.
+    """A context that ends the process, with one line, once the calling thread hangs.
 
-    That is, after `patience` without a new word in `whereabouts`; what may take long is left out.
+    It hangs after `patience` without a change in `whereabouts`; phases that may take long do not
+    count.
     """
     thread = threading.get_ident()
     timeout_s = patience.total_seconds()
@@ -94,7 +95,7 @@ def watching(
         remedy = "look for storage or a device that does not answer"
         if _waits_for_others(frame) or _has_failed(thread):
             if silent_s < timeout_s + 2 * GRACE.total_seconds():
-                return False  # the error of a collective knows more, and so does another rank
+                return False  # a collective's error, or another rank, knows more
             remedy = "look for a rank that is slow or gone, or a device that does not answer"
         end_process(
             f"{_here(info, whereabouts)}: no progress for {timeout_s:g} s (run.hang_timeout_s), "
@@ -111,7 +112,7 @@ def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
 
 
 def _telling_frame(thread: int) -> FrameType:
-    """What `thread`, which trains, is at; the loader's thread where it waits for that one."""
+    """The current frame of the training `thread`; the loader thread's if it waits for that."""
     frames = sys._current_frames()
     own = frames[thread]
     waits_for_loader = _module(own) == "threading" and _passes_through(own, ("loader",))
@@ -123,21 +124,21 @@ def _telling_frame(thread: int) -> FrameType:
 
 
 def _waits_for_others(frame: FrameType) -> bool:
-    """Whether a thread that is there waits for other ranks.
+    """True if a thread at this frame waits for other ranks.
 
-    Over NCCL the host does wherever it needs a number from the device, or room in its queue. A
-    wait for the own reader process does not count: nobody knows better than this rank.
+    With NCCL the host waits wherever it needs a number from the device, or room in its queue. A
+    wait for this rank's own reader process does not count: no other rank knows more.
     """
     if _waits_for(frame) == "ranks":
         return True
     if not _over_nccl():
         return False
-    # Who reads waits for storage; but for the device where it brings batches there.
+    # A reading thread waits for storage, but for the device while it copies batches there.
     return not _passes_through(frame, _READING) or _passes_through(frame, ("device",))
 
 
 def _has_failed(thread: int) -> bool:
-    """Whether an error, as of ranks that are gone, is on its way out of it and will say more."""
+    """True if the thread is raising an error, such as lost ranks, which will say more."""
     raised: object = sys._current_exceptions().get(thread)
     return raised not in (None, (None, None, None))  # a tuple before Python 3.12
 
@@ -151,7 +152,7 @@ def _passes_through(innermost: FrameType, waits: tuple[Waits, ...]) -> bool:
 
 
 def _waits_for(frame: FrameType) -> str | None:
-    """What a frame's module waits for, where it is one that waits."""
+    """What the frame's module waits for; None if it does not wait."""
     if _module(frame).startswith(("torch.distributed", "torch.autograd", f"{__package__}.")):
         return "ranks"
     waits: str | None = frame.f_globals.get("WAITS_FOR")
@@ -159,7 +160,7 @@ def _waits_for(frame: FrameType) -> str | None:
 
 
 def _place(innermost: FrameType) -> str:
-    """The innermost place of this package that a thread is at."""
+    """The innermost place in this package of a thread's stack."""
     for frame in _outward(innermost):
         if _module(frame).startswith(_OURS):
             return f"in {_module(frame)}, line {frame.f_lineno}"

@@ -1,13 +1,12 @@
 """Flat buffers of weights and gradients, sent bucket by bucket while backward runs.
 
-What DistributedDataParallel does, and two things that it cannot: a bucket may be reduce-scattered,
-so that each rank receives its own shard alone, and the reduced gradients need no copy: they are in
-the flat buffer that the optimizer reads. Buckets are cut in the reverse order of the parameters,
-clipped by the config's policy, and never rebuilt.
+This does the work of DistributedDataParallel and two things that it cannot. A bucket may be
+reduce-scattered, so that each rank receives only its own shard; and the reduced gradients need no
+copy, because they lie in the flat buffer that the optimizer reads. Buckets are cut in the reverse
+order of the parameters, clipped by the config's policy, and never rebuilt.
 
-Of N ranks, either each owns all of the optimizer's state (`flat`), or the ranks of a node own a
-shard each and nodes are replicas of one another (`shard_node`), or all N own a shard each
-(`shard_world`).
+Each of the N ranks owns all of the optimizer's state (`flat`), or the ranks of a node own a shard
+each and nodes are replicas (`shard_node`), or all N own a shard each (`shard_world`).
 """
 
 import contextlib
@@ -37,9 +36,9 @@ from mlperf_bert.distributed.launch import RankInfo
 class FlatBuffers:
     """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
 
-    Parameters are views of `weights`. A backward leaves its gradients where autograd made them,
-    which costs nothing; `take` or `collect` then moves them into `gradients`, once an update where
-    there is one backward: less traffic than zeroing the buffer and adding to it.
+    Parameters are views of `weights`. A backward leaves its gradients where autograd made them, at
+    no cost; `take` or `collect` then moves them into `gradients`. With one backward an update this
+    is less traffic than zeroing the buffer and adding to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -50,7 +49,7 @@ class FlatBuffers:
         self.gradient_views = views(self.gradients, layout)
         for parameter, view in zip(self.parameters, views(weights, layout), strict=True):
             parameter.data = view
-        # They stay zero, but where a bucket was multiplied by NaN because its norm was not finite.
+        # The gaps stay zero unless a bucket was multiplied by NaN because its norm was not finite.
         self._gaps = [self.gradients[gap] for gap in layout.gaps]
         self.begin_update()
 
@@ -65,7 +64,7 @@ class FlatBuffers:
     def take(self, number: int) -> None:
         """Move the gradient of one parameter into `gradients`, or add it if there is one already.
 
-        `number`: its place in `layout.tensors`.
+        `number` is its place in `layout.tensors`.
         """
         parameter, own = self.parameters[number], self.gradient_views[number]
         if parameter.grad is None:
@@ -78,7 +77,7 @@ class FlatBuffers:
         parameter.grad = None
 
     def collect(self) -> None:
-        """Copy those gradients of the update that were not taken; zeros where there is none."""
+        """Copy the update's gradients that were not taken; zeros for parameters without one."""
         found = [number for number in self._awaited if self.parameters[number].grad is not None]
         for number in self._awaited.difference(found):
             self.gradient_views[number].zero_()
@@ -112,16 +111,16 @@ def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
 
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
-    """In how many parts the optimizer's state is cut."""
+    """Number of shards of the optimizer's state."""
     parts = {"shard_node": info.local_world_size, "shard_world": info.world_size}
     return parts.get(data_parallel, 1)
 
 
 class ShardGroup:
-    """Who holds the other shards, and who holds the same one.
+    """The ranks that hold the other shards, and those that hold the same one.
 
-    Consecutive ranks hold consecutive shards. Every rank must make it at the same time. What is
-    begun with one call is waited for with another, so that it overlaps with what lies between.
+    Consecutive ranks hold consecutive shards. Every rank must make it at the same time. One call
+    starts a transfer and another waits for it, so that it overlaps with the work between.
 
     Args:
         count: shards; divides the number of ranks.
@@ -133,7 +132,7 @@ class ShardGroup:
         ranks = range(info.world_size)
         self._shards = _group_of(info.rank, [ranks[i : i + count] for i in ranks[::count]])
         self._replicas = _group_of(info.rank, [ranks[i::count] for i in range(count)])
-        # On a GPU the sum over the replicas follows that over the shards on a stream of its own.
+        # On a GPU the sum over replicas follows the sum over shards on a stream of its own.
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._reducing: list[Work] = []
@@ -143,7 +142,7 @@ class ShardGroup:
     def reduce(self, whole: Tensor, piece: Tensor) -> None:
         """Begin to sum `whole` over all ranks; `piece` gets this rank's shard of the sum.
 
-        Where there is one shard, both are the same memory.
+        With one shard, both are the same memory.
         """
         if self._stream is None:
             self._begin(whole, piece)
@@ -154,7 +153,7 @@ class ShardGroup:
         whole.record_stream(self._stream)
 
     def wait_for_reduced(self) -> None:
-        """Return when every piece is there (on a GPU: for work queued from here on)."""
+        """Wait for every piece (on a GPU: work queued from here on waits)."""
         _wait_for(self._reducing)
         self._reducing += [_all_reduce(piece, self._replicas) for piece in self._for_replicas]
         self._for_replicas.clear()
@@ -175,13 +174,13 @@ class ShardGroup:
             self._gathering[number] = work
 
     def wait_for(self, number: int) -> None:
-        """Return when bucket `number`, if published, is there (on a GPU: for work queued later)."""
+        """Wait for bucket `number` if it was published (on a GPU: work queued later waits)."""
         work = self._gathering.pop(number, None)
         if work is not None:
             work.wait()
 
     def wait(self) -> None:
-        """Return when all that was published is there (on a GPU: for work queued from here on)."""
+        """Wait for everything published (on a GPU: work queued from here on waits)."""
         for number in list(self._gathering):
             self.wait_for(number)
 
@@ -194,7 +193,7 @@ class ShardGroup:
         work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
-            # gloo would hold up the host here: these wait until backward is done.
+            # gloo would block the host here, so these wait until backward is done.
             self._for_replicas += [piece] * (self._replicas is not None)
             return
         work.wait()  # on this stream alone
@@ -202,7 +201,7 @@ class ShardGroup:
 
 
 def _group_of(rank: int, groups: Sequence[range]) -> Any:
-    """The process group of the ranks with `rank`; None where it would be alone."""
+    """The process group that contains `rank`; None if it would be alone."""
     if len(groups[0]) == 1:
         return None
     if len(groups) == 1:
@@ -212,7 +211,7 @@ def _group_of(rank: int, groups: Sequence[range]) -> Any:
 
 
 def renamed(old: str, new: str) -> Callable[..., Any]:
-    """A collective of torch.distributed that torch 2.13 gave another name."""
+    """A collective of torch.distributed that torch 2.13 renamed."""
     found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
     return found
 
@@ -232,8 +231,8 @@ class FlatReducer:
     """A `Clipping` that also reduces.
 
     After `finish`, `shard_gradients` [layout.shard_numel] holds this rank's shard of the averaged
-    gradient, in the wire's dtype; the outcome's factor is still to be applied. It is the buffers'
-    own gradient where there is one shard and the wire's dtype is theirs.
+    gradient, in the wire's dtype; the outcome's factor is still to be applied. With one shard and
+    the buffers' own dtype on the wire, it is the buffers' gradient itself.
     """
 
     def __init__(
@@ -266,17 +265,17 @@ class FlatReducer:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """Gradients add up in the flat buffer; those of the last backward are sent with it."""
+        """A context in which gradients add up in the flat buffer; the last backward sends them."""
         self._sends = is_last or self._each_forward
         self._state.begin_forward(is_last=is_last)
         self._begin_backward()
         yield
         if self._sends:
-            self._buffers.collect()  # zeros for parameters that had no part in the update
+            self._buffers.collect()  # zeros for parameters without a gradient in the update
             self._send_while(lambda bucket: True)
 
     def finish(self) -> ClipOutcome:
-        """Wait for the gradients, and say what clipping found or is still to do."""
+        """Wait for the gradients; return what clipping found or has still to do."""
         self._group.wait_for_reduced()
         if clips_before(self._clip):
             return self._state.finish()
@@ -285,7 +284,7 @@ class FlatReducer:
         return outcome_after(self._clip, square.sqrt(), self._wire.scale)
 
     def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
-        """Have each module wait for its own weights alone, which the last update sent.
+        """Make each module wait for its own weights only, which the last update sent.
 
         A module that uses another's weights must come after it in a forward.
         """
@@ -327,7 +326,7 @@ class FlatReducer:
         return on_gradient
 
     def _send_while(self, is_ready: Callable[[int], bool]) -> None:
-        """Send the next buckets: in the same order on every rank, whatever came first here."""
+        """Send the next ready buckets, in the same order on every rank."""
         while self._next < len(self._buckets) and is_ready(self._next):
             bucket = self._buckets[self._next]
             self._next += 1

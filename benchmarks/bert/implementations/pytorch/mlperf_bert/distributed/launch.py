@@ -1,10 +1,10 @@
-"""Who is this process, where does it meet the others, and over what do they talk.
+"""Start of a rank: its number, the meeting place of the ranks, and the process group.
 
-Ranks meet in a file, on one host; else at a store that rank 0 serves on one address: torch's own
-store listens on every interface, and takes and gives to whoever comes.
+On one host ranks meet in a file, else at a store that rank 0 serves on one address: torch's own
+store listens on every interface and answers anyone.
 
-Environment variables are an argument, so that tests pass a dictionary. torch is imported where
-it is used: who only starts ranks does without.
+Environment variables are an argument, so that tests pass a dictionary. torch is imported where it
+is used, because a process that only starts ranks does not need it.
 """
 
 import errno
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
-MEETING = "MLPERF_BERT_MEETING"  # the file through which ranks of our own launcher meet
+MEETING = "MLPERF_BERT_MEETING"  # the file where ranks of our own launcher meet
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to connections
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to outgoing connections
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 # Variables of the rank, the number of ranks, and the same on its node.
@@ -42,10 +42,10 @@ _OPEN_MPI = tuple(
 )
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _RANK_OF_MPI = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
-_BACKLOG = 4096  # ranks that come at the same time
+_BACKLOG = 4096  # ranks that arrive at the same time
 _POLL_S = 0.05
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
-_QUESTION = "mlperf_bert/who is there"  # of a store that may be another attempt's
+_QUESTION = "mlperf_bert/who is there"  # keys in a store that may be another attempt's
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class RankInfo:
     local_world_size: int
     node_rank: int
     launcher: Launcher
-    binding: str = ""  # in words, once it is done (binding.py)
+    binding: str = ""  # in words, once bound (binding.py)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where the launcher's numbers contradict each other."""
+        """Raise ConfigError if the launcher's numbers contradict each other."""
         in_world = 0 <= self.rank < self.world_size
         in_node = 0 <= self.local_rank < self.local_world_size <= self.world_size
         if not (in_world and in_node and self.node_rank >= 0):
@@ -74,16 +74,16 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from our, torchrun's, MPI's or SLURM's variables, in this order; else one.
+    """Read the rank from our, torchrun's, MPI's or SLURM's variables, in this order; else one rank.
 
     torchrun comes early because it may itself be started by MPI or srun, once a node; MPI before
     SLURM because mpirun in a SLURM job leaves SLURM's variables of the outer process behind.
 
     SLURM counts only inside an srun step. The shell of an sbatch script also has SLURM_PROCID=0
-    and SLURM_NTASKS=n, though it is one process: what tells them apart is SLURM_STEP_ID. The size
-    is that of the step (an interactive shell is a step of one task), not of the job.
+    and SLURM_NTASKS=n, though it is one process: SLURM_STEP_ID tells them apart. The size is that
+    of the step (an interactive shell is a step of one task), not of the job.
 
-    Raises ConfigError naming the variable that is missing or no number.
+    Raises ConfigError naming the variable that is missing or not a number.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         launcher: Launcher = "local" if MEETING in environ else "torchrun"
@@ -100,14 +100,14 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """The node's name: SLURM's, since several of its nodes may be one host, or the host's."""
+    """The node's name: SLURM's, because several of its nodes may be one host, or the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def restart_count(environ: Mapping[str, str] = os.environ) -> int:
-    """How often torchrun has restarted its ranks; 0 under any other launcher.
+    """Number of times torchrun has restarted its ranks; 0 under any other launcher.
 
-    Raises ConfigError where the variable is not a number.
+    Raises ConfigError if the variable is not a number.
     """
     name = "TORCHELASTIC_RESTART_COUNT"
     return _number(environ, name) if name in environ else 0
@@ -118,10 +118,10 @@ def set_cpu_threads(
 ) -> int:
     """Give this rank its share of the node's cores, as torch CPU threads; return their number.
 
-    Taken from, first found: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
+    The first of these counts: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
     SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
-    process may run on divided by the ranks of the node. Raises ConfigError where a variable is
-    not a number above zero.
+    process may run on divided by the ranks of the node. Raises ConfigError if a variable is not a
+    number above zero.
     """
     import torch
 
@@ -138,7 +138,7 @@ def set_cpu_threads(
 
 
 def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
-    """What the ranks of `device`'s kind talk over: nccl wants a GPU for each of them."""
+    """The backend for ranks on `device`'s kind; nccl needs a GPU for each of them."""
     import torch
 
     own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
@@ -152,11 +152,11 @@ def init_process_group(
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make `device` current and join the other ranks over `backend_for` of them.
+    """Make `device` current and join the other ranks over `backend_for`.
 
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
-    `timeout` bounds the start and every later collective. Raises ConfigError where rank 0's
-    address is not known.
+    `timeout` bounds the start and every later collective. Raises ConfigError if rank 0's address is
+    not known.
     """
     import torch
     import torch.distributed as dist
@@ -190,8 +190,8 @@ def shutdown() -> None:
 def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
     """The `torch.distributed.Store` of this start: our launcher's, torchrun's or rank 0's.
 
-    Over several hosts gloo is told to talk through the interface that leads to rank 0's, unless the
-    user says which. Raises ConfigError where that cannot be told or had; LostRanksError where it
+    Over several hosts gloo uses the interface that leads to rank 0, unless the user names one.
+    Raises ConfigError if the store's address is unknown or cannot be used; LostRanksError if it
     does not answer.
     """
     import torch.distributed as dist
@@ -214,10 +214,10 @@ def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = 
 
 
 def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
-    """The host of rank 0, and the port there: MASTER_ADDR and MASTER_PORT where they are set.
+    """The host of rank 0, and the port there: MASTER_ADDR and MASTER_PORT if they are set.
 
-    Else the first node, and a port that follows from what tells this start from all others. Raises
-    ConfigError where host or port cannot be told.
+    Else the first node, and a port computed from what identifies this start. Raises ConfigError if
+    host or port cannot be determined.
     """
     if info.launcher == "torchrun":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -237,8 +237,8 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
 def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedelta) -> Any:
     """Serve the ranks' `torch.distributed.Store` on rank 0, and reach it on the others.
 
-    Raises ConfigError on rank 0 where it cannot listen there; LostRanksError on another where rank
-    0 does not answer in time.
+    Raises ConfigError on rank 0 if it cannot listen there; LostRanksError on the others if rank 0
+    does not answer in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -254,9 +254,9 @@ def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedel
 
 
 def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
-    """This host's address on the way to who listens there, once that answers.
+    """This host's address on the route to the listener there, once that answers.
 
-    Asked here because torch prints many lines of a failure. Raises LostRanksError where nobody
+    It is tried here because torch prints many lines at a failure. Raises LostRanksError if nobody
     answers in time.
     """
     end = time.monotonic() + timeout.total_seconds()
@@ -273,7 +273,7 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has `address`; None where it is another than its first one."""
+    """The network interface whose first address is `address`; None if there is none."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     if len(packed) == 16:
         table = Path("/proc/net/if_inet6")
@@ -284,7 +284,7 @@ def interface_of(address: str) -> str | None:
             request = struct.pack("256s", name.encode())
             try:
                 answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # it has no address
+            except OSError:  # this interface has no address
                 continue
             if answer[20:24] == packed:
                 return name
@@ -300,17 +300,16 @@ def first_host(node_list: str) -> str:
 
 
 def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """`store` with a prefix that all ranks have agreed on just now; each of them calls it.
+    """`store` with a prefix that all ranks have just agreed on; each of them calls it.
 
-    torchrun gives restarted ranks the store of those before (torch 2.13), with addresses of
-    processes that are gone: who reads one before its new owner has replaced it cannot connect.
-    Nothing in a rank's environment tells attempts apart on all nodes alike, so rank 0 asks who is
-    there now.
+    torchrun gives restarted ranks the old store (torch 2.13), with addresses of processes that are
+    gone: a rank that reads one before its new owner has replaced it cannot connect. No variable in
+    the environment tells attempts apart on all nodes alike, so rank 0 asks which ranks are present
+    now.
 
-    Rank 0 asks under a name that nobody has used. Whoever sees the question answers it with a name
-    of its own, and has met the others when that is called. One that has seen a question of an
-    earlier attempt is not called, and goes on looking for the next. Raises LostRanksError where not
-    all have met in time.
+    Rank 0 asks under a new name. A rank that sees the question answers with a name of its own, and
+    has met the others once rank 0 calls that name. A rank that saw an earlier attempt's question is
+    not called, and looks for the next one. Raises LostRanksError if not all have met in time.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -354,7 +353,7 @@ def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
         if numeric.is_unspecified or (
             spans_nodes and numeric.is_loopback and address != str(numeric)
         ):
-            problem = f"{address} is {numeric} here, which other nodes do not reach"
+            problem = f"{address} is {numeric} here, which other nodes cannot reach"
             continue
         try:
             return socket.create_server(place, family=family, backlog=_BACKLOG)
@@ -366,7 +365,7 @@ def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
 
 
 def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
-    """What all ranks of this start know, and those of no other start. Raises ConfigError."""
+    """Values that all ranks of this start share, and no other start has. Raises ConfigError."""
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
@@ -381,9 +380,9 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
 
 
 def _launcher_pid() -> int | None:
-    """The nearest ancestor that is no rank, nor a shell of one: it has started all of this host.
+    """The nearest ancestor that is no rank, nor a shell of one: it started all ranks of this host.
 
-    hydra's `mpiexec` gives its ranks nothing else that is theirs alone.
+    hydra's `mpiexec` gives its ranks nothing else that is unique to them.
     """
     pid = os.getppid()
     try:
@@ -400,7 +399,7 @@ def _launcher_pid() -> int | None:
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
     if info.local_world_size == info.world_size:
         return "127.0.0.1"
-    # srun puts task 0 on the first node of the step. mpirun's ranks know the job's list only, or
+    # srun puts task 0 on the first node of the step. mpirun's ranks know only the job's list, or
     # would disagree: its remote daemons are a step of their own, without the first node.
     names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
     if info.launcher == "slurm":
@@ -419,7 +418,7 @@ def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
 def _from_names(
     environ: Mapping[str, str], launcher: Launcher, names: Sequence[str], node: str = ""
 ) -> RankInfo:
-    """By the variables of rank, size, local rank and local size; `node` is that of the node."""
+    """Info from the variables of rank, size, local rank and local size; `node` is the node's."""
     local_size = _positive(names[3], _text(environ, names[3]))
     rank, size, local_rank = (_number(environ, name) for name in names[:3])
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
@@ -473,7 +472,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def _positive(name: str, text: str) -> int:
-    """The number that a variable holds. Raises ConfigError where it is none above zero."""
+    """The number in a variable. Raises ConfigError unless it is above zero."""
     number = _number({name: text}, name)
     if number < 1:
         raise ConfigError(name, f"is {text!r}", "it must be a number above 0")

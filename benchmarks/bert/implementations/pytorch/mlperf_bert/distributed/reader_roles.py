@@ -1,4 +1,4 @@
-"""Trainers and readers among the processes that mpiexec started, and MPI's begin and end.
+"""Trainers and readers among the processes that mpiexec started; start and end of MPI.
 
 On every node the first half of the processes are trainers, the ranks of torch.distributed; the
 second half are readers, one for each trainer, without a GPU and outside torch.distributed.
@@ -23,10 +23,10 @@ _POLL_S = 1e-2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """Which part a process has in the job."""
+    """The part of a process in the job."""
 
     is_reader: bool
-    info: RankInfo  # of the trainer, or of the trainer that this reader serves
+    info: RankInfo  # the trainer's rank, or that of the trainer this reader serves
     partner: int  # the other one of the pair, among all processes
 
 
@@ -49,9 +49,9 @@ class MpiProcess:
 
 
 def role_of(process: RankInfo) -> Role:
-    """The role of a process, given its number among all that were started.
+    """The role of a process, given its number among all started processes.
 
-    Raises ConfigError where they cannot be paired.
+    Raises ConfigError if they cannot be paired.
     """
     remedy = "start two processes a rank: mpiexec -n <2 x ranks> python -m mlperf_bert train ..."
     if process.launcher not in ("mpi", "slurm"):
@@ -60,7 +60,7 @@ def role_of(process: RankInfo) -> Role:
     if on_node % 2:
         raise ConfigError(_SETTING, f"'mpi_readers' with {on_node} processes on a node", remedy)
     if process.world_size % on_node or process.rank != node * on_node + process.local_rank:
-        problem = "'mpi_readers' wants the same number of consecutive processes on every node"
+        problem = "'mpi_readers' needs the same number of consecutive processes on every node"
         raise ConfigError(_SETTING, problem, "place them node by node: mpiexec -ppn <2 x ranks>")
     pairs = on_node // 2
     is_reader = process.local_rank >= pairs
@@ -78,12 +78,11 @@ def role_of(process: RankInfo) -> Role:
 
 @contextmanager
 def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
-    """Begin MPI, and end it together with all others where nothing was raised.
+    """Start MPI, and end it together with all others unless an error was raised.
 
-    A process that fails must not end MPI: that would wait for the others, which wait for it. It
-    leaves with an exit status of its own, and mpiexec ends the others.
-
-    Raises ConfigError where there is no MPI, or it does not know the launcher's processes.
+    A failing process must not end MPI: that would wait for the others, which wait for it. It leaves
+    with an exit status of its own, and mpiexec ends the others. Raises ConfigError if there is no
+    MPI, or it does not know the launcher's processes.
     """
     role = role_of(process)
     world = _begin()
@@ -114,8 +113,8 @@ def _begin() -> "MPI.Comm":
     except (ImportError, RuntimeError) as error:
         problem = f"'mpi_readers' needs mpi4py and an MPI library ({error})"
         raise ConfigError(_SETTING, problem, "install the extra 'mpi' and an MPI") from None
-    # Two threads of a trainer call MPI, one after the other: the main one before and after the
-    # loader's lives.
+    # Two threads of a trainer call MPI in turn: the main one before and after the loader's
+    # lifetime.
     if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:
         problem = "this MPI was built without support for threads"
         raise ConfigError(_SETTING, problem, "use another MPI, or loader 'thread'")
@@ -126,6 +125,6 @@ def _end(world: "MPI.Comm") -> None:
     from mpi4py import MPI
 
     everyone_is_here = world.Ibarrier()
-    while not everyone_is_here.Test():  # readers come early, and MPI's own end would spin
+    while not everyone_is_here.Test():  # readers arrive early, and MPI's own end would spin
         time.sleep(_POLL_S)
     MPI.Finalize()

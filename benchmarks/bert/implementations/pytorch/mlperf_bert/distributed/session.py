@@ -1,4 +1,4 @@
-"""One process's time among the ranks: find out who it is, join the others, leave in order."""
+"""A process's session among the ranks: find its rank, join the others, leave in order."""
 
 import gc
 import json
@@ -22,6 +22,7 @@ from mlperf_bert.common.errors import (
     LostRanksError,
     UserError,
     one_line,
+    say_error,
 )
 from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.distributed.binding import NOT_ASKED, bind, choose_device
@@ -38,14 +39,14 @@ from mlperf_bert.signals.whereabouts import Whereabouts
 
 Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
-MOST_BYTES = 16 * 2**20  # of one rank's value; the longest are timelines, 100 bytes an event
+MOST_BYTES = 16 * 2**20  # a rank's value; the longest are timelines, 100 bytes an event
 _ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # bases last
 _NO_RANK = "keep the ports of a job inside its cluster, and start its ranks with one version"
-PATIENCE = timedelta(minutes=10)  # with other ranks, where no config sets it
+PATIENCE = timedelta(minutes=10)  # patience with other ranks, if no config sets it
 
 
 def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
-    """Run `action` on every rank; where any fails, the first one's UserError is raised on all.
+    """Run `action` on every rank; if any fails, the first one's UserError is raised on all.
 
     Otherwise the others would wait for the one that left, and end with gloo's or NCCL's error.
     """
@@ -57,12 +58,14 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
     error = next((found for found in from_all_ranks(info, error) if found is not None), None)
     if error is not None:
         kind, *words = error
-        raise next(each for each in _ERRORS if each.__name__ == kind)(*words)
+        shared = next(each for each in _ERRORS if each.__name__ == kind)(*words)
+        shared.is_of_all_ranks = True
+        raise shared
     return result
 
 
 def _told(error: UserError) -> list[str]:
-    """An error as it travels: the name of its kind, and its words, as long as they are shown."""
+    """An error in its form for travel: the name of its kind, and its words, cut as when shown."""
     kind = next(each for each in _ERRORS if isinstance(error, each))
     return [kind.__name__, *map(one_line, error.args)]
 
@@ -73,10 +76,10 @@ def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
 
 
 def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
-    """What every rank has, in their order, on every rank.
+    """All ranks' values, in rank order, on every rank.
 
-    It travels as JSON, so a tuple arrives as a list; at most MOST_BYTES of a rank. Raises
-    LostRanksError where what comes is not that.
+    They travel as JSON, so a tuple arrives as a list; at most MOST_BYTES a rank. Raises
+    LostRanksError if the received bytes are invalid.
     """
     own = _encode(value)
     if info.world_size == 1:
@@ -93,7 +96,7 @@ def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
 
 
 def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
-    """What rank 0 has, on every rank; as `from_all_ranks` has it."""
+    """Rank 0's value, on every rank; see `from_all_ranks`."""
     found: Plain = from_all_ranks(info, [value] if info.rank == 0 else [])[0][0]
     return found
 
@@ -101,10 +104,10 @@ def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
 def make_exchange_group(
     policy: BalancePolicy, info: RankInfo, ranks_per_node: int
 ) -> dist.ProcessGroup | None:
-    """The group in which a policy exchanges samples; None where it exchanges with nobody.
+    """The group in which a policy exchanges samples; None if it exchanges nothing.
 
-    All ranks or those of a node, over gloo, on the CPU: apart from the group of the gradients, so
-    that collectives of the loader's thread never mix with the trainer's.
+    It has all ranks or those of a node, over gloo, on the CPU. It is separate from the gradients'
+    group, so that collectives of the loader's thread never mix with the trainer's.
 
     Every rank must call it, in the init phase and after `check_nodes`: it creates every node's
     group in the same order and makes the connections.
@@ -123,9 +126,9 @@ def make_exchange_group(
 
 
 def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
-    """Raise ConfigError where a field's value works within nodes that consecutive ranks are not.
+    """Raise ConfigError if a field's value works within nodes, but nodes lack consecutive ranks.
 
-    Every rank must call it: what one of them finds is raised on all.
+    Every rank must call it: an error on one is raised on all.
     """
     if value in ("exchange_local", "shard_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
@@ -136,14 +139,14 @@ def _check_node(field: str, value: str, info: RankInfo, ranks_per_node: int) -> 
     if info.local_world_size != ranks_per_node or info.rank != first + info.local_rank:
         raise ConfigError(
             field,
-            f"{value!r} wants nodes of {ranks_per_node} consecutive ranks, rank {info.rank} "
+            f"{value!r} needs nodes of {ranks_per_node} consecutive ranks, rank {info.rank} "
             f"is number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
             "set parallel.ranks_per_node to the ranks of a machine and place them node by node",
         )
 
 
 def _encode(value: Any) -> Tensor:
-    """The bytes of `value` as JSON, where the ranks' collectives want them."""
+    """The bytes of `value` as JSON, on the device of the ranks' collectives."""
     text = json.dumps(value).encode()
     assert len(text) <= MOST_BYTES
     on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
@@ -152,7 +155,7 @@ def _encode(value: Any) -> Tensor:
 
 def _checked(rank: int, size: int) -> int:
     if not 0 < size <= MOST_BYTES:
-        raise LostRanksError(f"rank {rank}", f"sends {size:,} bytes, as no rank does", _NO_RANK)
+        raise LostRanksError(f"rank {rank}", f"sent {size:,} bytes, an impossible size", _NO_RANK)
     return size
 
 
@@ -160,7 +163,7 @@ def _decode(rank: int, text: Tensor) -> Any:
     try:
         return json.loads(text.cpu().numpy().tobytes())
     except (ValueError, RecursionError):
-        raise LostRanksError(f"rank {rank}", "sends what no rank does", _NO_RANK) from None
+        raise LostRanksError(f"rank {rank}", "sent invalid data", _NO_RANK) from None
 
 
 def in_session(
@@ -172,13 +175,13 @@ def in_session(
     binding: Literal["auto", "none"] = "auto",
     whereabouts: Whereabouts | None = None,
 ) -> int:
-    """Call `run` with this rank and its device, the process group of all ranks up.
+    """Call `run` with this rank and its device, inside the process group of all ranks.
 
-    Raises LostRanksError where other ranks do not answer within `patience`, or have gone. With
+    Raises LostRanksError if other ranks do not answer within `patience`, or are gone. With
     `whereabouts`, which `run` keeps up to date, every error names this rank and what it was doing,
-    and the process is ended where it does nothing new for as long.
-    `info` is who this process is, where that is not what the launcher says (reader_roles.py).
-    `run` is a function so that all it built is gone when the group is left (`_leave`).
+    and the process ends if it does nothing new for that long. `info` is this process's rank if it
+    differs from the launcher's (reader_roles.py). `run` is a function so that all it built is freed
+    before the group is left (`_leave`).
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
@@ -198,6 +201,12 @@ def in_session(
             if info.world_size > 1:
                 dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
             return status
+        except UserError as error:
+            if error.is_of_all_ranks and (whereabouts is None or whereabouts.in_start_up):
+                if info.rank == 0:  # at once: when a rank leaves, launchers end the others
+                    say_error(error)
+                error.is_said = True
+            raise
         finally:
             if status is not None or device.type == "cpu":
                 # After an error NCCL would wait for graphs and kernels that never end, and the
@@ -206,16 +215,17 @@ def in_session(
 
 
 def _leave() -> None:
-    """Leave the process group when nothing else holds it any more, even after an error.
+    """Leave the process group once nothing else holds it, even after an error.
 
-    DistributedDataParallel is part of a reference cycle and holds the group. Collected after the
-    group was left, it ends gloo's threads while it has Python's lock; one that still has a hook of
-    ours to let go wants that lock, and both wait for ever (torch 2.13: once in 40 tries). Left to
-    the end of the interpreter, the threads end in SIGABRT (3 of 6 evaluations on two ranks).
+    DistributedDataParallel is part of a reference cycle and holds the group. If it is collected
+    after the group was left, it ends gloo's threads while holding Python's lock; a thread that must
+    still free a hook of ours needs that lock, and both wait for ever (torch 2.13: once in 40
+    tries). Left to the end of the interpreter, the threads end in SIGABRT (3 of 6 evaluations on
+    two ranks).
     """
     error = sys.exception()
     while error is not None:
-        traceback.clear_frames(error.__traceback__)  # they hold what `run` built
+        traceback.clear_frames(error.__traceback__)  # they hold objects that `run` built
         error = error.__context__
     gc.collect()
     shutdown()

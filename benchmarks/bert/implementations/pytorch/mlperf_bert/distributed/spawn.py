@@ -1,7 +1,7 @@
-"""Start the ranks of this machine, for a command that no launcher started, and watch over them.
+"""Our own launcher: start and supervise this machine's ranks for a command.
 
-They meet through a file in a directory that is the user's alone, and talk over the loopback
-interface: no store listens, and nobody else can leave them anything to read.
+They meet through a file in a private directory of the user and talk over the loopback interface: no
+store listens, and nobody else can leave them data.
 """
 
 import os
@@ -21,11 +21,11 @@ from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.distributed.launch import MEETING
 from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
 
-_RANK_BYTES = 256 * 2**20  # of Python and torch
-SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer than that
-_LEAVING_S = 30  # for ranks to leave after one that failed
+_RANK_BYTES = 256 * 2**20  # memory of Python and torch
+SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer
+_LEAVING_S = 30  # for ranks to leave after one has failed
 _POLL_S = 0.05
-_YIELDS_S = 1.0  # for a rank that failed by itself to be seen after one that only lost it
+_YIELDS_S = 1.0  # to see a rank that failed by itself after one that only lost it
 
 
 def run_on_ranks(
@@ -35,18 +35,19 @@ def run_on_ranks(
 
     Returns 0, or the exit status of the rank that failed first (128 + n for signal n), after which
     the others get SIGTERM, and SIGKILL _LEAVING_S later. A line on stderr names that rank, unless
-    it ended with a user's mistake, or with one of `agreed_statuses`, as all do.
+    it ended with a user's mistake, or with one of `agreed_statuses`, which all ranks share.
 
-    SIGTERM, SIGUSR1, SIGHUP and SIGINT to this process go to the ranks, SIGKILL follows SHUTDOWN_S
-    later; returned is STOPPED, 0 where all had come to their end, or a user's mistake. A second
+    SIGTERM, SIGUSR1, SIGHUP and SIGINT to this process go to the ranks, and SIGKILL follows
+    SHUTDOWN_S later. It then returns STOPPED, 0 if all had finished, or a user's mistake. A second
     Ctrl-C ends the ranks and this process at once; on Linux they also end when it is killed.
 
-    Raises ConfigError where ranks cannot be started, or are more than the machine can hold.
+    Raises ConfigError if ranks cannot be started, or are more than the machine can hold.
     """
     _check_number(num_ranks)
     with CaughtSignals() as signals, _place_to_meet() as directory, _Ranks() as ranks:
         ranks.start(arguments, num_ranks, f"{directory}/store")
-        while ranks.run() and not signals.first and not ranks.have_failed((*agreed_statuses, LOST)):
+        yielding = (*agreed_statuses, LOST, MISTAKE)
+        while ranks.run() and not signals.first and not ranks.have_failed(yielding):
             time.sleep(_POLL_S)
         first = ranks.first_failure()
         ranks.end(signals)
@@ -66,7 +67,7 @@ def run_on_ranks(
 
 
 def _check_number(num_ranks: int) -> None:
-    """Raise ConfigError for ranks that the machine cannot hold, whatever they do."""
+    """Raise ConfigError for more ranks than the machine can hold, whatever they do."""
     needed = num_ranks * _RANK_BYTES
     if needed > memory_bytes():
         has = f"this machine has {memory_bytes() / 2**30:,.0f}"
@@ -76,9 +77,9 @@ def _check_number(num_ranks: int) -> None:
 
 def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]) -> int:
     statuses = list(ranks.ended.values())
-    if len(statuses) < len(ranks.processes):  # which has been said
+    if len(statuses) < len(ranks.processes):  # already reported
         return STOPPED
-    if all(status == -number for status in statuses):  # too early to say so themselves
+    if all(status == -number for status in statuses):  # too early to report it themselves
         say(f"{signal.Signals(number).name} before the first step: nothing to save")
     if not any(statuses):
         return 0
@@ -98,7 +99,7 @@ def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
     own = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
     # Linux's and macOS's names of the loopback interface, for gloo's and NCCL's sockets.
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    # To NCCL a name is the beginning of one, unless it follows "=".
+    # NCCL takes a name as a prefix, unless it follows "=".
     interfaces = {"GLOO_SOCKET_IFNAME": loopback[0], "NCCL_SOCKET_IFNAME": f"={loopback[0]}"}
     return {
         **os.environ,
@@ -122,17 +123,17 @@ class _Ranks:
     def __exit__(self, *_: object) -> None:
         self._send(signal.SIGKILL)
         for process in self.processes:
-            with suppress(subprocess.TimeoutExpired):  # storage that is gone keeps even the killed
+            with suppress(subprocess.TimeoutExpired):  # lost storage blocks even killed processes
                 process.wait(timeout=5)
 
     def start(self, arguments: Sequence[str], count: int, meeting: str) -> None:
-        """Start all of them, from the main thread, with whose end they end."""
+        """Start all ranks from the main thread; they end when it ends."""
         for rank in range(count):
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "mlperf_bert", *arguments],
                     env=_environment(rank, count, meeting),
-                    start_new_session=True,  # a terminal's signals come from this process alone
+                    start_new_session=True,  # a terminal's signals come from this process only
                     preexec_fn=partial(end_with_parent, os.getpid()),
                 )
             except (OSError, subprocess.SubprocessError) as error:
@@ -141,16 +142,16 @@ class _Ranks:
             self.processes.append(process)
 
     def run(self) -> bool:
-        """Whether any of them does; to be asked again and again."""
+        """True while any rank runs; to be polled."""
         for rank, process in enumerate(self.processes):
             if rank not in self.ended and process.poll() is not None:
                 self.ended[rank] = process.returncode
         return len(self.ended) < len(self.processes)
 
     def have_failed(self, yielding: Collection[int]) -> bool:
-        """Whether one has; one with a yielding status only after a second.
+        """True if a rank has failed; one with a yielding status counts only after a second.
 
-        Others end likewise, or have ended before, and are the cause.
+        Meanwhile the rank that is the cause ends, unless it has ended before.
         """
         failed = [status for status in self.ended.values() if status]
         if failed and self._failed_at is None:
@@ -160,12 +161,12 @@ class _Ranks:
         )
 
     def first_failure(self) -> int | None:
-        """The first that failed, so far; one that only lost others yields."""
+        """The rank that failed first so far; one that only lost others yields."""
         failed = [rank for rank, status in self.ended.items() if status]
         return min(failed, key=lambda rank: self.ended[rank] == LOST, default=None)
 
     def end(self, signals: CaughtSignals) -> None:
-        """Have those that run end, by the signal that came or else by SIGTERM."""
+        """End the running ranks, by the signal that came or else by SIGTERM."""
         self._send(signals.first or signal.SIGTERM)
         seconds = SHUTDOWN_S if signals.first else _LEAVING_S
         deadline = time.monotonic() + seconds
@@ -176,7 +177,7 @@ class _Ranks:
             time.sleep(_POLL_S)
 
     def _send(self, number: int) -> None:
-        """To all that run, and what they have started."""
+        """Send a signal to all running ranks and their children."""
         for rank, process in enumerate(self.processes):
             if rank not in self.ended:
                 with suppress(ProcessLookupError):

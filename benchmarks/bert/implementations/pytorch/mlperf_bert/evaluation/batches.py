@@ -1,6 +1,6 @@
-"""The held-out set as batches: cut by tokens, shapes from the index, samples read when they may be.
+"""The held-out set as batches, cut by tokens; shapes come from the index, samples later.
 
-A batch depends on the set and on the tokens of a forward alone, so that every masked token is
+A batch depends only on the set and on the tokens of a forward, so that every masked token is
 predicted from the same numbers on any number of ranks.
 """
 
@@ -18,7 +18,7 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 
-WAITS_FOR = "storage"  # for distributed/failures.py
+WAITS_FOR = "storage"  # read by distributed/failures.py
 # On a GPU BERT-large's products then fill about four waves of tiles or more, a forward takes less
 # than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
 # On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,
@@ -30,13 +30,13 @@ AUTO_TOKENS_CPU = 4_096
 def tokens_per_forward(
     setting: int | Literal["auto"], index: LengthIndex, world_size: int, device: torch.device
 ) -> int:
-    """Of a config's setting: "auto" is the device's, or a rank's share of the set if that is less.
+    """Tokens of a forward; "auto" is the device's default, or a rank's share of the set if less.
 
     Args:
         setting: eval.tokens_per_forward.
-        index: of the held-out set.
+        index: index of the held-out set.
         world_size: ranks that the config asks for, however many evaluate.
-        device: which evaluates.
+        device: the device that evaluates.
     """
     if setting != "auto":
         return setting
@@ -45,20 +45,20 @@ def tokens_per_forward(
 
 
 def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
-    """Ids of the samples of each batch, int64, in the order of length.
+    """Sample ids of each batch, int64, in the order of length.
 
-    Batches have equally many tokens, but for a part of a sequence, and about `num_tokens` at most.
+    Batches have equally many tokens, up to part of a sequence, and about `num_tokens` at most.
     """
     order = index.order_by_length.astype(np.int64)
     ends = np.cumsum(index.lengths[order], dtype=np.int64)
     num_batches = -(-ends[-1] // num_tokens)
     bounds = np.arange(1, num_batches) * (ends[-1] / num_batches)
     cut = np.split(order, np.searchsorted(ends, bounds, side="right"))
-    return [ids for ids in cut if len(ids)]  # none where a sequence is longer than a batch
+    return [ids for ids in cut if len(ids)]  # none if a sequence is longer than a batch
 
 
 class HeldOutBatches:
-    """One rank's batches, in tensors that a captured evaluation may go on reading."""
+    """One rank's batches, in static tensors that a captured evaluation reads."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class HeldOutBatches:
         world_size: int,
         device: torch.device,
     ) -> None:
-        """Every `world_size`-th batch of `cut_by_tokens`: short and long ones for every rank."""
+        """Take every `world_size`-th batch of `cut_by_tokens`, short and long ones alike."""
         mine = cut_by_tokens(index, num_tokens)[rank::world_size]
-        # The largest first: what it leaves in the allocator then holds every other.
+        # The largest first: the memory it leaves in the allocator then fits every other.
         self._ids = sorted(mine, key=lambda ids: -int(index.lengths[ids].sum(dtype=np.int64)))
         self._index = index
         self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
@@ -82,17 +82,17 @@ class HeldOutBatches:
 
     @cached_property
     def static(self) -> list[UnpaddedBatch]:
-        """The batches on the device: of their final shape and place, all zeros until filled."""
+        """The batches on the device, of final shape and address, all zeros until filled."""
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
     def read_ahead(self) -> None:
-        """Begin to read the samples in a thread, so that `fill` need not wait for the disk."""
+        """Start reading the samples in a thread, so that `fill` need not wait for the disk."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="held-out")
         self._reading = thread.submit(self._read)
         thread.shutdown(wait=False)
 
     def fill(self) -> None:
-        """Copy the samples into `static`, once. Raises DataError as `SampleReader.read`."""
+        """Copy the samples into `static`, once. Raises DataError like `SampleReader.read`."""
         if self._is_filled:
             return
         read = self._read() if self._reading is None else self._reading.result()
@@ -102,7 +102,7 @@ class HeldOutBatches:
         self._is_filled = True
 
     def _blank(self, ids: IntArray) -> UnpaddedBatch:
-        """Of the samples' sizes, on the host: word 0 throughout, first tokens of each masked."""
+        """A host batch of the samples' sizes: word 0 throughout, first tokens of each masked."""
         lengths = self._index.lengths[ids].astype(np.int64)
         counts = self._index.masked_counts[ids].astype(np.int64)
         batch = empty_batch(tuple(lengths.tolist()), tuple(counts.tolist()))
@@ -116,7 +116,7 @@ class HeldOutBatches:
 
     def _read(self) -> list[UnpaddedBatch]:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a new thread's is GPU 0
+            torch.cuda.set_device(self._device)  # a new thread starts on GPU 0
         return [
             self._gatherer.batch(ids, mlm_denominator=1.0, nsp_denominator=1.0) for ids in self._ids
         ]
@@ -126,7 +126,7 @@ class HeldOutBatches:
             raise size_error(self._gatherer.reader.set_dir)
         new = _tensors(batch)
         for name, tensor in _tensors(static).items():
-            tensor.copy_(new[name], non_blocking=True)  # page-locked: the host does not wait
+            tensor.copy_(new[name], non_blocking=True)  # page-locked, so the host does not wait
 
 
 def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:

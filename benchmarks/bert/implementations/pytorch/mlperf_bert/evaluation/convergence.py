@@ -1,7 +1,7 @@
 """Samples that a closed run is expected to need: MLPerf's reference convergence points (RCP).
 
 `convergence_points.csv` holds the points of BERT in the rules 2.1 to 5.0, as mlperf-logging's
-`rcp_checker` ships and trims them; between them this is that checker's interpolation. No torch.
+`rcp_checker` ships and trims them; between them it interpolates like that checker. No torch.
 """
 
 import csv
@@ -12,8 +12,8 @@ from importlib import resources
 from itertools import pairwise
 from typing import Literal
 
-# Of a one-sided Student t-test at 5 % with 20 + 8 - 2 degrees of freedom: an interpolated point
-# counts as 20 runs, and ten runs without the best and the worst are 8.
+# Critical value of a one-sided Student t-test at 5 % with 20 + 8 - 2 degrees of freedom: an
+# interpolated point counts as 20 runs, and ten runs without the best and the worst are 8.
 _T_95 = 1.7056179
 _INTERPOLATED_RUNS, _SUBMITTED_RUNS = 20, 8
 
@@ -32,10 +32,10 @@ class ConvergencePoint:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSamples:
-    """Samples to the target at a batch, and the least mean of ten runs that the checker passes.
+    """Samples to the target at a batch, and the lowest mean of ten runs that the checker passes.
 
     `kind` says where they come from: a `point` of the table, `between` two of them, or the
-    `smallest` point, which the checker holds smaller batches against.
+    `smallest` point, with which the checker compares smaller batches.
     """
 
     mean: float
@@ -45,7 +45,7 @@ class ExpectedSamples:
 
 @cache
 def convergence_points() -> tuple[ConvergencePoint, ...]:
-    """The whole table, by batch; the checker prunes it to the points that are hardest to meet."""
+    """The whole table, by batch; the checker prunes it to the hardest points."""
     name = "convergence_points.csv"
     with resources.files(__package__).joinpath(name).open(encoding="utf-8") as file:
         return tuple(
@@ -62,9 +62,9 @@ def convergence_points() -> tuple[ConvergencePoint, ...]:
 
 
 def expected_samples(global_batch_size: int) -> ExpectedSamples | None:
-    """What the checker of the rules 2.1 to 5.0 holds a closed run of this batch against.
+    """The samples that the checker of rules 2.1 to 5.0 expects of a closed run with this batch.
 
-    None above the largest point, where it asks for a reference run first.
+    None above the largest point, where the checker asks for a reference run first.
     """
     points = [point for point in convergence_points() if point.in_pruned_set]
     if global_batch_size > points[-1].global_batch_size:

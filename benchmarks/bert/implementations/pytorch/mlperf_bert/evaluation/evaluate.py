@@ -36,14 +36,14 @@ class Accuracy:
 
     @property
     def mask_only_accuracy(self) -> float:
-        """The same over those positions whose input is [MASK], so that copying earns nothing."""
+        """Accuracy over the positions whose input is [MASK], so that copying earns nothing."""
         return self.correct_at_mask / max(1, self.mask_inputs)
 
 
 class Evaluator:
-    """Evaluates this rank's share of the set.
+    """Evaluation of this rank's share of the set.
 
-    Shapes come from the index, so that all is in place, and captured, before a sample is read.
+    Shapes come from the index, so everything is built and captured before a sample is read.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Evaluator:
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
         self._clock = _ShareClock(device)
-        # Told how many of this rank's batches are done, where no graph is replayed.
+        # Called with the number of this rank's finished batches, if no graph is replayed.
         self.on_batch: Callable[[int, int], None] = lambda done, of: None
 
     @property
     def own_share(self) -> tuple[float, int]:
         """Seconds that this rank's part of the last evaluation took, and its tokens.
 
-        Waiting for other ranks is not among them. Once the accuracy was asked for.
+        Waiting for other ranks does not count. Valid once the accuracy was asked for.
         """
         tokens = sum(batch.input_ids.numel() for batch in self._batches.static)
         return self._clock.seconds, tokens
@@ -91,12 +91,18 @@ class Evaluator:
         """Sequences of the whole held-out set."""
         return self._manifest.num_samples
 
+    @property
+    def guess(self) -> float | None:
+        """Accuracy of the best guess without context, 0 .. 1; None if the set lacks it."""
+        baseline = self._manifest.baseline
+        return None if baseline is None else baseline.context_free_accuracy
+
     def in_words(self, accuracy: Accuracy) -> str:
-        """Both accuracies, as multiples of what needs no context where the set states that."""
+        """Both accuracies in words, as multiples of the guess without context if that is known."""
         baseline = self._manifest.baseline
         words = []
         for name, reached, guess in (
-            ("accuracy", accuracy.mlm_accuracy, baseline and baseline.context_free_accuracy),
+            ("accuracy", accuracy.mlm_accuracy, self.guess),
             (
                 "on [MASK] inputs",
                 accuracy.mask_only_accuracy,
@@ -108,9 +114,9 @@ class Evaluator:
         return ", ".join(words)
 
     def prepare(self, model: nn.Module) -> None:
-        """Capture the evaluation of `model`, where steps are captured; no sample is read.
+        """Capture the evaluation of `model` if steps are captured; no sample is read.
 
-        Called in the untimed init phase. The weights must stay where they are from then on.
+        It is called in the untimed init phase. The weights must not move from then on.
         """
         if self._step_mode == "captured":
             with _evaluation_of(model):
@@ -119,12 +125,12 @@ class Evaluator:
             self._prepared = model
 
     def __enter__(self) -> Self:
-        """The run phase begins: from now on samples are read, in a thread beside the training."""
+        """Begin the run phase: from now on a thread beside the training reads samples."""
         self._batches.read_ahead()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Let go of what was captured, but after an error, when the device may never be done."""
+        """Free the captured graph, except after an error, when the device may never finish."""
         if kind is None and self._replay is not None:
             self._replay.close()
 
@@ -133,7 +139,7 @@ class Evaluator:
         return self.accuracy(self.count(model))
 
     def accuracy(self, counts: Tensor) -> Accuracy:
-        """Of all ranks' `count` of the same weights; the host waits for it."""
+        """The accuracy from all ranks' `count` of the same weights; the host waits for it."""
         counts = counts.to(self._device)
         if self._world_size > 1:
             dist.all_reduce(counts)
@@ -142,8 +148,8 @@ class Evaluator:
     def count(self, model: nn.Module) -> Tensor:
         """This rank's counts, int64 [4], in the order of `Accuracy`, on the device.
 
-        The host does not wait for them. It does at the first call for the samples, which are read
-        once and kept on the device.
+        The host does not wait for them. It waits for the samples at the first call only: they are
+        read once and kept on the device.
         """
         assert self._prepared in (None, model)
         with _evaluation_of(model):
@@ -170,7 +176,7 @@ class Evaluator:
 
 
 class _ShareClock:
-    """Times one piece of work on a device, from mark 0 to mark 1; the host does not wait for it."""
+    """A timer of one piece of device work, from mark 0 to mark 1; the host does not wait for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -179,14 +185,14 @@ class _ShareClock:
         self._times = [0.0, 0.0]
 
     def mark(self, which: Literal[0, 1]) -> None:
-        """All work before it is queued, all after it is not."""
+        """Set mark `which` after all work queued so far."""
         self._times[which] = time.perf_counter()
         if self._events:
             self._events[which].record()
 
     @property
     def seconds(self) -> float:
-        """Of the last piece, once the device has done it."""
+        """Seconds of the last piece; waits until the device has finished it."""
         if self._events:
             return float(self._events[0].elapsed_time(self._events[1])) / 1e3
         return self._times[1] - self._times[0]
@@ -194,7 +200,7 @@ class _ShareClock:
 
 @contextmanager
 def _evaluation_of(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients."""
+    """Switch off dropout and gradients."""
     was_training = model.training
     model.eval()
     try:

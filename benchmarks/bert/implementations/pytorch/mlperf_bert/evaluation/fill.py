@@ -1,4 +1,4 @@
-"""What a model puts in the place of [MASK]: its most probable words, with their probabilities.
+"""Fill-mask: a model's most probable words for [MASK], with their probabilities.
 
 Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 """
@@ -24,13 +24,12 @@ class Candidate:
 def fill(
     model: BertForPretraining, vocabulary: AnyVocabulary, text: str, top: int
 ) -> list[list[Candidate]]:
-    """The `top` candidates of each [MASK] of a text, in their order; the model is in evaluation.
+    """The `top` candidates for each [MASK] of a text, in order; the model is in evaluation mode.
 
-    Several masked words are predicted each by itself, none knowing the others. Special tokens are
-    no candidates.
+    Several masked words are predicted independently. Special tokens are no candidates.
 
     Raises:
-        ConfigError: the text has no [MASK], or is longer than the model takes.
+        ConfigError: the text has no [MASK], or is too long for the model.
     """
     batch = _batch(tokens_of(text, vocabulary, model.config.max_position_embeddings), vocabulary)
     device = next(model.parameters()).device
@@ -51,7 +50,7 @@ def fill(
 def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.tokens[token]
-    # What is no character by itself, such as a space or a byte, has only its name.
+    # A token that is no character by itself, such as a space or a byte, has only its name.
     tokenizer = vocabulary.tokenizer
     return str(tokenizer.decode([token])).strip() or str(tokenizer.id_to_token(token))
 

@@ -1,7 +1,7 @@
-"""When an evaluation runs, and from when on its result counts: in turn with training, or beside it.
+"""Schedule of evaluations: in turn with training, or beside it on a copy of the weights.
 
-Both write MLPerf's records of an evaluation, under the number of samples trained into the weights
-that are evaluated.
+Both write MLPerf's records of an evaluation, with the number of samples that the evaluated weights
+were trained on.
 """
 
 import time
@@ -21,38 +21,38 @@ from mlperf_bert.step.replay import finish_queued_work
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The accuracy of the weights after so many samples."""
+    """The accuracy of the weights after a number of samples."""
 
     samples: int
     accuracy: Accuracy
-    seconds: float  # for which the loop stood still, to begin it and to wait for it
+    seconds: float  # time for which the loop stood still, to begin it and to wait for it
 
 
 class InTurn:
-    """Training stands still for an evaluation; its result is there when `begin` returns."""
+    """Evaluation while training stands still; the result is ready when `begin` returns."""
 
     def __init__(
         self, evaluator: Evaluator, model: nn.Module, settle: Callable[[], None], log: MlperfLog
     ) -> None:
-        """Evaluate `model`, when `settle` has returned: then all its weights are in place."""
+        """Evaluate `model` after `settle` has returned, which brings all its weights into place."""
         self._evaluator = evaluator
         self._evaluated = model
         self._settle = settle
         self._log = log
-        self._delay = 0  # samples to train before the result is asked for
-        # Samples of the evaluation that was begun, and what ends it.
+        self._delay = 0  # samples to train before the result is read
+        # Samples of the evaluation in progress, and the function that ends it.
         self._pending: tuple[int, Callable[[], Evaluated]] | None = None
 
     def prepare(self) -> None:
-        """Capture what will be replayed, in the untimed init phase."""
+        """Capture the evaluation, in the untimed init phase."""
         self._evaluator.prepare(self._evaluated)
 
     def begin(self, samples: int) -> float:
-        """Evaluate the weights as they are, after `samples` trained sequences.
+        """Evaluate the current weights, after `samples` trained sequences.
 
         Returns the seconds for which the loop stood still. Every rank calls it at the same steps.
         """
-        finish_queued_work(next(self._evaluated.parameters()).device)  # is not evaluation
+        finish_queued_work(next(self._evaluated.parameters()).device)  # not part of the evaluation
         started = time.perf_counter()
         self._log.eval_start(samples)
         self._settle()
@@ -63,11 +63,11 @@ class InTurn:
         return done.seconds
 
     def poll(self, samples: int, *, wait: bool) -> Evaluated | None:
-        """The result of the evaluation begun last, once; None where there is none or not yet.
+        """The result of the latest evaluation, given once; None if there is none, or not yet.
 
         Args:
             samples: trained by now.
-            wait: until it is there, if one was begun.
+            wait: wait for the result if an evaluation was begun.
         """
         if self._pending is None or not (wait or samples - self._pending[0] >= self._delay):
             return None
@@ -80,12 +80,12 @@ class InTurn:
 
 
 class Beside(InTurn):
-    """A copy of the weights is evaluated on a stream of its own while training goes on.
+    """Evaluation of a copy of the weights on a stream of its own while training goes on.
 
-    The result is asked for when as many samples more were trained as the held-out set has: about
-    three times the work of the evaluation, so it is there. That step does not depend on when a
-    device is done, and so is the same on all ranks and in every run of the same config. On a CPU
-    the evaluation is done at once, and its result handed over at that same step.
+    The result is read after training on as many more samples as the held-out set has: about three
+    times the evaluation's work, so it is ready. That step does not depend on a device's speed, so
+    it is the same on all ranks and in every run of the same config. On a CPU the evaluation is done
+    at once, and its result is returned at that same step.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Beside(InTurn):
         settle: Callable[[], None],
         log: MlperfLog,
     ) -> None:
-        """Copy `model` to `snapshot`, of the same shape and dtype; `settle` as of InTurn."""
+        """Copy `model` to `snapshot`, of the same shape and dtype; `settle` as in InTurn."""
         super().__init__(evaluator, snapshot, settle, log)
         self._delay = evaluator.num_samples
         self._to, self._from = tuple(snapshot.parameters()), tuple(model.parameters())
@@ -107,7 +107,7 @@ class Beside(InTurn):
 
     @torch.no_grad()
     def begin(self, samples: int) -> float:
-        """See InTurn. The result of the evaluation before must have been asked for."""
+        """See InTurn. The previous evaluation's result must have been read."""
         assert self._pending is None
         started = time.perf_counter()
         self._log.eval_start(samples)
@@ -131,11 +131,11 @@ class Beside(InTurn):
     def _end(
         self, samples: int, counts: Tensor, event: torch.cuda.Event | None, seconds: float
     ) -> Evaluated:
-        """The result of `counts` on the host, int64 [4], which are there after `event`."""
+        """The result of `counts`, int64 [4], which reach the host with `event`."""
         started = time.perf_counter()
         if event is not None:
             event.synchronize()  # host sync: the stop decision is the host's
-        # Here, at the same step on all ranks: an all-reduce behind the evaluation would hold up
+        # Here, at the same step on all ranks: an all-reduce behind the evaluation would delay
         # training's own.
         accuracy = self._evaluator.accuracy(counts)
         self._log_result(samples, accuracy)

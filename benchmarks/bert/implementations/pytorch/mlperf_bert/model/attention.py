@@ -3,19 +3,19 @@
 Shape letters: B sequences, S padded length, T tokens, R queries, N heads, H head size.
 
 A policy is `attend(q, k, v, layout, site) -> context`: q and context [R, N, H], k and v [T, N, H],
-all in one floating dtype. The queries are those of the layout: all T tokens, or some. Each sees
-exactly the tokens of its own sequence, scores are divided by sqrt(H), and dropout acts on the
+all in one floating dtype. The queries are those of the layout: all T tokens, or some. Each query
+sees exactly the tokens of its own sequence. Scores are divided by sqrt(H), and dropout acts on the
 probabilities (BERT, arXiv 1810.04805; Transformer, arXiv 1706.03762, section 3.2.1; unpadded form:
 arXiv 2208.08124).
 
-Here are the policies that need no kernel of ours. `reference`, `grouped` and `packed` read the
-lengths that the host knows, so a captured step cannot hold them. On a CPU they drop what the site's
-keys say; elsewhere torch's generator decides.
+This file has the policies that need no kernel of ours. `reference`, `grouped` and `packed` read the
+lengths on the host, so a captured step cannot contain them. On a CPU the site's keys decide what is
+dropped; elsewhere torch's generator decides.
 
-`flash` and `cudnn` are operators that torch brings, for CUDA, in bf16 or fp16. They take the bounds
-of sequences from the device and drop by torch's generator, whose state the forward hands to the
-backward. The public `varlen_attn` of torch has no dropout; these operators under it do. Neither has
-been run on a GPU yet.
+`flash` and `cudnn` are torch operators for CUDA, in bf16 or fp16. They read the sequence bounds on
+the device and draw dropout from torch's generator, whose state the forward hands to the backward.
+torch's public `varlen_attn` has no dropout; these operators below it do. Neither has been run on a
+GPU yet.
 """
 
 from collections.abc import Callable
@@ -37,13 +37,14 @@ NUM_STREAMS = 4  # beside the current one, at most
 def on_side_streams(
     work: Callable[[int], Tensor], count: int, device: torch.device
 ) -> list[Tensor]:
-    """`work(0)` .. `work(count - 1)`, on CUDA dealt to side streams in turn.
+    """Results of `work(0)` .. `work(count - 1)`, on CUDA dealt to side streams in turn.
 
-    The side streams begin after what the current stream holds, and the current stream goes on
-    after all of them; autograd runs each piece's backward on its own stream, with waits where the
-    streams meet. All of that can be captured. What `work` reads must have been made on the current
-    stream and must be held by the caller until this returns. A tensor of a side stream may be freed
-    at any time: its memory goes back to that stream, whose next work waits for the current one.
+    The side streams wait for the work queued on the current stream, and the current stream then
+    waits for all of them. Autograd runs each piece's backward on its own stream, with waits where
+    the streams meet. All of it can be captured. Tensors that `work` reads must be made on the
+    current stream, and the caller must hold them until this returns. A tensor of a side stream may
+    be freed at any time: its memory goes back to that stream, whose next work waits for the current
+    one.
     """
     if device.type != "cuda" or count == 1:
         return [work(number) for number in range(count)]
@@ -62,12 +63,12 @@ def on_side_streams(
 
 @cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """Always the same ones: every stream keeps the memory that was freed on it to itself."""
+    """The same streams each time: memory freed on a stream can be reused only by that stream."""
     return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]  # type: ignore[no-untyped-call]
 
 
 class AttentionPolicy(Protocol):
-    """The signature all policies share; see the module's docstring for shapes."""
+    """The signature that all policies share; see the module's docstring for shapes."""
 
     __name__: str
 
@@ -84,7 +85,7 @@ class AttentionPolicy(Protocol):
 def reference(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """One sequence at a time, nothing fused or padded: what the others must agree with."""
+    """Attention one sequence at a time, not fused or padded: the reference of all policies."""
     contexts = []
     first_query = 0
     for own_q, own_k, own_v in zip(
@@ -105,7 +106,7 @@ def reference(
 def grouped(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """One padded attention per group of sequences of similar length.
+    """Padded attention for each group of sequences of similar length.
 
     Runs on any device and dtype; on CUDA the groups run side by side on several streams. All
     lengths are known on the host, so nothing waits for a device.
@@ -137,10 +138,11 @@ def grouped(
 def packed(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Several sequences in a row of fixed length, each seeing itself only (arXiv 2107.02027).
+    """Attention over rows of fixed length that hold several sequences each (arXiv 2107.02027).
 
-    One dense attention with a block-diagonal mask, in rows of one shape: for hardware without
-    variable-length attention. Any device and dtype; everything but attention stays unpadded.
+    This is one dense attention with a block-diagonal mask, so a sequence sees only itself; it is
+    for hardware without variable-length attention. Any device and dtype; everything but attention
+    stays unpadded.
     """
     rows = layout.rows
     row_q, row_k, row_v = (
@@ -162,15 +164,16 @@ def _attend_padded(
     site: DropoutSite | None,
     where_keys_are: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """[b, N, s, H] of q [b, N, s, H]; k and v may have another number of slots.
+    """Context [b, N, s, H] of q [b, N, s, H]; k and v may have another number of slots.
 
-    `is_visible` bool [b, 1, 1 or s, key slots], None where all keys are; `site` and
+    `is_visible` bool [b, 1, 1 or s, key slots], None if all keys are visible; `site` and
     `where_keys_are` as for `_drop`.
     """
     if site is None or q.device.type != "cpu":
         dropout_p = 0.0 if site is None else site.probability
         return F.scaled_dot_product_attention(q, k, v, attn_mask=is_visible, dropout_p=dropout_p)
-    # On a CPU torch has no fused attention with dropout; this is its plain way, with our dropout.
+    # On a CPU torch has no fused attention with dropout; this is its plain formula with our
+    # dropout.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if is_visible is not None:  # added in place: the product's backward does not need its result
         scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, float("-inf"))
@@ -182,10 +185,10 @@ def _drop(
     site: DropoutSite | None,
     where_keys_are: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Dropout of probabilities [b, N, s, key slots], whose keys lie in their slots by position.
+    """Dropout of probabilities [b, N, s, key slots]; a query's keys lie in slots by position.
 
-    The keys of `site` are those of the b * s query slots. `where_keys_are`, int64 [b * s] each:
-    which slot has a query's first key, and how many keys there are; None: the first, and all.
+    The keys of `site` are those of the b * s query slots. `where_keys_are`, int64 [b * s] each: the
+    slot of a query's first key, and its number of keys; None means the first slot and all keys.
     """
     if site is None:
         return probabilities
@@ -197,7 +200,7 @@ def _drop(
 
 
 def _part(site: DropoutSite | None, start: int, count: int) -> DropoutSite | None:
-    """The site of some of its rows."""
+    """`site` restricted to `count` rows from `start`."""
     if site is None:
         return None
     keys = site.keys
@@ -253,16 +256,16 @@ def cudnn(
 ) -> Tensor:
     """cuDNN's attention over ragged rows: heads of at most 128 channels, a multiple of 8.
 
-    Its backward in torch 2.13 and older takes the head size for the length of the longest sequence
-    and writes behind its buffer (github.com/pytorch/pytorch/pull/186142): `choices`
-    lets it run from torch 2.14 on.
+    In torch 2.13 and older its backward mistakes the head size for the longest sequence's length
+    and writes past its buffer (github.com/pytorch/pytorch/pull/186142), so `choices` requires torch
+    2.14.
     """
     context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "cudnn")  # type: ignore[no-untyped-call]
     return context
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """Saves logsumexp, float32 [N, R] (cuDNN's [N, R, 1]), and two tensors of random state."""
+    """Attention that saves logsumexp, float32 [N, R] (cuDNN's [N, R, 1]), and random state."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
-"""Where the sequences of one batch lie, and padded places for them: groups, and packed rows.
+"""Layout of one batch's sequences, and padded places for them: groups and packed rows.
 
 Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries,
 P rows of packed sequences. A slot is one place of a group (b * s of them a group) or of a packed
-row. All indices are found once, for all layers, on the host, where all lengths are known: no device
-is waited for.
+row. All indices are computed once for all layers, on the host, which knows all lengths; nothing
+waits for the device.
 """
 
 from copy import copy
@@ -36,7 +36,7 @@ class Slots:
 class Padded:
     """Rows of a tensor padded group by group: b * s slots for b sequences of at most s rows each.
 
-    `slots` is None where slots and rows are the same.
+    `slots` is None if slots and rows are the same.
     """
 
     lengths: tuple[int, ...]  # s of each group
@@ -45,7 +45,7 @@ class Padded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """All groups of a batch: numbers of their sequences, host int64 [b], and how keys are padded.
+    """All groups of a batch: their sequences' numbers, host int64 [b], and the padding of keys.
 
     `key_is_real` bool [b, 1, 1, s] of each group, None without padding.
     """
@@ -59,9 +59,9 @@ class Groups:
 class Rows:
     """A batch packed into P rows, each with places for queries and for keys.
 
-    `is_visible` bool [P, 1, query slots, key slots]: whether a query sees a key, that is whether
-    both are of one sequence. `first_key` and `num_keys` int64 [P * query slots]: where in its row
-    the sequence of a query begins, and its length; 0 in free slots.
+    `is_visible` bool [P, 1, query slots, key slots]: true if query and key are of one sequence.
+    `first_key` and `num_keys` int64 [P * query slots]: the slot in its row at which a query's
+    sequence begins, and its length; 0 in free slots.
     """
 
     is_visible: Tensor
@@ -77,8 +77,8 @@ class Queries:
 
     rows: Tensor  # int64 [R], ascending
     cu_seqlens: Tensor  # int32 [B + 1]: cu_seqlens[i] .. cu_seqlens[i + 1] are of sequence i
-    lengths: tuple[int, ...]  # host copy: how many of each sequence
-    max_length: int  # of each sequence at most, in this and all batches of the same shape
+    lengths: tuple[int, ...]  # host copy: queries of each sequence
+    max_length: int  # most queries of a sequence, in this and all batches of the same shape
 
 
 class AttentionLayout:
@@ -87,8 +87,9 @@ class AttentionLayout:
     Args:
         lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
         cu_seqlens: int32 [B + 1] on the model's device.
-        max_length: tokens of the longest sequence that may come. Packed rows are as long, and CUDA
-            kernels are started for it, whatever the batch holds: one shape for all.
+        max_length: tokens of the longest possible sequence. Packed rows have this length and CUDA
+            kernels are launched for it, whatever the batch holds, so that all batches have one
+            shape.
     """
 
     def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor, max_length: int) -> None:
@@ -99,14 +100,14 @@ class AttentionLayout:
 
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
-        other = copy(self)  # with what is already known of the keys
+        other = copy(self)  # keeps the indices of the keys that are already computed
         for of_queries in ("query_groups", "rows"):
             other.__dict__.pop(of_queries, None)
         other.queries = queries
         return other
 
     def select(self, x: Tensor) -> Tensor:
-        """Rows [R, ...] of the queries, of [T, ...]; all where every token is one."""
+        """Rows [R, ...] of `x` [T, ...] that are queries; all of them if every token is a query."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
 
     @property
@@ -121,24 +122,24 @@ class AttentionLayout:
 
     @property
     def max_queries(self) -> int:
-        """Queries of one sequence, at most."""
+        """Most queries of one sequence."""
         return self.max_length if self.queries is None else self.queries.max_length
 
     @cached_property
     def groups(self) -> Groups:
-        """Sequences of similar length together; built on the host, then copied."""
+        """Groups of sequences of similar length; built on the host, then copied."""
         return build_groups(self.lengths, self.cu_seqlens.device)
 
     @cached_property
     def query_groups(self) -> Padded:
-        """How queries are padded, in the groups of the keys."""
+        """Padding of the queries, in the groups of the keys."""
         if self.queries is None:
             return self.groups.keys
         return pad_groups(self.groups.sequences, self.query_lengths, self.cu_seqlens.device)[0]
 
     @cached_property
     def rows(self) -> Rows:
-        """Several sequences a row; built on the host, then copied."""
+        """Packed rows; built on the host, then copied."""
         query_lengths = None if self.queries is None else self.queries.lengths
         return build_rows(self.lengths, query_lengths, self.max_length, self.cu_seqlens.device)
 
@@ -147,8 +148,8 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     """Sort sequences by length, cut them into groups, and pad their keys.
 
     Args:
-        lengths: tokens of each of the B sequences; those without any are in no group.
-        device: where the indices and masks go.
+        lengths: tokens of each of the B sequences; empty sequences are in no group.
+        device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-length, kind="stable")[: np.count_nonzero(length)]
@@ -161,10 +162,10 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
 def pad_groups(
     sequences: tuple[NDArray[np.int64], ...], lengths: tuple[int, ...], device: torch.device
 ) -> tuple[Padded, list[NDArray[np.bool_]]]:
-    """The padding of groups, and of each which slots hold rows, bool [b, s], on the host.
+    """Padding of groups, and for each group which slots hold rows: bool [b, s], on the host.
 
-    `sequences` are the numbers of each group's; `lengths` the rows of each of all B, which lie end
-    to end in the tensor to be padded.
+    `sequences` are the sequence numbers of each group. `lengths` are the rows of each of the B
+    sequences, which lie end to end in the tensor to be padded.
     """
     count = np.asarray(lengths, dtype=np.int64)
     first_row = np.cumsum(count) - count
@@ -176,7 +177,7 @@ def pad_groups(
     for chosen in sequences:
         place = np.arange(max(count[chosen].max(), 1))  # no shape with a zero in it
         is_real = place < count[chosen, None]
-        # Padding slots repeat the sequence's first row: finite values, and never looked at.
+        # Padding slots repeat the sequence's first row: its values are finite and never read.
         rows = np.minimum(first_row[chosen, None] + np.where(is_real, place, 0), num_rows - 1)
         slots = num_slots + np.arange(rows.size).reshape(rows.shape)
         row_slot[rows[is_real]] = slots[is_real]
@@ -200,10 +201,10 @@ def build_rows(
 
     Args:
         lengths: tokens of each of the B sequences, none above `row_length`; zeros at the end.
-        query_lengths: queries of each of them; None where every token is one. A row then has room
-            for `row_length`, else for the queries of the row that has most.
+        query_lengths: queries of each sequence; None if every token is a query. A row then has
+            `row_length` query slots, otherwise as many as the fullest row needs.
         row_length: slots of a row for keys.
-        device: where the indices and the mask go.
+        device: device of the indices and the mask.
     """
     length = np.trim_zeros(np.asarray(lengths, dtype=np.int64), "b")
     count = length if query_lengths is None else np.array(query_lengths)[: len(length)]
@@ -214,7 +215,7 @@ def build_rows(
     keys, begin, sequence = _lay_in_rows(length, row, row_length, device)
     queries, _, query_sequence = _lay_in_rows(count, row, num_queries, device)
     is_free = query_sequence < 0
-    # Free slots see the first sequence of their row: without any visible key is no softmax.
+    # Free slots see the first sequence of their row: a softmax needs at least one visible key.
     seen = np.where(is_free, sequence[:, :1], query_sequence)
     first_key = np.where(is_free, 0, begin[seen]).ravel()
     num_keys = np.where(is_free, 0, length[seen]).ravel()
@@ -231,12 +232,12 @@ def build_rows(
 def _lay_in_rows(
     count: NDArray[np.int64], row: NDArray[np.int64], row_length: int, device: torch.device
 ) -> tuple[Slots, NDArray[np.int64], NDArray[np.int64]]:
-    """Slots of sequences of `count` elements, end to end in the rows they are in.
+    """Slots of sequences of `count` elements, end to end in their rows.
 
-    Also where each begins in its row, and [P, row_length] whose each slot is, -1 in free ones.
+    Also the start of each in its row, and the owner of each slot [P, row_length], -1 if free.
     """
     by_row = np.argsort(row, kind="stable")
-    # Before each sequence are those placed before it, less what earlier rows hold.
+    # A sequence starts after those placed before it, less what earlier rows hold.
     end = np.cumsum(count[by_row])
     row_begin = np.concatenate(([0], end[np.flatnonzero(np.diff(row[by_row]))]))
     begin = np.empty_like(count)
@@ -244,7 +245,7 @@ def _lay_in_rows(
     num_elements = int(count.sum())
     place = np.arange(num_elements) - np.repeat(np.cumsum(count) - count, count)
     slot = np.repeat(row * row_length + begin, count) + place
-    # Free slots repeat the first element: finite values.
+    # Free slots repeat the first element, whose values are finite.
     slot_row = np.zeros(len(row_begin) * row_length, dtype=np.int64)
     slot_row[slot] = np.arange(num_elements)
     sequence = np.full(len(slot_row), -1, dtype=np.int64)
@@ -259,5 +260,5 @@ def _slots(slot_row: NDArray[np.int64], row_slot: NDArray[np.int64], device: tor
 def _to_device(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
-        tensor = tensor.pin_memory()  # without which the copy would wait for the device
+        tensor = tensor.pin_memory()  # an unpinned copy would wait for the device
     return tensor.to(device, non_blocking=True)

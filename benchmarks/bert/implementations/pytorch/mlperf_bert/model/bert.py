@@ -1,7 +1,7 @@
 """BERT for pre-training: unpadded tokens in, scores of both tasks out.
 
 Shape letters: B sequences, C sequences whose first token is read, T tokens, D hidden, V vocabulary
-(padded), P masked positions, R = C + P rows that are read of the last layer.
+(padded), P masked positions, R = C + P rows of the last layer that are read.
 """
 
 from types import MappingProxyType
@@ -33,25 +33,25 @@ COMPUTED_IN = MappingProxyType(
 
 
 def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Queries, Tensor]:
-    """The R rows of a batch that are read, in the order of its tokens: first tokens, masked ones.
+    """The R rows of a batch that the heads read (first and masked tokens), in token order.
 
     Shapes follow from the batch's shapes alone and nothing is read from the device, so it can be
-    captured. Slots of padding are rows as well: a sequence slot without tokens stands for the
-    batch's last token, and an unused masked slot for the token it names.
+    captured. Padding slots are rows as well: an empty sequence slot stands for the batch's last
+    token, and an unused masked slot for the token it names.
 
     Args:
-        batch: padded to a capacity or not.
-        max_length: tokens of the longest sequence that may come.
-        num_first: C, the first of the batch's sequences; none where nothing is pooled.
+        batch: may be padded to a capacity.
+        max_length: tokens of the longest possible sequence.
+        num_first: C, counted from the batch's first sequence; 0 if nothing is pooled.
 
     Returns:
-        The rows as queries of the last layer, and where in them each head finds its own, int64
-        [C + P]: of the first tokens, then of the masked positions.
+        The rows as queries of the last layer, and the positions among them, int64 [C + P], of the
+        first tokens, then of the masked tokens.
     """
     num_tokens = batch.input_ids.shape[0]
     bounds = batch.cu_seqlens.long()
     first = bounds[:num_first].clamp(max=num_tokens - 1)
-    # Stable: where a first token is masked too, the sequence's first row is that of its slot.
+    # Stable: if a first token is masked too, the sequence's first row is that of its slot.
     rows, order = torch.cat((first, batch.masked_token_index)).sort(stable=True)
     place = torch.empty_like(order)
     place.scatter_(0, order, torch.arange(len(order), device=order.device))
@@ -68,7 +68,7 @@ def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Qu
 
 
 def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
-    """How many rows each sequence has; on the host."""
+    """Number of rows of each sequence, on the host."""
     counts = list(batch.masked_counts)
     assert len(counts) == len(batch.lengths)
     assert sum(counts) == len(batch.masked_token_index)
@@ -97,7 +97,7 @@ class BertBody(nn.Module):
         return hidden
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Tokens of the longest sequence that may come, in all batches of this one's shape."""
+        """Tokens of the longest possible sequence in all batches of this one's shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
@@ -105,18 +105,18 @@ class BertForPretraining(nn.Module):
     """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads.
 
     state_dict() keys are Hugging Face's BertForPreTraining's, or BertForMaskedLM's where
-    model.objective is "mlm"; the tied decoder appears once, as the word embedding. Equal to it
-    with vocab_size = config.padded_vocab_size.
+    model.objective is "mlm"; the tied decoder appears once, as the word embedding. The model equals
+    theirs with vocab_size = config.padded_vocab_size.
 
     Args:
-        config: shape, dropout and attention policy. `precision` only chooses the policy here: the
-            weights are float32, and rounded, or run under autocast, from outside.
-        device: where the weights are made; on "meta" they stay unset.
-        seed: of the initial weights, which do not depend on the device.
-        attention: of another model of this config; None: chosen here.
+        config: shape, dropout and attention policy. `precision` only chooses the policy here:
+            weights are made in float32; the caller rounds them or uses autocast.
+        device: device of the weights; on "meta" they stay unset.
+        seed: seed of the initial weights, which do not depend on the device.
+        attention: the choice made for another model of this config; None: choose here.
 
     Raises:
-        ConfigError: model.attention or model.kernels names what this device cannot run.
+        ConfigError: this device cannot run the named model.attention or model.kernels.
     """
 
     def __init__(
@@ -136,15 +136,15 @@ class BertForPretraining(nn.Module):
         self.config = config
         self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0
-        # Of the update that is computed: a plain attribute, as it is no part of the model's state.
+        # Number of the update in progress: a plain attribute, not part of the model's state.
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        # skip_init's way: modules made on "meta" draw nothing from the global generator.
+        # Like skip_init: modules made on "meta" draw nothing from the global generator.
         self.bert = BertBody(config, self.attention.policy, blocks)
         self.cls = PretrainingHeads(config, blocks)
         if self.fp8 is not None:
             self.fp8.assign(products_of(self.bert.encoder.layer))
         if device.type != "meta":
-            # to_empty() would do, but its empty_like() of "meta" imports sympy, in 0.3 s.
+            # to_empty() would do, but its empty_like() of "meta" imports sympy, which takes 0.3 s.
             self._apply(  # type: ignore[no-untyped-call]
                 lambda each: torch.empty(each.shape, dtype=each.dtype, device=device)
             )
@@ -152,13 +152,13 @@ class BertForPretraining(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """normal(0, initializer_range) matrices, zero biases, LayerNorm weights of one.
+        """Draw matrices from normal(0, initializer_range); biases are zero, LayerNorm weights one.
 
         (BERT, appendix A.2 and its published code, but not truncated, as in `transformers`.)
 
         Args:
-            generator: a CPU generator; numbers are drawn on the host, in the order of parameters,
-                so that every rank and device gets the same weights.
+            generator: a CPU generator. Numbers are drawn on the host in the order of parameters, so
+                that every rank and device gets the same weights.
         """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -171,7 +171,7 @@ class BertForPretraining(nn.Module):
                 parameter.copy_(drawn)
 
     def dropout_keys(self, batch: UnpaddedBatch) -> DropoutKeys | None:
-        """Of the batch's T tokens; None in evaluation."""
+        """Dropout keys of the batch's T tokens; None in evaluation."""
         if not self.training:
             return None
         counts, num_tokens = batch.cu_seqlens.diff(), batch.input_ids.shape[0]
@@ -179,7 +179,7 @@ class BertForPretraining(nn.Module):
         return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
 
     def fp8_state(self) -> dict[str, Tensor]:
-        """What a step changes beside weights and optimizer: scales of FP8 products, by name."""
+        """FP8 scales by name: state that a step changes beside weights and optimizer."""
         return {} if self.fp8 is None else self.fp8.tensors()
 
     def forward(
@@ -187,11 +187,11 @@ class BertForPretraining(nn.Module):
     ) -> PretrainingLogits | LossSums:
         """Logits of the masked positions [P, V] and of the sentence pairs [B, 2], or their losses.
 
-        Training asks for `loss_sums`, which need not have all logits at once (`model.head`).
+        Training asks for `loss_sums`, which does not need all logits at once (`model.head`).
         """
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
-        # Nothing else of the last layer is used, so nothing else of it is computed.
+        # The last layer computes only the rows that are read.
         pooler = self.bert.pooler
         num_first = 0 if pooler is None else batch.next_sentence_label.shape[0]
         queries, place = last_rows(batch, self.bert.longest(batch), num_first)

@@ -1,7 +1,7 @@
-"""What stands around the model's matrix products, as blocks: readable here, or fused for a GPU.
+"""The operations around the model's matrix products, as blocks: the readable reference.
 
-A set of blocks is chosen once per model (`choices.py`). Fused blocks (`fused_blocks.py`) have the
-same gradients; both drop the elements that `model/dropout.py` says.
+A set of blocks is chosen once per model (`choices.py`). Fused blocks for a GPU (`fused_blocks.py`)
+have the same gradients; both drop the elements that `model/dropout.py` chooses.
 
 Shape letters: T tokens, R rows (some or all of them), D hidden, F feed-forward width, P masked
 positions, V vocabulary (padded).
@@ -25,11 +25,11 @@ Three = tuple[Tensor, Tensor, Tensor]
 class Blocks:
     """Blocks in torch's own operators, for every device and dtype: the reference.
 
-    Modules are there for their parameters.
+    Modules are passed for their parameters.
     """
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """[R, any] by every layer. On a CPU one product of several weights was no faster."""
+        """[R, any] times each layer. On a CPU one product of several weights was no faster."""
         return tuple(layer(x) for layer in layers)
 
     def residual_output(
@@ -57,7 +57,7 @@ class Blocks:
     ) -> Tensor:
         """dropout(LayerNorm(sum of three embeddings)): int64 [T] each -> [T, D].
 
-        `ids` and `tables` are of words, token types and positions, in this order.
+        `ids` and `tables` are those of words, token types and positions, in this order.
         """
         # Summed in the order of `transformers`, so that float32 results are the same to the bit.
         words, types, positions = (table(of) for table, of in zip(tables, ids, strict=True))
@@ -66,10 +66,10 @@ class Blocks:
     def project_qkv(
         self, hidden: Tensor, wanted: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear
     ) -> Three:
-        """Queries of the wanted rows [R, D] of `hidden`, keys and values of all its rows [T, D].
+        """Queries of `hidden`'s wanted rows [R, D], keys and values of all its rows [T, D].
 
-        Where every row is wanted, `wanted` is `hidden` itself. The results may be columns of one
-        tensor: contiguous along D only.
+        If every row is wanted, `wanted` is `hidden` itself. The results may be columns of one
+        tensor, contiguous along D only.
         """
         if wanted is hidden:
             q, k, v = self.multiply(hidden, (query, key, value))
@@ -85,13 +85,13 @@ class Blocks:
         `hidden` [P, D], `weight` [V, D], `bias` [V], `labels` int64 [P].
         """
         logits = precise(F.linear(hidden, weight, bias))
-        # No one else has these: on a CPU their place is taken over.
+        # Nothing else holds these logits: on a CPU they are overwritten.
         total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")  # type: ignore[no-untyped-call]
         return total
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """[R, sum of widths] of parts [R, width]; without a copy where they lie so already."""
+    """Concatenation [R, sum of widths] of parts [R, width]; no copy if they already lie so."""
     first, width = parts[0], sum(part.shape[1] for part in parts)
     place = first.storage_offset()
     for part in parts:
@@ -103,11 +103,12 @@ def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """F.cross_entropy(logits, labels, reduction="sum"), whatever the ignored rows hold.
+    """F.cross_entropy(logits, labels, reduction="sum") that never reads ignored rows.
 
     Args:
         logits: [P, V], floating dtype.
-        labels: int64 [P], IGNORED where the row adds nothing to loss and gradients, be it NaN.
+        labels: int64 [P]; a row with label IGNORED adds nothing to loss and gradients, even if it
+            is NaN.
 
     Returns:
         Scalar in nats: float32, or float64 where the logits are. It has one backward and no second
@@ -118,7 +119,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def precise(logits: Tensor) -> Tensor:
-    """Float64 as it is, all else in float32.
+    """Logits in float32; float64 stays as it is.
 
     bf16 keeps 8 bits of mantissa: a log-sum-exp over 30,000 words needs float32 at least.
     """
@@ -126,10 +127,10 @@ def precise(logits: Tensor) -> Tensor:
 
 
 def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Of the sum, in place of the log-probabilities [P, V]; rows of ignored labels are zero."""
+    """Gradient of the sum, written over the log-probabilities [P, V]; zero in ignored rows."""
     gradient = log_probabilities.exp_()  # of log-sum-exp: the softmax
     gradient.scatter_add_(1, labels.clamp(min=0)[:, None], -gradient.new_ones(len(labels), 1))
-    # Multiplied by zero a NaN would stay, and on a CPU a masked fill takes six times as long.
+    # Multiplying by zero would keep a NaN, and on a CPU a masked fill takes six times as long.
     integers = torch.int64 if gradient.dtype == torch.float64 else torch.int32
     all_bits = (labels != IGNORED).to(integers).neg_()[:, None]
     gradient.view(integers).bitwise_and_(all_bits)
@@ -137,9 +138,9 @@ def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """The saved log-probabilities become the gradient in place: no new [P, V] in backward.
+    """Cross-entropy whose backward turns the saved log-probabilities into the gradient in place.
 
-    Memory that is new to the process is slow on a CPU.
+    A new [P, V] would be slow on a CPU, where memory new to the process is.
     """
 
     @staticmethod

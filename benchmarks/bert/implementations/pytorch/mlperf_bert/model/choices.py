@@ -1,4 +1,4 @@
-"""Which attention policy and which blocks a model gets: those named, or the fastest right ones.
+"""The choice of a model's attention policy and blocks: the named ones, or the fastest correct.
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 """
@@ -28,23 +28,23 @@ from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
 
-MOST_CHANNELS = 4096  # of a row that one program of a GPU normalises in its registers
-TRITON_HEADS = (16, 32, 64, 128)  # channels of a head
+MOST_CHANNELS = 4096  # longest row that one GPU program normalises in registers
+TRITON_HEADS = (16, 32, 64, 128)  # channels a head
 SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `attention.cudnn`
-# Of the largest element of the context and of each gradient. bf16 itself rounds to 0.004.
+# Share of the largest element of the context and of each gradient. bf16 itself rounds to 0.004.
 TOLERANCE = 0.02
-NUM_SEQUENCES = 32  # of a trial
-NUM_EMPTY = 2  # behind them, as in a batch that was padded to a capacity
-QUERY_SHARE = 0.15  # of a sequence's tokens, in the last layer
+NUM_SEQUENCES = 32  # sequences of a trial
+NUM_EMPTY = 2  # padding tokens at the end, as in a batch padded to a capacity
+QUERY_SHARE = 0.15  # share of a sequence's tokens that the last layer computes
 
 Timer = Callable[[Callable[[], object]], float]
 
 
 class Trial:
-    """One layer's attention in training, and the last layer's, whose queries are fewer.
+    """One layer's attention in training, and the last layer's, which has fewer queries.
 
-    Lengths are the published ones, in proportion where the model's maximum is another. Always the
-    same numbers, drawn from a generator of its own.
+    Lengths are the published ones, scaled if the model's maximum differs. The numbers are always
+    the same, from a generator of its own.
     """
 
     def __init__(self, config: ModelSection, device: torch.device, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ class Trial:
         generator = torch.Generator().manual_seed(0)
         shape = (self.num_tokens, 4, config.num_heads, config.head_size)
         drawn_values = torch.randn(shape, generator=generator).to(device, dtype)
-        # Columns of one product's result, as the fused blocks hand them over.
+        # Columns of one product's result, as the fused blocks pass them.
         self._inputs = drawn_values[:, :3].contiguous().unbind(1)
         self._gradient = drawn_values[:, 3].contiguous()
         number = torch.arange(NUM_SEQUENCES).repeat_interleave(torch.from_numpy(drawn))
@@ -83,8 +83,8 @@ class Trial:
     def difference(self, policy: AttentionPolicy) -> float:
         """Largest difference from `reference` in float32, without dropout.
 
-        Of the context and the gradients of q, k and v, in both layouts, each in shares of its
-        largest element.
+        It covers the context and the gradients of q, k and v in both layouts, each as a share of
+        its largest element.
         """
         if self._expected is None:
             self._expected = self._both(reference, [x.float() for x in self._inputs])
@@ -96,11 +96,11 @@ class Trial:
         return float(torch.stack(shares).max())  # host sync: the model is being built
 
     def run(self, policy: AttentionPolicy) -> Tensor:
-        """Forward and backward of one layer, dropout as in training.
+        """Run forward and backward of one layer, with dropout as in training.
 
         Returns:
-            The gradients of q, k and v side by side, [T, 3 N H], as the product's backward wants
-            them: copied where the policy does not leave them so.
+            The gradients of q, k and v side by side, [T, 3 N H], as the product's backward needs
+            them; copied unless the policy leaves them so.
         """
         q, k, v = leaves = [x.detach().requires_grad_() for x in self._inputs]
         context = policy(q, k, v, self._layout, self._site)
@@ -118,7 +118,7 @@ class Trial:
 
 
 def seconds_on_cuda(run: Callable[[], object], *, warm_up: int = 3, repeats: int = 10) -> float:
-    """Mean seconds of a call, on the device; torch's generator there is left as it was."""
+    """Mean seconds of a call on the device; torch's generator there is restored."""
     with torch.random.fork_rng([torch.cuda.current_device()], device_type="cuda"):
         for _ in range(warm_up):
             run()
@@ -137,7 +137,7 @@ def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A policy, and one line that says which and why."""
+    """A policy, and one line that names it and says why."""
 
     name: str
     policy: AttentionPolicy
@@ -149,16 +149,16 @@ def choose_attention(
 ) -> AttentionChoice:
     """The policy that `config.attention` names.
 
-    "auto" is "grouped" where the model is not on CUDA; there it is the fastest of the policies with
-    kernels for variable lengths, measured now, or "grouped" where none of them can run.
+    "auto" is "grouped" unless the model is on CUDA. On CUDA it is the fastest policy with kernels
+    for variable lengths, measured now, or "grouped" if none of them can run.
 
     Args:
-        config: its head size, number of heads, longest sequence and dropout are those measured.
-        device: where the model lives.
-        dtype: of q, k and v, which is autocast's dtype where that is on.
+        config: gives the head size, number of heads, longest sequence and dropout to measure.
+        device: device of the model.
+        dtype: dtype of q, k and v, which is autocast's if that is on.
 
     Raises:
-        ConfigError: a policy is named that cannot run here.
+        ConfigError: the named policy cannot run here.
     """
     name = config.attention
     if name == "auto":
@@ -197,16 +197,16 @@ def choose_fastest(
     timer: Timer,
     left_out: Mapping[str, str],
 ) -> AttentionChoice:
-    """The candidate whose forward and backward take least time and agree with `reference`.
+    """The candidate with the fastest forward and backward that agree with `reference`.
 
     Args:
-        candidates: by name, a function that brings the policy; it may fail, as the policy may.
-        trial: what they are tried on; None where there is no candidate.
+        candidates: by name, a function that returns the policy; both may fail.
+        trial: the test case; None if there is no candidate.
         timer: seconds of a call.
-        left_out: why others are no candidates, by name.
+        left_out: reasons why other policies are no candidates, by name.
 
     Returns:
-        `grouped` where no candidate is left.
+        `grouped` if no candidate is left.
     """
     reasons = dict(left_out)
     seconds: dict[str, float] = {}
@@ -218,9 +218,9 @@ def choose_fastest(
             difference = trial.difference(policies[name])
             if difference <= TOLERANCE:
                 seconds[name] = timer(lambda name=name: trial.run(policies[name]))  # type: ignore[misc]
-            else:  # also where it is NaN
+            else:  # also true of NaN
                 reasons[name] = f"differs from reference by {difference:.1e} of the largest"
-        except Exception as error:  # every library fails in its own way; the others may run
+        except Exception as error:  # each library has its own errors; others may run
             reasons[name] = str(error).strip().partition("\n")[0] or type(error).__name__
     chosen = min(seconds, key=seconds.__getitem__) if seconds else "grouped"
     found = [f"{name} {1e3 * each:.3g} ms" for name, each in seconds.items()]
@@ -235,7 +235,7 @@ def choose_fastest(
 def _why_not(
     name: AttentionName, device: torch.device, dtype: torch.dtype, head_size: int
 ) -> str | None:
-    """Why a policy cannot run; None where it can."""
+    """The reason why a policy cannot run; None if it can."""
     if name not in ("flash", "cudnn", "triton"):
         return None
     if device.type != "cuda":
@@ -285,15 +285,15 @@ def _policy(name: AttentionName) -> AttentionPolicy:
 def choose_blocks(
     config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
 ) -> Blocks:
-    """The blocks that `config.kernels` names; "auto" is "fused" where that can run.
+    """The blocks that `config.kernels` names; "auto" is "fused" if that can run.
 
     Args:
         config: its hidden size is at most 4,096 for fused blocks.
-        device: where the model lives.
-        scales: of the encoder's products, where they are in FP8.
+        device: device of the model.
+        scales: scales of the encoder's products, if they are in FP8.
 
     Raises:
-        ConfigError: FP8 products, or fused blocks, cannot run.
+        ConfigError: FP8 products or fused blocks cannot run.
     """
     if scales is not None:
         check_fp8(config, device)

@@ -1,9 +1,9 @@
-"""Dropout whose every element is a function of its key: seed, step, stream, sample, position.
+"""Keyed dropout: each element is a function of seed, step, stream, sample and position.
 
-So a restart, another order or cut of the batch and a captured step drop the same elements; nothing
-is drawn from torch's generator. docs/numerics.md, "Dropout", has the definition; `dropout_keys.py`
-has its readable form. On a CPU compiled loops over counters and over elements, which become vector
-instructions, take 0.2 ns an element with AVX-512, where torch's `bernoulli_` takes 5.8.
+A restart, another order or split of the batch and a captured step therefore drop the same elements;
+nothing is drawn from torch's generator. docs/how/numerics.md, "Dropout", has the definition;
+`dropout_keys.py` has its readable form. On a CPU the loops compile to vector instructions: they
+take 0.2 ns an element with AVX-512, where torch's `bernoulli_` takes 5.8.
 
 Shape letters: R tokens (rows), N heads.
 """
@@ -35,7 +35,7 @@ INTEGERS = MappingProxyType(  # as wide as these floats
         torch.float64: torch.int64,
     }
 )
-# Of unsigned 64 bits, because numba makes floats of signed and unsigned ones together.
+# Unsigned 64 bits, because numba turns signed and unsigned integers together into floats.
 WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
 MULTIPLIER_A, MULTIPLIER_C = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -49,8 +49,8 @@ def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
     to the dtype of `x`, on a GPU to float32 if that is shorter than 32 bits.
 
     Args:
-        x: [R, C] or [R, ...], whose elements behind R are the channels; floating dtype.
-        site: its keys are those of the R rows; None drops nothing.
+        x: [R, C] or [R, ...], where all dimensions after R are channels; floating dtype.
+        site: has the keys of the R rows; None drops nothing.
     """
     if site is None:
         return x
@@ -71,18 +71,18 @@ def attention_factors(
     first_key: Tensor | None = None,
     num_keys: Tensor | None = None,
 ) -> Tensor:
-    """What probabilities of padded attention are multiplied by: 0 or the scale. On a CPU.
+    """Dropout factors of padded attention's probabilities, on a CPU: 0 or the scale.
 
     Args:
-        site: its keys are those of the R = b * sq query slots, in the order of the slots.
+        site: has the keys of the R = b * sq query slots, in the order of the slots.
         shape: [b, N, sq, sk] of the probabilities.
-        dtype: of the probabilities.
-        first_key: int64 [R]: where in its row of sk the keys of the slot's own sequence begin.
-        num_keys: int64 [R]: how many they are. Both are None where each sequence has a row of its
-            own; then padding behind it has factors too.
+        dtype: dtype of the probabilities.
+        first_key: int64 [R], the first key of the slot's own sequence in its row of sk.
+        num_keys: int64 [R], the number of those keys. Both are None if each sequence has a row of
+            its own; then padding behind it has factors too.
 
     Returns:
-        [b, N, sq, sk], contiguous; zero where there is no key of the slot's own sequence.
+        [b, N, sq, sk], contiguous; zero at keys outside the slot's own sequence.
     """
     num_sequences, num_heads, num_queries, row_length = shape
     rows_before = np.arange(num_sequences)[:, None] * (num_heads * num_queries)
@@ -91,7 +91,7 @@ def attention_factors(
         factors = torch.empty(shape, dtype=dtype)
         counts = np.full(len(starts), row_length)
     else:
-        assert bool((first_key + num_keys <= row_length).all())  # the compiled loop does not look
+        assert bool((first_key + num_keys <= row_length).all())  # the loop does not check
         factors = torch.zeros(shape, dtype=dtype)
         starts += first_key.numpy()
         counts = num_keys.numpy()
@@ -127,7 +127,7 @@ def _write_factors(
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """Which elements of [R, channels] are kept: bit e of byte k is set where 8 k + e is.
+    """Keep bits of [R, channels]: bit e of byte k is set if element 8 k + e is kept.
 
     Returns:
         uint8 [R, ceil(channels / 8)]; bits behind the last channel may have any value.
@@ -150,17 +150,17 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """Which attention probabilities of R queries are kept: bit e of byte k of key 8 k + e.
+    """Keep bits of R queries' attention probabilities: bit e of byte k belongs to key 8 k + e.
 
     A key's number is its position within its sequence.
 
     Args:
-        site: its keys are those of the R query tokens.
+        site: has the keys of the R query tokens.
         num_heads: N.
-        cu_seqlens: int32 [B + 1], of the keys.
-        max_seqlen: keys of the longest sequence, at least.
+        cu_seqlens: int32 [B + 1], bounds of the keys.
+        max_seqlen: at least the keys of the longest sequence.
         cu_queries: int32 [B + 1]: query rows cu_queries[i] .. cu_queries[i + 1] are sequence i's;
-            None where they are cu_seqlens.
+            None if they equal cu_seqlens.
 
     Returns:
         uint8 [R, N, ceil(max_seqlen / 8)]. Bytes wholly behind a row's own sequence, and rows from
@@ -202,15 +202,15 @@ def _write_all_factors(
 ) -> None:
     """Write 0 or the scale to `counts` neighbouring elements of each of R rows, for each head.
 
-    `factors` is flat, of integers as wide as the floats that they and `scale` are the bit patterns
-    of. A row's elements of head 0 begin at `starts` [R], and `head_stride` elements lie between
-    those of one head and of the next. Whose 16 bits are below `threshold` become 0.
+    `factors` is flat; it and `scale` hold bit patterns of floats as integers of the same width. A
+    row's elements of head 0 begin at `starts` [R]; the next head's lie `head_stride` elements on.
+    Elements whose 16 bits are below `threshold` become 0.
     """
     limit, zero = np.uint16(threshold), factors.dtype.type(0)
     max_groups = (max(counts) + 7) // 8 if len(counts) > 0 else 0
     counters = np.empty(num_heads * max_groups, dtype=np.uint64)
     words = np.empty(2 * len(counters), dtype=np.uint64)
-    values = words.view(np.uint16)  # in the order of the elements: the machine is little-endian
+    values = words.view(np.uint16)  # in element order, because the machine is little-endian
     groups = -1
     for row in range(len(starts)):
         count = counts[row]
@@ -239,7 +239,7 @@ def _philox(
     seed: np.uint64,
     words: NDArray[np.uint64],
 ) -> None:
-    """Two pairs of 32-bit words for each counter, the first of a pair in the low half."""
+    """Compute two pairs of 32-bit words for each counter, the first of a pair in the low half."""
     for i in range(len(counters)):
         a, b, c, d = counters[i], token, sample, step & WORD
         key_0, key_1 = seed & WORD, seed >> WORD_BITS

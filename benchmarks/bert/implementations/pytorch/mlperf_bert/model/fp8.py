@@ -1,11 +1,11 @@
-"""Matrix products in FP8, whose scales come from the update before, and blocks that use them.
+"""Matrix products in FP8 with scales from the previous update, and blocks that use them.
 
 Shape letters: R rows, K input features, N output features of all weights of a product together.
 
 A matrix is divided by its *unit*, the power of two that one stands for, and rounded: inputs and
-weights to E4M3, gradients to E5M2 (arXiv 2209.05433). Looking for a maximum first would cost one
-more pass over each matrix, so the unit follows from the largest |value| of the update before
-("delayed scaling" with a history of one). Nothing here reads the device, so it can be captured.
+weights to E4M3, gradients to E5M2 (arXiv 2209.05433). Finding the maximum first would cost one more
+pass over each matrix, so the unit follows from the largest |value| of the previous update ("delayed
+scaling" with a history of one). Nothing here reads the device, so it can be captured.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,31 +22,31 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
-PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both of the feed-forward half
+PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both feed-forward matrices
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
-# A new unit puts the maximum it is made of between limit / headroom and twice that, so a maximum
-# may grow at least headroom / 2 times until the next update before it saturates. A unit that is too
-# large costs no precision, only range at the lower end, of which E5M2 has most. From one update to
-# the next (cpu_tiny, 200 updates) inputs grew at most 1.5, weights 1.01 and gradients 3.7 times.
+# A new unit puts the observed maximum between limit / headroom and twice that, so a maximum may
+# grow at least headroom / 2 times in the next update before it saturates. A unit that is too large
+# costs no precision, only range at the lower end, where E5M2 has most. From one update to the next
+# (cpu_tiny, 200 updates) inputs grew at most 1.5, weights 1.01 and gradients 3.7 times.
 HEADROOM = (4.0, 4.0, 32.0)
-# Before anything was seen, for one update: hidden states behind LayerNorm lie about 1 and weights
-# below, and the gradient of a mean over masked tokens is far below 1. Too large is no matter: FP8
-# resolves down to 2**-15 (E4M3) or 2**-26 (E5M2) of a maximum.
+# Assumed maxima of the first update: hidden states after LayerNorm lie around 1, weights below 1,
+# and the gradient of a mean over masked tokens far below 1. Too large does no harm: FP8 resolves
+# down to 2**-15 (E4M3) or 2**-26 (E5M2) of a maximum.
 FIRST_MAXIMA = (32.0, 4.0, 2.0**-4)
-_SMALLEST_UNIT = 2.0**-60  # so that the product of two is a normal float32
+_SMALLEST_UNIT = 2.0**-60  # keeps the product of two units a normal float32
 _EXPONENT_BITS = 0x7F800000  # of a float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductScales:
-    """Of one product: float32 [3] each (input, weight, gradient), views of the model's state."""
+    """A product's scales: float32 [3] each (input, weight, gradient), views of model state."""
 
     units: Tensor
     maxima: Tensor  # so far in this update
 
     def target(self, role: int, *, records: bool = True) -> Target:
-        """What the matrix in that role is cast to; its maximum is noted where `records` is set."""
+        """The cast target of the matrix in that role; records its maximum if `records` is set."""
         maximum = self.maxima[role] if records else None
         return Target(DTYPES[role], self.units[role], maximum)
 
@@ -54,12 +54,12 @@ class ProductScales:
 class Fp8Scales:
     """Units and maxima of all products, on the device: `state` is float32 [2, products, 3].
 
-    Every rank has its own, as in published runs: a maximum over ranks would be a collective in
-    every update. Ranks differ a little in what they round, as they do in their samples.
+    Every rank has its own, as in published runs: a maximum over ranks would need a collective in
+    every update. Rounding therefore differs a little between ranks, as their samples do.
     """
 
     def __init__(self, num_products: int, device: torch.device) -> None:
-        """Units that fit FIRST_MAXIMA; nothing seen yet."""
+        """Start from units that fit FIRST_MAXIMA; no maximum is recorded yet."""
         limits = [torch.finfo(dtype).max for dtype in DTYPES]
         self._headroom = torch.tensor(HEADROOM, device=device) / torch.tensor(limits, device=device)
         self.state = torch.zeros((2, num_products, 3), device=device)
@@ -70,18 +70,18 @@ class Fp8Scales:
         self.step.zero_()
 
     def assign(self, products: Sequence[Sequence[nn.Linear]]) -> None:
-        """Say which layers each product is made of."""
+        """Register the layers that form each product."""
         assert len(products) == self.state.shape[1]
         self._number_of = {
             linear: number for number, linears in enumerate(products) for linear in linears
         }
 
     def of(self, linear: nn.Linear) -> ProductScales:
-        """Those of the product that `linear` is part of."""
+        """Scales of the product that `linear` is part of."""
         return self._get(self._number_of[linear])
 
     def behind(self, linear: nn.Linear) -> ProductScales | None:
-        """Those of the product after that of `linear`; None behind the last."""
+        """Scales of the product after that of `linear`; None after the last."""
         number = self._number_of[linear] + 1
         return self._get(number) if number < self.state.shape[1] else None
 
@@ -90,17 +90,17 @@ class Fp8Scales:
         return ProductScales(units[number], maxima[number])
 
     def follow(self, step: Tensor) -> None:
-        """Before a forward of training: in a new step, units from the maxima of the step before.
+        """Set the units from the previous step's maxima; called before each forward of training.
 
-        So all forwards of one update use the same units. A product of which nothing but zeros or
-        values that are not finite was seen keeps its unit.
+        They change in a new step only, so all forwards of one update use the same units. A product
+        with only zeros or non-finite values keeps its unit.
 
         Args:
             step: int64 [1], the number of the update.
         """
         units, maxima = self.state
         is_new = step != self.step
-        # Without its mantissa a float32 is the power of two below it.
+        # A float32 without its mantissa is the power of two below it.
         powers = (maxima * self._headroom).view(torch.int32).bitwise_and_(_EXPONENT_BITS)
         wanted = powers.view(torch.float32).clamp_(_SMALLEST_UNIT, 1 / _SMALLEST_UNIT)
         units.copy_(torch.where(is_new & (maxima > 0), wanted, units))
@@ -108,7 +108,7 @@ class Fp8Scales:
         self.step.copy_(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a step changes, by name, for whoever saves and restores it."""
+        """All state that a step changes, by name, for saving and restoring."""
         return {"fp8.state": self.state, "fp8.step": self.step}
 
 
@@ -122,7 +122,7 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """`cast` of parts side by side, transposed too, and the sums over rows [C] in their dtype."""
+    """`cast` of parts side by side with a transpose, and the sums over rows [C] in their dtype."""
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8
 
@@ -131,13 +131,13 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
 
 
 def check_fp8(config: ModelSection, device: torch.device) -> None:
-    """Raise ConfigError where the encoder's products cannot run in FP8."""
+    """Raise ConfigError if the encoder's products cannot run in FP8."""
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(config, name)
         if size % COLUMNS_MULTIPLE:
             raise ConfigError(
                 f"model.{name}",
-                f"{size} is no multiple of {COLUMNS_MULTIPLE}, as products in FP8 want it",
+                f"{size} is no multiple of {COLUMNS_MULTIPLE}, which FP8 products need",
                 "round it up, or set model.precision to 'bf16'",
             )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
@@ -157,15 +157,15 @@ def product(
 ) -> tuple[Tensor, ...]:
     """x W^T + b for each weight and bias, as one product in FP8; bfloat16.
 
-    Where gradients are recorded, maxima are noted, and the backward runs in FP8 too: it keeps the
-    transposed FP8 copies of input and weights, and not the input.
+    If gradients are recorded, maxima are recorded and the backward runs in FP8 too: it keeps the
+    transposed FP8 copies of input and weights, not the input.
 
     Args:
         x: [R, K], floating dtype.
         weights: [N_i, K] each, K and N_i multiples of 16.
         biases: [N_i] each.
         scales: the product's own.
-        x8: `x` in FP8 under these scales, where whoever made it has cast it; `x` is then not read.
+        x8: `x` in FP8 under these scales, if its producer has cast it; `x` is then not read.
 
     Returns:
         [R, N_i] each, columns of one [R, N].
@@ -211,9 +211,9 @@ def multiply_inputs(
     scales: ProductScales,
     records: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """A product's result [R, N], and what its backward needs: both factors' transposes in FP8.
+    """A product's result [R, N], and both factors' transposes in FP8 for its backward.
 
-    There are as many biases as weights, or none, where they are added elsewhere.
+    There are as many biases as weights, or none if they are added elsewhere.
     """
     if x8 is None:
         x8 = cast((x,), 0, scales.target(INPUT, records=records), transpose=records)
@@ -247,7 +247,7 @@ def _multiply(
     is_forward: bool = False,
 ) -> Tensor:
     """a b^T (+ bias) of FP8 [m, k] and [n, k] in bfloat16 [m, n]: n and k multiples of 16."""
-    # Forward sums may be kept in fewer bits, which is faster on Hopper; published runs do so.
+    # Forward sums may use fewer bits, which is faster on Hopper; published runs do so.
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
     )
@@ -256,8 +256,8 @@ def _multiply(
 class Fp8Blocks(Blocks):
     """The readable blocks with the encoder's products in FP8, for every device that has it.
 
-    Embeddings, heads and pooler stay as they are. A tensor's attribute `fp8` is its copy in FP8
-    under the scales of the product that reads it, where the kernel that made it has cast it.
+    Embeddings, heads and pooler do not change. A tensor's attribute `fp8` is its FP8 copy under the
+    scales of the product that reads it, if the kernel that made the tensor has cast it.
     """
 
     def __init__(self, scales: Fp8Scales) -> None:
@@ -275,13 +275,13 @@ def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> t
 
 
 def take_copy(x: Tensor) -> Fp8Matrix | None:
-    """Taken from `x`: what a backward keeps of it would keep the copy's memory, too."""
+    """Remove the FP8 copy from `x` and return it; else a backward that keeps `x` keeps the copy."""
     copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
     return copy
 
 
 def products_of(layers: Iterable[Any]) -> list[tuple[nn.Linear, ...]]:
-    """The layers that each product of the encoder (its `EncoderLayer`s) is made of, in order.
+    """The layers that form each product of the encoder (its `EncoderLayer`s), in order.
 
     All queries, keys and values of a layer are one product, as they have one input.
     """

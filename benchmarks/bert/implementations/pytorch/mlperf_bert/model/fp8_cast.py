@@ -1,4 +1,4 @@
-"""Casts to FP8, readable: divided by a unit, saturated, also transposed, the largest value noted.
+"""Readable casts to FP8: divide by a unit, saturate, transpose, record the largest value.
 
 Shape letters: R rows, C columns.
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The transpose has so many columns: FP8 products sum over multiples of 16.
+# Transposes have a multiple of this many columns: FP8 products sum over multiples of 16.
 COLUMNS_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """What to cast to: torch.float8_e4m3fn or torch.float8_e5m2 under a unit.
+    """The target of a cast: torch.float8_e4m3fn or torch.float8_e5m2 under a unit.
 
     The unit is a power of two, so that dividing by it rounds nothing. `maximum` is raised in place
-    to the largest finite |value|; None notes nothing. Both are float32 scalars on the device.
+    to the largest finite |value|; None records nothing. Both are float32 scalars on the device.
     """
 
     dtype: torch.dtype
@@ -35,10 +35,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Matrix:
-    """[R, C] in FP8 and what one stands for; the transpose where it was asked for.
+    """[R, C] in FP8, its unit, and the transpose if requested.
 
-    The product of FP8 matrices wants the dimension it sums over to be contiguous in both, so a
-    matrix that is summed over its rows (in backward) is needed in both layouts.
+    A product of FP8 matrices needs the summed dimension to be contiguous in both, so a matrix that
+    is summed over its rows (in backward) is needed in both layouts.
     """
 
     unit: Tensor  # float32 scalar
@@ -49,13 +49,13 @@ class Fp8Matrix:
 def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
     """The parts as one matrix in FP8: the nearest multiples of the unit that the type has.
 
-    What lies beyond the type's range saturates, so that a sudden jump stays finite; NaN and
-    infinities become NaN, so that they are not hidden.
+    Values beyond the type's range saturate, so that a sudden jump stays finite; NaN and infinities
+    become NaN, so that they are not hidden.
 
     Args:
         parts: matrices [R, C] of a floating dtype, laid end to end (`dim` 0) or side by side (1).
         target: see Target.
-        transpose: whether the transposed copy is wanted.
+        transpose: whether to make the transposed copy.
     """
     values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()
     is_finite = values.isfinite()
@@ -75,5 +75,5 @@ def _transposed(rows: Tensor) -> Tensor:
 
 
 def padded(num_rows: int) -> int:
-    """Columns of a transpose."""
+    """Columns of a transpose of `num_rows` rows."""
     return -(-num_rows // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE

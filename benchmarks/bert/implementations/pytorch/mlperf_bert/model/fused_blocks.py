@@ -1,10 +1,10 @@
-"""The fused blocks: matrix products, and around them one Triton kernel in each direction.
+"""The fused blocks: matrix products, with one Triton kernel around each in each direction.
 
-A block's product stands outside its autograd function, so that autocast casts what it multiplies;
-the kernels take tensors of mixed dtypes and compute in float32 (float64 for float64). In 16 bits
-that rounds less often than the reference does. With products in FP8 they write FP8 themselves; what
-comes without an FP8 copy (embeddings, chosen rows, attention's context and gradients) is cast by a
-kernel of its own. Imported on CUDA only, or in Triton's interpreter.
+A block's product stands outside its autograd function, so that autocast casts its factors. The
+kernels take tensors of mixed dtypes and compute in float32 (float64 for float64), which in 16 bits
+rounds less often than the reference. With FP8 products they write FP8 themselves; tensors without
+an FP8 copy (embeddings, chosen rows, attention's context and gradients) are cast by a kernel of
+their own. Imported on CUDA only, or in Triton's interpreter.
 
 Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
 """
@@ -46,24 +46,24 @@ from mlperf_bert.model.triton_norm import (
     residual_norm_backward,
 )
 
-# Scales of the product and of the one behind it; whether a backward follows.
+# Scales of the product and of the next one; whether a backward follows.
 OfFp8 = tuple[ProductScales, ProductScales | None, bool]
 
 
 class FusedBlocks(Blocks):
     """See `Blocks`; with `scales`, products in FP8.
 
-    What `intermediate` then returns is for the `residual_output` behind it alone.
+    Only the next `residual_output` can read what `intermediate` then returns.
     """
 
     def __init__(self, scales: Fp8Scales | None = None) -> None:
         self.scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """See `Blocks`. In one product.
+        """See `Blocks`; one product for all layers.
 
-        Where the gradients of the results are the columns of one tensor, as attention's backward
-        may leave them, they are multiplied where they are; else they are copied together first.
+        If the results' gradients are columns of one tensor, as attention's backward may leave them,
+        they are multiplied in place; otherwise they are first copied together.
         """
         if self.scales is not None:
             return multiply_fp8(self.scales, x, layers)
@@ -93,15 +93,15 @@ class FusedBlocks(Blocks):
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """See `Blocks`. In FP8 without values: they are in the copy alone, all else reads NaN."""
+        """See `Blocks`. In FP8 only the copy has values; the result itself reads NaN."""
         output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
     def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
-        """A product, or its factors and how to multiply them in FP8: input, weight, copy, scales.
+        """A product, or in FP8 its factors: input, weight, copy, scales.
 
-        `dense`'s bias is added elsewhere.
+        The bias of `dense` is added elsewhere.
         """
         if self.scales is None:
             return F.linear(x, dense.weight), None, None, None
@@ -124,7 +124,7 @@ class FusedBlocks(Blocks):
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        """See `Blocks`. Of logits, [P, V] is kept once, in the product's dtype.
+        """See `Blocks`. One [P, V] of logits is kept, in the product's dtype.
 
         The product adds the bias, whose gradient comes from the kernel that makes the logits'.
         """
@@ -134,7 +134,7 @@ class FusedBlocks(Blocks):
 
 
 def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
-    """Keep bits of a dropout, and the scale of what is kept."""
+    """Keep bits of a dropout, and the scale of kept elements."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
@@ -146,17 +146,17 @@ def _another(x: Tensor) -> Tensor:
 
 
 def _take_again(x: Tensor) -> Tensor:
-    """`x` for the residual sum: where a LayerNorm made it, its second output.
+    """`x` for the residual sum: the second output of the LayerNorm that made it, if one did.
 
-    Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; those of
-    one output autograd would add in a pass of its own.
+    Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; with one
+    output autograd would add them in a separate pass.
     """
     again: Tensor = x.__dict__.pop("again", x)
     return again
 
 
 class _Columns(torch.autograd.Function):
-    """A tensor's columns as several, whose gradients are put together by `side_by_side`."""
+    """A tensor split into columns, whose gradients `side_by_side` joins."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
@@ -169,7 +169,7 @@ class _Columns(torch.autograd.Function):
 
 
 class _ResidualOutput(torch.autograd.Function):
-    """Around a product that stands outside, or with one in FP8: see `FusedBlocks._factors`."""
+    """Residual output around an outside product, or with one in FP8: see `FusedBlocks._factors`."""
 
     @staticmethod
     def forward(
@@ -218,7 +218,7 @@ class _ResidualOutput(torch.autograd.Function):
 
 
 class _Intermediate(torch.autograd.Function):
-    """As `_ResidualOutput`."""
+    """GELU around a product, like `_ResidualOutput`."""
 
     @staticmethod
     def forward(
@@ -254,7 +254,7 @@ class _Intermediate(torch.autograd.Function):
 def _product(
     x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
 ) -> tuple[Tensor, list[Tensor | None], Target | None]:
-    """It, in FP8 what its backward needs, and what the next product's input is cast to."""
+    """The product, tensors for its FP8 backward, and the cast target of the next product."""
     if of_fp8 is None or matrix is None:
         return x.contiguous(), [], None
     scales, behind, records = of_fp8
@@ -302,7 +302,7 @@ class _EmbeddingNorm(torch.autograd.Function):
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Nobody else reads the logits, so the gradient may take their place."""
+    """Cross-entropy whose gradient overwrites the logits, which nothing else reads."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
@@ -316,6 +316,6 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         logits, labels, statistics = ctx.saved_tensors
         of_bias = cross_entropy_backward(gradient, logits, labels, statistics, ctx.bias_dtype)
-        # torch does not see what a kernel writes; told, it refuses a second backward.
+        # torch does not see a kernel's writes; once told, it refuses a second backward.
         torch.autograd.graph.increment_version(logits)
         return logits.detach(), of_bias, None

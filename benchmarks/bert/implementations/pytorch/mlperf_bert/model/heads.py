@@ -2,8 +2,8 @@
 
 Shape letters: B sequences, D hidden, V vocabulary (padded to a multiple of 8), P masked positions.
 
-The padded words are ordinary ones: their rows are trained and their logits take part in the
-softmax, as in `transformers` built with vocab_size = V. No label ever names one.
+Padding words are ordinary words: their rows are trained and their logits take part in the softmax,
+as in `transformers` built with vocab_size = V. No label ever names one.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, logits_gradient, precise
 from mlperf_bert.model.layers import META
 
-CHUNK_ROWS = 1024  # at V 30,528 125 MB of float32 for logits, where 17,000 positions need 2 GB
+CHUNK_ROWS = 1024  # at V 30,528: 125 MB of float32 logits; 17,000 positions need 2 GB
 
 
 def chunked_cross_entropy_sum(
@@ -27,19 +27,19 @@ def chunked_cross_entropy_sum(
 ) -> Tensor:
     """`cross_entropy_sum` of F.linear(hidden, weight, bias), and its gradients.
 
-    Gradients are computed in forward, while a chunk's logits are there, and only scaled in
-    backward: no product is computed twice. That of `weight` is added up in its dtype, a rounding
+    Gradients are computed in forward, while a chunk's logits exist, and only scaled in backward, so
+    no product is computed twice. The gradient of `weight` is summed in its dtype, with one rounding
     a chunk.
 
-    torch 2.13 has `linear_cross_entropy`, which can do the same. It is not used: it returns a
-    bfloat16 sum of bfloat16 inputs, 8 bits of the loss of thousands of positions; rows whose label
-    is ignored still turn loss and gradients into NaN where they hold one; and torch 2.11 has none.
+    torch 2.13 has `linear_cross_entropy`, which can do the same. It is not used, for three reasons:
+    its sum of bfloat16 inputs is bfloat16, 8 bits for the loss of thousands of positions; a NaN in
+    an ignored row still reaches loss and gradients; and torch 2.11 lacks it.
 
     Args:
         hidden: [P, D].
         weight: [V, D].
         bias: [V].
-        labels: int64 [P], IGNORED where the row adds nothing, whatever it holds.
+        labels: int64 [P]; a row with label IGNORED adds nothing, whatever it holds.
         chunk_rows: positions at a time.
 
     Returns:
@@ -65,7 +65,7 @@ class _Chunked(torch.autograd.Function):
         total = of_bias.new_zeros(())
         parts = (torch.split(each, chunk_rows) for each in (hidden, labels, of_hidden))
         for rows, own_labels, of_rows in zip(*parts, strict=True):
-            # A NaN in a row that is ignored would come through the product with its zero gradient.
+            # A NaN in an ignored row would survive the product with its zero gradient.
             used = rows.masked_fill((own_labels == IGNORED)[:, None], 0.0)
             log_probabilities = torch.log_softmax(precise(F.linear(used, weight, bias)), dim=-1)
             total += F.nll_loss(
@@ -89,7 +89,7 @@ class _Chunked(torch.autograd.Function):
 class PretrainingLogits(NamedTuple):
     """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random).
 
-    `nsp` is None where model.objective leaves it out.
+    `nsp` is None if model.objective leaves it out.
     """
 
     mlm: Tensor
@@ -104,7 +104,7 @@ class LossSums(NamedTuple):
 
 
 class Pooler(nn.Module):
-    """tanh projection of the first token's hidden state."""
+    """Projection of the first token's hidden state through tanh."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Pooler(nn.Module):
 
 
 class PredictionTransform(nn.Module):
-    """dense, GELU (erf), LayerNorm before the decoder."""
+    """Projection, GELU (erf) and LayerNorm before the decoder."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -146,20 +146,20 @@ class MaskedLmHead(nn.Module):
 class PretrainingHeads(nn.Module):
     """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1), or its masked LM alone.
 
-    Raises ConfigError where model.head is "chunked" in fp16.
+    Raises ConfigError if model.head is "chunked" in fp16.
     """
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         if config.head == "chunked" and config.precision == "fp16":
-            # Its gradients are rounded before the loss scale reaches them: most words get zero.
+            # Its gradients are rounded before the loss scale applies: most words get zero.
             raise ConfigError(
                 "model.head",
                 "'chunked' cannot keep small gradients in fp16",
                 "use 'full', or set model.precision to 'bf16'",
             )
         self.predictions = MaskedLmHead(config)
-        # No weights without a gradient: a reducer would wait for them, and decay shrink them.
+        # No unused weights: a reducer would wait for their gradients, and decay would shrink them.
         self.seq_relationship: nn.Linear | None = None
         if config.objective == "mlm_nsp":
             self.seq_relationship = nn.Linear(config.hidden_size, 2, device=META)
@@ -171,7 +171,7 @@ class PretrainingHeads(nn.Module):
     ) -> PretrainingLogits:
         """Masked positions [P, D], pooled first tokens [B, D], decoder matrix [V, D] -> logits.
 
-        Without next-sentence prediction nothing is pooled.
+        Without next-sentence prediction `pooled` is None.
         """
         return PretrainingLogits(
             mlm=self.predictions(masked, word_embeddings), nsp=self._pair_scores(pooled)
@@ -182,7 +182,7 @@ class PretrainingHeads(nn.Module):
     ) -> LossSums:
         """`loss_sums` of the logits of the same arguments.
 
-        Where model.head is "chunked", logits of the masked positions are never there all at once.
+        If model.head is "chunked", the masked positions' logits never exist all at once.
         """
         head = self.predictions
         is_full = self.head == "full"
@@ -200,7 +200,7 @@ class PretrainingHeads(nn.Module):
 
 
 def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
-    """Summed cross-entropy of both tasks; zero, with a gradient, where P is zero."""
+    """Summed cross-entropy of both tasks; zero, with a gradient, if P is zero."""
     return LossSums(
         mlm=cross_entropy_sum(logits.mlm, batch.labels),
         nsp=_pair_loss(logits.nsp, batch),
@@ -218,8 +218,8 @@ def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
 
 
 def correct_predictions(logits: PretrainingLogits, batch: UnpaddedBatch) -> Tensor:
-    """Bool [P]: the highest score is the label's (MLPerf's masked-LM accuracy counts these).
+    """Bool [P]: true if the label has the highest score (counted by MLPerf's masked-LM accuracy).
 
-    False where a label is IGNORED, whatever the logits hold.
+    A row with label IGNORED is false, whatever its logits hold.
     """
     return logits.mlm.argmax(dim=-1) == batch.labels

@@ -1,8 +1,8 @@
-"""Bytes that a forward saves for its backward, by hand from what the autograd functions keep.
+"""Bytes that a forward saves for its backward, counted by hand from the autograd functions.
 
-They go by the sizes of a `Forward`. Each function of `SavedBytes` has the rows of one part of the
-model; a kernel that saves something else changes its row here. They are held against what torch
-counts (`tests/unit/model/test_saved_bytes.py`).
+They follow from the sizes of a `Forward`. Each function of `SavedBytes` counts one part of the
+model; a kernel that saves something else changes its line here. A test compares them with torch's
+own count (`tests/unit/model/test_saved_bytes.py`).
 
 Shape letters: B sequences, T tokens, R rows of the last layer, P masked positions, D hidden,
 F feed-forward width, N heads, V vocabulary (padded).
@@ -19,9 +19,9 @@ from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
 from mlperf_bert.data.shards import IntArray
 
 AttentionKind = Literal["keyed", "fused", "padded"]
-CHUNK_ROWS = 1024  # of the chunked head (model/heads.py)
+CHUNK_ROWS = 1024  # rows of the chunked head (model/heads.py)
 
-# Bytes of an element of hidden states (and weights), and of what a product reads and writes.
+# Bytes an element of hidden states (and weights), and of a product's factors and results.
 _WIDTHS: dict[Precision, tuple[int, int]] = {
     "fp32": (4, 4),
     "bf16": (2, 2),
@@ -35,9 +35,9 @@ _WIDTHS: dict[Precision, tuple[int, int]] = {
 class PaddedAttention:
     """Slots and probabilities of attention that pads, summed over its groups or rows.
 
-    `squares`: query slots times key slots; `largest`: of one group. `last_*` are of the last layer,
-    which has fewer queries. A group of one sequence saves views of all groups' keys and values:
-    `kept_by_views` are the slots that are saved on its account.
+    `squares`: query slots times key slots; `largest`: the same of the largest group. `last_*` are
+    those of the last layer, which has fewer queries. A group of one sequence saves views of all
+    groups' keys and values: `kept_by_views` counts the slots saved because of it.
     """
 
     slots: int
@@ -49,7 +49,7 @@ class PaddedAttention:
 
     @classmethod
     def of_lengths(cls, policy: str, lengths: IntArray, queries: IntArray, longest: int) -> Self:
-        """By `policy`: "reference", "packed" in rows of `longest` slots, or else "grouped"."""
+        """Sizes under `policy`: "reference", "packed" (rows of `longest` slots) or "grouped"."""
         if policy == "packed":
             row = best_fit_decreasing(lengths, longest)
             most = int(np.bincount(row, weights=queries).max())
@@ -65,7 +65,7 @@ class PaddedAttention:
 
     @classmethod
     def _of(cls, sizes: list[tuple[int, int, int]]) -> Self:
-        """Of groups: how many sequences, slots of each for keys and for queries of the last."""
+        """Sizes of groups, each given as sequences, key slots and the last layer's query slots."""
         slots = sum(count * keys for count, keys, _ in sizes)
         alone = sum(keys for count, keys, _ in sizes if count == 1)
         return cls(
@@ -78,7 +78,7 @@ class PaddedAttention:
         )
 
     def times(self, factor: float) -> Self:
-        """As if there were so many times as many sequences."""
+        """The sizes for `factor` times as many sequences."""
         names = self.__dataclass_fields__
         return replace(self, **{name: round(factor * getattr(self, name)) for name in names})
 
@@ -87,9 +87,9 @@ class PaddedAttention:
 class Forward:
     """Sizes of one forward: the batch as the model gets it, padding included.
 
-    `longest`: tokens of a sequence at most. `mean_length`: of the sequences that the batch is drawn
-    from, where `tokens` are more than their mean, so that the largest draw fits. `padded` is there
-    where attention pads.
+    `longest`: most tokens of a sequence. `mean_length`: mean of the sequences that the batch is
+    drawn from; `tokens` exceeds it so that the largest draw fits. `padded` is set if attention
+    pads.
     """
 
     sequences: int
@@ -102,7 +102,7 @@ class Forward:
     def of_batch(self, sequences: int) -> Self:
         """The same with another number of sequences.
 
-        What is above the mean goes with the square root of their number, as a sum's deviation does.
+        The part above the mean grows with the square root of their number, like a sum's deviation.
         """
         factor = sequences / self.sequences
         tokens = factor * self.tokens
@@ -121,9 +121,9 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Whose kernels compute: what they save differs.
+    """The kernels that compute; they differ in what they save.
 
-    `keyed` is attention with keep bits of our own, `fused` any other that keeps no probabilities.
+    `keyed` is attention with our keep bits, `fused` any other that keeps no probabilities.
     """
 
     fused: bool
@@ -133,7 +133,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
-    """What the forwards of one kind of model save."""
+    """Bytes that the forwards of one kind of model save."""
 
     model: ModelSection
     kernels: Kernels
@@ -166,17 +166,17 @@ class SavedBytes:
         return _WIDTHS[self.model.precision]
 
     def layer(self, rows: int) -> int:
-        """A layer that computes all tokens: `rows` of them."""
+        """Bytes of a layer that computes all tokens, `rows` in number."""
         per_row = self._attention_row() + self._residual_rows() + self._feed_forward_row()
         hidden, _ = self.widths
-        if self.kernels.fused:  # the input: residual of attention's half, in FP8 beside its copy
+        if self.kernels.fused:  # the input: residual of the attention half, in FP8 beside its copy
             per_row += self.model.hidden_size * (hidden + self._product_copy())
         else:
             per_row += self.model.hidden_size * self._product_input()
         return rows * per_row + self._padded(is_last=False)
 
     def last_layer(self) -> int:
-        """Keys and values of all tokens, everything else of the rows that are read."""
+        """Bytes of the last layer: keys and values of all tokens, all else of the rows read."""
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         rows, tokens = self.rows, self.forward.tokens
         copy = self._product_copy()
@@ -189,12 +189,12 @@ class SavedBytes:
             total += tokens * 2 * hidden_size * product
         if not self.kernels.fused:
             return total + (rows + tokens) * hidden_size * self._product_input()
-        # In FP8 the tokens' copy is enough: nothing adds them up as a residual.
+        # In FP8 the tokens' copy is enough: they are no residual.
         of_tokens = copy if self._is_fp8 else hidden + copy
         return total + hidden_size * (rows * (hidden + copy) + tokens * of_tokens)
 
     def heads(self) -> int:
-        """Both heads' inputs, and what the cross-entropy keeps."""
+        """Bytes of both heads' inputs and of what the cross-entropy keeps."""
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         masked, pairs = self.forward.masked, self.rows - self.forward.masked
         total = self.rows * hidden_size * hidden  # the last layer's rows, in the heads' order
@@ -214,7 +214,7 @@ class SavedBytes:
 
     @property
     def loss_forward(self) -> int:
-        """Bytes beside the saved ones when the cross-entropy is computed."""
+        """Temporary bytes while the cross-entropy is computed."""
         _, product = self.widths
         rows, size = self.forward.masked, product
         if self.model.head == "chunked":
@@ -227,7 +227,7 @@ class SavedBytes:
 
     @property
     def loss_backward(self) -> int:
-        """Bytes beside the saved ones when the decoder's gradients are computed."""
+        """Temporary bytes while the decoder's gradients are computed."""
         if self.model.head == "chunked":
             return 0
         hidden, product = self.widths
@@ -241,14 +241,14 @@ class SavedBytes:
         return self.model.precision == "fp8"
 
     def _product_copy(self) -> int:
-        """Bytes of what a product keeps of an input's element that others keep as well."""
+        """Bytes that a product keeps of an input element which others keep as well."""
         hidden, product = self.widths
         if self._is_fp8:
             return 1  # transposed
         return product if hidden != product else 0  # under autocast
 
     def _product_input(self) -> int:
-        """Bytes of what a product keeps of an input's element that nobody else keeps."""
+        """Bytes that a product keeps of an input element which nothing else keeps."""
         return 1 if self._is_fp8 else self.widths[1]
 
     def _weights(self, *, is_last: bool) -> int:
@@ -262,12 +262,12 @@ class SavedBytes:
         return joined if self.kernels.fused else 0
 
     def _dropped(self) -> int:
-        """Bytes of what a dropout of D channels keeps of a row."""
+        """Bytes that a dropout of D channels keeps of a row."""
         channels = self.model.hidden_size
         if self.model.hidden_dropout == 0:
             return 0
         if self.kernels.fused or self.kernels.on_cuda:
-            return -(-channels // 8)  # a bit each
+            return -(-channels // 8)  # one bit each
         return channels * self.widths[1]  # factors
 
     def _embeddings(self) -> int:
@@ -276,7 +276,7 @@ class SavedBytes:
         return self.forward.tokens * (summed + statistics + self._dropped())
 
     def _attention_row(self) -> int:
-        """Of a row: queries, keys, values, context, the logarithmic sum and keep bits."""
+        """Bytes a row of queries, keys, values, context, logarithmic sum and keep bits."""
         model, (_, product) = self.model, self.widths
         context = model.hidden_size * product
         if self.kernels.attention == "padded":
@@ -288,7 +288,7 @@ class SavedBytes:
         return row
 
     def _padded(self, *, is_last: bool) -> int:
-        """Of attention that pads: padded inputs, and probabilities before and after dropout."""
+        """Bytes of padded attention: padded inputs, probabilities before and after dropout."""
         padded = self.forward.padded
         if self.kernels.attention != "padded" or padded is None:
             return 0
@@ -302,7 +302,7 @@ class SavedBytes:
         return slots * model.hidden_size * product + 3 * model.num_heads * squares * product
 
     def _residual_rows(self) -> int:
-        """Of a row: both blocks of dropout, residual sum and LayerNorm, and the result between."""
+        """Bytes a row of both dropout, residual and LayerNorm blocks, and the result between."""
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         statistics = 2 * 4
         if self.kernels.fused:  # the product, and the first block's result as the second's residual
@@ -312,5 +312,5 @@ class SavedBytes:
         return 2 * each + hidden_size * self._product_input()
 
     def _feed_forward_row(self) -> int:
-        """Of a row: GELU's input and result."""
+        """Bytes a row of GELU's input and result."""
         return self.model.intermediate_size * (self.widths[1] + self._product_input())

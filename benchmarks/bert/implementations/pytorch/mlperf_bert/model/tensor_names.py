@@ -1,4 +1,4 @@
-"""What TensorFlow's BERT calls our parameters: the names of published checkpoints and MLPerf logs.
+"""TensorFlow's names of our parameters, as in published checkpoints and MLPerf logs.
 
 The first BERT release (https://github.com/google-research/bert) named its variables; MLPerf's
 checkpoint and its rule files keep those names. Ours are Hugging Face's.
@@ -17,7 +17,7 @@ WHOLE_NAMES = MappingProxyType(
         "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
     }
 )
-# (end of our name, end of theirs) of everything else; the first that fits is taken.
+# (end of our name, end of theirs) of everything else; the first match is used.
 ENDINGS = (
     ("LayerNorm.weight", "LayerNorm/gamma"),
     ("LayerNorm.bias", "LayerNorm/beta"),
@@ -33,7 +33,7 @@ def tensorflow_name(parameter_name: str) -> str:
     other tensor is laid out as ours is. The word embedding, tied to the decoder, is one tensor on
     both sides; ours may have more rows, which pad the vocabulary.
 
-    Raises ValueError for what is no parameter's name.
+    Raises ValueError for a name that is no parameter's.
     """
     if parameter_name in WHOLE_NAMES:
         return WHOLE_NAMES[parameter_name]

@@ -2,16 +2,16 @@
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 
-Softmax is computed block by block as keys pass by, and only its logarithmic sum is kept for the
-backward, which computes probabilities anew (FlashAttention-2, arXiv 2307.08691): one kernel for the
-queries' gradient, one for the others. Sums are float32, and every gradient is summed by one program
-in a fixed order: the same bits each time.
+Softmax is computed over one block of keys after another. Only its logarithmic sum is kept; the
+backward recomputes the probabilities (FlashAttention-2, arXiv 2307.08691), with one kernel for the
+queries' gradient and one for the others. Sums are float32, and one program sums each gradient in a
+fixed order, so results repeat bit by bit.
 
-A program has a block of queries, or of keys, of one sequence and head: its second number is its
-head, its third its sequence. Programs behind a sequence's end return at once. Bounds of sequences
-are read on the device and every result has a fixed shape, so a step with these kernels can be
-captured. What dropout keeps is read from bits that another kernel wrote (`model/dropout.py`).
-Places count from the sequence's first row, so that only that row's address needs 64 bits.
+A program computes a block of queries, or of keys, of one sequence and head: its second number is
+its head, its third its sequence. Programs past a sequence's end return at once. Sequence bounds are
+read on the device and every result has a fixed shape, so a step with these kernels can be captured.
+Dropout is read from keep bits that another kernel wrote (`model/dropout.py`). Places count from the
+sequence's first row, so only that row's address needs 64 bits.
 """
 
 import math
@@ -30,11 +30,11 @@ from mlperf_bert.model.dropout import attention_keep_bits
 from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
-KEYS = 64  # of a tile: their keep bits are read at once, as two words
+KEYS = 64  # keys of a tile: their keep bits are read at once, as two words
 
 
 class Saved(NamedTuple):
-    """What the forward leaves behind; heads and channels of a row lie in one piece."""
+    """Tensors saved by the forward; heads and channels of a row are contiguous."""
 
     q: Tensor  # [R, N, H]
     k: Tensor  # [T, N, H]
@@ -47,16 +47,16 @@ class Saved(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How many queries a program holds at once beside 64 keys, and how it is run.
+    """Launch constants: the queries that a program holds beside 64 keys, and how it runs.
 
-    Constants, not measured at the start: sums depend on them, and so a run repeats bit by bit on
-    any machine of its kind and after a restart.
+    They are not measured at the start because sums depend on them: a run repeats bit by bit on any
+    machine of its kind and after a restart.
     """
 
     queries: int
     num_warps: int
-    num_stages: int  # of the loop over the others
-    most_registers: int | None = None  # of a thread; the compiler's own choice where None
+    num_stages: int  # stages of the loop over the others
+    most_registers: int | None = None  # registers a thread; the compiler chooses if None
 
 
 TILES = MappingProxyType(  # by head size
@@ -79,7 +79,7 @@ TILES_OF_KEYS = MappingProxyType({**TILES_OF_QUERIES, 64: Tile(64, 4, 3)})
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    # Otherwise compiled once more for a number of rows that is a multiple of 16.
+    # Otherwise recompiled for a number of rows that is a multiple of 16.
     rows = ["num_rows"] if "num_rows" in function.__annotations__ else []
     return triton.jit(function, do_not_specialize=rows)
 
@@ -89,7 +89,7 @@ def attend(
 ) -> Tensor:
     """The policy: see `model/attention.py`. bf16 or fp16, H one of 16, 32, 64 and 128.
 
-    Rows behind the last sequence are neither read nor written.
+    Rows after the last sequence are neither read nor written.
     """
     context: Tensor = _Attention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
     return context
@@ -134,7 +134,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """[rows, N, H] whose rows lie anywhere, but each in one piece."""
+    """`x` as [rows, N, H] with each row contiguous; the rows may lie anywhere."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
@@ -147,7 +147,7 @@ def _launch(
     strides: tuple[int, ...],
     keep_scale: float | None,
 ) -> None:
-    """So many programs for each head and sequence, with `tensors` that lie in rows of `strides`."""
+    """Launch `blocks` programs for each head and sequence; `tensors` have rows of `strides`."""
     num_rows, num_heads, head_size = saved.q.shape
     kernel[(blocks, num_heads, len(saved.cu_queries) - 1)](
         *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, keep_scale),
@@ -161,16 +161,16 @@ def _launch(
 def _gradients(
     grad: Tensor, saved: Saved, max_queries: int, max_length: int, keep_scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v: columns of one tensor, or k's and v's where queries are fewer.
+    """Gradients of q, k and v: columns of one tensor, or only k's and v's if queries are fewer.
 
-    So they lie as the gradient of a product with all three weights is wanted (`fused_blocks.py`).
+    This is the layout that a product with all three weights needs (`fused_blocks.py`).
 
     Args:
-        grad: of the context, [R, N, H], each row in one piece.
-        saved: by the forward.
-        max_queries: of one sequence, at most.
-        max_length: keys of one sequence, at most.
-        keep_scale: what kept elements were multiplied by; None without dropout.
+        grad: gradient of the context, [R, N, H], each row contiguous.
+        saved: tensors saved by the forward.
+        max_queries: most queries of one sequence.
+        max_length: most keys of one sequence.
+        keep_scale: factor of kept elements; None without dropout.
     """
     q, k, v = saved.q, saved.k, saved.v
     num_rows, num_heads, _ = q.shape
@@ -221,14 +221,14 @@ def _attention_forward(
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
         key = tl.arange(0, block_k)
-        # Zero, but not to the compiler, which would round first and then select 16 bits: slower.
+        # A zero hidden from the compiler, which would round first and then select 16 bits: slower.
         nothing = tl.minimum(keys[1], 0).to(tl.float32)
         for start in range(0, keys[1], block_k):
             own_k = _load_tile(k, k_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
-            if start + block_k > keys[1]:  # the last block alone pays for the comparisons
+            if start + block_k > keys[1]:  # only the last block pays for the comparisons
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
-            # In powers of two, which the hardware has an instruction for.
+            # In powers of two, for which the hardware has an instruction.
             higher = tl.maximum(highest, tl.max(scores, 1) * (scale * LOG2_E))
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -higher[:, None]))
             shrink = tl.exp2(highest - higher)
@@ -259,7 +259,7 @@ def _attention_of_queries(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """The gradient of a block of queries, and of each its context times the context's gradient."""
+    """Gradient of a block of queries, and each query's context times its gradient."""
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens = tensors[:8]
     grad, statistics, grad_q = tensors[8:]
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
@@ -285,7 +285,7 @@ def _attention_of_queries(
             own_v = _load_tile(v, v_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
             of_weights = tl.dot(own_grad, tl.trans(own_v))
-            # A key behind the sequence's end would be exp2(-log_sum), perhaps infinite.
+            # A key past the sequence's end would be exp2(-log_sum), perhaps infinite.
             if start + block_k > keys[1]:
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[:, None]))
@@ -310,7 +310,7 @@ def _attention_of_keys(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """The gradients of a block of keys and their values; tiles are [keys, queries]."""
+    """Gradients of a block of keys and their values; tiles are [keys, queries]."""
     q, k, v, keep, cu_queries, cu_seqlens, grad, statistics, grad_k, grad_v = tensors
     q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
     queries, keys = _span(cu_queries), _span(cu_seqlens)
@@ -323,7 +323,7 @@ def _attention_of_keys(
         key = tl.arange(0, block_k)
         of_head = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
         for start in range(0, queries[1], block_q):
-            # Behind the last query q and grad are zero, and so is what it adds.
+            # Past the last query q and grad are zero, so they add zero.
             own_q = _load_tile(q, q_stride, queries, start, block_q, head_size)
             own_grad = _load_tile(grad, grad_stride, queries, start, block_q, head_size)
             minus_log_sum, minus_product = _load_pairs(of_head, 2, queries, start, block_q)
@@ -346,7 +346,7 @@ def _attention_of_keys(
 
 @_kernel
 def _span(bounds: tl.tensor) -> Any:
-    """The rows of the program's sequence: number of the first (int64), how many."""
+    """Rows of the program's sequence: number of the first (int64), and their count."""
     first = tl.load(bounds + tl.program_id(2))
     return first.to(tl.int64), tl.load(bounds + tl.program_id(2) + 1) - first
 
@@ -360,7 +360,7 @@ def _load_tile(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> Any:
-    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros behind its end."""
+    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros past its end."""
     at, is_real = _of_tile(x, stride, rows, first, size, head_size)
     return tl.load(at, mask=is_real, other=0.0)
 
@@ -391,14 +391,14 @@ def _of_tile(
 ) -> Any:
     place = tl.arange(0, size)
     start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
-    # The same in every pass of a loop over `first`, so it stays in registers.
+    # Constant in a loop over `first`, so it stays in registers.
     within = place[:, None] * stride + tl.arange(0, head_size)[None, :]
     return start + within, (place < rows[1] - first)[:, None]
 
 
 @_kernel
 def _row_numbers(num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
-    """Where in [N, num_rows] the places of the span `rows` are: int64, as many."""
+    """Indices into [N, num_rows] of the places of the span `rows`, int64."""
     return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
 
 
@@ -408,8 +408,8 @@ def _load_pairs(
 ) -> Any:
     """Two neighbours at `x` of each place `first` .. of the span `rows`: two of [size].
 
-    One load of both: Triton 3.6 has every thread copy what it needs of a vector that is shorter
-    than the threads of a program, which is sixteen times as much.
+    One load reads both: in Triton 3.6 a vector shorter than a program's threads makes every thread
+    copy what it needs, which is sixteen times as much.
     """
     place = tl.arange(0, size)
     at = (place * stride)[:, None] + tl.arange(0, 2)[None, :]
@@ -427,7 +427,7 @@ def _load_keep(
     size: tl.constexpr,
     first_key: tl.tensor,
 ) -> Any:
-    """Keep bits of 64 keys of each place `first` .. of the span `queries`: two int32 [size]."""
+    """Keep bits of 64 keys for each place `first` .. of the span `queries`: two int32 [size]."""
     stride = tl.num_programs(1) * num_words
     of_head = keep + tl.program_id(1) * num_words + first_key // 32
     return _load_pairs(of_head, stride, queries, first, size)
@@ -437,8 +437,8 @@ def _load_keep(
 def _kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
     """Bool [size, 64] of `_load_keep`; `key` is 0 .. 63.
 
-    Lanes of a warp differ in bits 1 and 2 of a column's number, where a tile is the result of a
-    product: these are shifted out once for all columns, and what is left are constants.
+    In a product's result, lanes of a warp differ in bits 1 and 2 of a column's number. These are
+    shifted out once for all columns; the remaining shifts are constants.
     """
     halves = tl.where((key < 32)[None, :], words[0][:, None], words[1][:, None])
     return ((halves >> (key & 6)[None, :]) & (1 << (key & 25))[None, :]) != 0

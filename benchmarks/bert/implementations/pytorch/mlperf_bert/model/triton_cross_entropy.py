@@ -1,8 +1,8 @@
-"""Cross-entropy of a GPU's logits, which are read once forward and once backward.
+"""Cross-entropy on a GPU that reads the logits once forward and once backward.
 
-Backward writes their gradient in their place and adds up its columns on the way, so that the bias
-of the product that made them needs no pass of its own. All is computed in float32 (float64 for
-float64), and only that gradient is rounded.
+Backward overwrites the logits with their gradient and sums its columns in the same pass, so that
+the bias of the preceding product needs no pass of its own. Computation is in float32 (float64 for
+float64); only that gradient is rounded.
 
 Shape letters: P positions, V classes.
 """
@@ -26,10 +26,10 @@ from mlperf_bert.model.triton_parts import (
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
-GROUPS = 512  # of eight classes that a program reads at a time in forward
-BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # in backward
-# In backward, on every GPU, so that sums have one order. They run at once where eight fit on each
-# of an A100's 108 multiprocessors.
+GROUPS = 512  # groups of eight classes that a program reads at a time in forward
+BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # tile in backward
+# Programs in backward, on every GPU, so that sums have one order. All run at once if eight fit on
+# each of an A100's 108 multiprocessors.
 MOST_PROGRAMS = 840
 
 
@@ -38,11 +38,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: [P, V], contiguous.
-        labels: int64 [P]. The loss of a row is zero where it is IGNORED, whatever the row holds,
-            and NaN where it is no class.
+        labels: int64 [P]. The loss of a row is zero if its label is IGNORED, whatever the row
+            holds, and NaN if its label is no class.
 
     Returns:
-        Nats [P], and [2, P] largest logit and one over the sum of exp(logit - largest).
+        Losses in nats [P], and [2, P]: largest logit, and one over the sum of exp(logit - largest).
     """
     rows, columns = logits.shape
     losses, statistics = empty_sums(logits, rows), empty_sums(logits, 2, rows)
@@ -56,7 +56,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def cross_entropy_backward(
     gradient: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, bias_dtype: torch.dtype
 ) -> Tensor:
-    """Write the gradient of the logits over them, from the scalar one of the sum of all losses.
+    """Overwrite the logits with their gradient, given the scalar gradient of the summed loss.
 
     Rows of ignored labels become zero.
 
@@ -89,7 +89,7 @@ def _cross_entropy_forward(
     label = tl.load(labels + row)
     is_used = label != ignored
     channels = channels_of(groups)
-    # Of each group of eight by itself: a maximum of all would have the threads wait each time.
+    # One maximum for each group of eight: a maximum of all would make the threads wait each time.
     largest = tl.full((groups,), LOWEST, dtype)
     total = tl.zeros((groups,), dtype)
     first, end = 0, tl.where(is_used, columns, 0)
@@ -124,8 +124,8 @@ def _cross_entropy_backward(
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     offsets = column[None, :] - tl.arange(0, block_rows)[:, None] * columns
     total = tl.zeros((block_columns,), dtype)
-    # From the last row on: a GPU's cache may still hold those that forward read last, and will
-    # hold the first ones when the products read the gradient.
+    # Last row first: the GPU's cache may still hold the rows that forward read last, and will hold
+    # the first ones when the products read the gradient.
     left = rows - tl.program_id(0) * block_rows
     while left > 0:
         row = left - 1 - tl.arange(0, block_rows)

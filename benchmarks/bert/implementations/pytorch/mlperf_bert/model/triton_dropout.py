@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from mlperf_bert.model.dropout_keys import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
-ROWS, BYTES = 16, 16  # that a program takes at once
-ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # the fewer bytes, the fewer behind a sequence's end
-WARPS = 1  # where bits alone are made, so that a thread has eight bytes of a row
+ROWS, BYTES = 16, 16  # rows that a program takes at once
+ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # fewer bytes waste less past a sequence's end
+WARPS = 1  # when only bits are made, so that a thread has eight bytes of a row
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -27,13 +27,13 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 
 def _kernel_of_site(function: Callable[..., None]) -> Any:
-    # Otherwise compiled once more for a seed or stream that is 1, or a multiple of 16.
+    # Otherwise recompiled for a seed or stream that is 1 or a multiple of 16.
     names = ["seed", "stream", "num_rows", "num_sequences"]
     return triton.jit(function, do_not_specialize=names)
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """As `model.dropout.keep_bits`: uint8 [R, ceil(channels / 8)]."""
+    """See `model.dropout.keep_bits`: uint8 [R, ceil(channels / 8)]."""
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(channels, 8)
     bits = _empty_bits(site, num_rows, num_bytes)
     if bits.numel() > 0:
@@ -50,9 +50,9 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """As `model.dropout.attention_keep_bits`: uint8 [R, N, ceil(max_seqlen / 8)].
+    """See `model.dropout.attention_keep_bits`: uint8 [R, N, ceil(max_seqlen / 8)].
 
-    Bytes wholly behind a row's own sequence, and rows of no sequence, are not written.
+    Bytes wholly past a row's own sequence, and rows of no sequence, are not written.
     """
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(max_seqlen, 8)
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
@@ -68,7 +68,7 @@ def attention_keep_bits(
 
 
 def dropout(x: Tensor, site: DropoutSite) -> Tensor:
-    """As `model.dropout.dropout`, which keeps one bit an element for the backward."""
+    """See `model.dropout.dropout`; the backward keeps one bit an element."""
     dropped: Tensor = _Dropout.apply(x, site)  # type: ignore[no-untyped-call]
     return dropped
 
@@ -78,7 +78,7 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, site: DropoutSite) -> Tensor:
         num_bytes = triton.cdiv(x.shape[1:].numel(), 8)
         bits = _empty_bits(site, len(x), num_bytes)
-        assert len(site.keys.positions) == len(x)  # the kernel does not look
+        assert len(site.keys.positions) == len(x)  # the kernel does not check
         ctx.save_for_backward(bits)
         ctx.site = site
         return _apply(x.contiguous(), bits, site, draw=True)
@@ -91,7 +91,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
-    """`x` with what `bits` says dropped; with `draw` the bits are made and written here."""
+    """`x` with dropout by `bits`; with `draw` the bits are made and written here."""
     dropped = torch.empty_like(x)
     num_rows, num_bytes = bits.shape
     if x.numel() > 0:
@@ -165,7 +165,7 @@ def _attention_keep_bits(
     while 8 * first < longest:  # not `range`: see optim/triton_kernels.py
         byte = first + tl.arange(0, bytes_)[None, :]
         kept = _kept_bytes(byte | (head << 16), token, sample, keys[2], seed, threshold)
-        # Whole words of eight bytes, which the compiler then stores at once.
+        # Whole words of eight bytes, so that the compiler stores each at once.
         is_needed = (byte < (length[:, None] + 63) // 64 * 8) & (byte < num_bytes)
         tl.store(of_row + byte, kept, mask=is_needed)
         first += bytes_
@@ -211,7 +211,7 @@ def _dropout(
 
 @_kernel
 def _of_rows(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: tl.tensor) -> Any:
-    """Second and third word of the counters of some rows, as uint32 columns."""
+    """The second and third counter words of some rows, as uint32 columns."""
     sample_ids, positions, _ = keys
     position = tl.load(positions + row, mask=row < num_rows, other=0).to(tl.uint32)
     sample = tl.load(sample_ids + row, mask=row < num_rows, other=0).to(tl.uint32)
@@ -227,7 +227,7 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """As `model.dropout_keys.kept_bytes`: uint8 of [rows, bytes], from int32 groups."""
+    """See `model.dropout_keys.kept_bytes`: uint8 [rows, bytes], from int32 groups."""
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])
@@ -241,7 +241,7 @@ def _kept_bytes(
 def _sequence_of(
     row: tl.tensor, cu_queries: tl.tensor, num_sequences: tl.tensor, steps: tl.constexpr
 ) -> Any:
-    """How many sequences end at or before each row: the number of its own; of none, how many."""
+    """The number of each row's sequence; the count of sequences for a row of none."""
     low, high = tl.zeros_like(row), tl.zeros_like(row) + num_sequences
     for _ in tl.static_range(steps):
         middle = (low + high) // 2

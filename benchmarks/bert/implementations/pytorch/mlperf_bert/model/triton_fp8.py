@@ -2,9 +2,9 @@
 
 Shape letters: R rows, C columns.
 
-The mathematics is that of `fp8_cast.reference`. Maxima of programs meet in one place by atomic
-maxima, so nothing depends on the order in which programs run. Kernels of tiles end with `write_fp8`
-and take what it needs as arguments in a row, `writing(...)`; those of rows call `to_fp8`.
+The mathematics is that of `fp8_cast.reference`. Programs combine their maxima by an atomic maximum,
+so nothing depends on the order in which they run. Kernels of tiles end with `write_fp8` and take
+its arguments together, from `writing(...)`; kernels of rows call `to_fp8`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,10 +19,10 @@ from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target, padded
 from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
-# Of a program: 32 elements a thread, so that the sums over rows are hardly more than additions. In
-# the transpose it writes lines of 128 bytes.
+# Tile of a program: 32 elements a thread, so that the sums over rows are hardly more than
+# additions. The transpose is written in lines of 128 bytes.
 TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 128, 64, 8
-TRANSPOSED_TILE = 128  # of a copy that is transposed alone
+TRANSPOSED_TILE = 128  # tile of a copy that is only transposed
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
@@ -42,7 +42,7 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: bool) -> Fp8Matrix:
-    """A matrix [R, C] and, if asked for, its transpose; not filled in, on the device of `like`."""
+    """An uninitialised [R, C] matrix and, if requested, its transpose, on the device of `like`."""
     num_rows, num_columns = shape
     rows = like.new_empty((num_rows, num_columns), dtype=target.dtype)
     if not transpose:
@@ -60,7 +60,7 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
 
 
 def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
-    """Write `x` [R, C] to its place, views [R, C] and [C, R or more] of a matrix and transpose.
+    """Write `x` [R, C] to its place: views [R, C] of a matrix and [C, R or more] of its transpose.
 
     `partials` float32 [row tiles, 1, C] receives the sums over each tile's rows.
     """
@@ -86,7 +86,7 @@ def beside_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
 
 
 def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
-    """What `write_fp8` needs to write to `place`: a tuple, and the limit."""
+    """Arguments of `write_fp8` that write to `place`: a tuple, and the limit."""
     rows, transposed = place.rows, place.transposed
     strides = (0, 0) if transposed is None else (transposed.stride(0), transposed.shape[1])
     where = (rows, transposed, target.unit, target.maximum, rows.stride(0), *strides)
@@ -94,7 +94,7 @@ def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
 
 
 def writing_rows(rows: Tensor | None, target: Target | None) -> tuple[Any, ...]:
-    """What a kernel needs that writes `rows` in FP8 without a transpose, or nothing in FP8."""
+    """Arguments of a kernel that writes `rows` in FP8 without a transpose, or no FP8 at all."""
     if target is None:
         return (None, None, None), 0.0
     return (rows, target.unit, target.maximum), target.limit
@@ -139,9 +139,9 @@ def write_fp8(
     place: tl.tuple,
     limit: tl.constexpr,
 ) -> None:
-    """Cast a float32 tile of a matrix [num_rows, num_columns], which is zero behind its ends.
+    """Cast a float32 tile of a matrix [num_rows, num_columns]; it is zero past the edges.
 
-    `place` and `limit` are those of `writing`.
+    `place` and `limit` come from `writing`.
     """
     quantised, transposed, unit, maximum, rows_stride, transposed_stride, width = place
     written = to_fp8(values, quantised, unit, maximum, limit, True)
@@ -160,21 +160,22 @@ def to_fp8(
     limit: tl.constexpr,
     looks_first: tl.constexpr,
 ) -> Any:
-    """Float32 `values` in the type that `quantised` points to; their maximum is noted.
+    """Float32 `values` in the type that `quantised` points to; their maximum is recorded.
 
-    With `looks_first` elements are looked at for what is not finite only where there is any, which
-    takes fewer instructions and more registers.
+    With `looks_first`, elements are checked one by one only if a non-finite one exists, which takes
+    fewer instructions and more registers.
     """
     if looks_first:
         largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
-        # Not `if`: through a loop Triton 3.6 does not compute the values a second time, in the
-        # layout of the transpose.
+        # A loop, not `if`: so Triton 3.6 does not compute the values a second time in the
+        # transpose's layout.
         while not largest < float("inf"):
             values, largest = _finite_or_nan(values)
     else:
         values, largest = _finite_or_nan(values)
     if maximum is not None:
-        # Most programs find that another's is larger: a plain load spares them the atomic one.
+        # Most programs find a larger maximum already there: a plain load spares them the atomic
+        # one.
         tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
     scaled = values * (1.0 / tl.load(unit))
     if quantised.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
@@ -184,7 +185,7 @@ def to_fp8(
 
 @kernel
 def _finite_or_nan(values: tl.tensor) -> Any:
-    """The values, NaN for what is not finite, and the largest size of those that are."""
+    """The values, NaN if not finite, and the largest |value| of the finite ones."""
     is_finite = tl.abs(values) < float("inf")
     largest = tl.max(tl.where(is_finite, tl.abs(values), 0.0))
     return tl.where(is_finite, values, float("nan")), largest
@@ -202,7 +203,7 @@ def _store_transposed(
 ) -> None:
     """Write a tile to the transpose, up to its `width`, a multiple of 16 behind the last row.
 
-    By that, and not by the number of rows, the compiler knows that stores can be 16 bytes wide.
+    From `width`, not from the number of rows, the compiler learns that stores can be 16 bytes wide.
     """
     at = column[:, None] * stride + row[None, :]
     mask = (column < num_columns)[:, None] & (row < width)[None, :]
@@ -211,7 +212,7 @@ def _store_transposed(
 
 @kernel
 def _transpose(
-    matrix: tl.tensor,  # named `rows`, its alignment would not be looked at
+    matrix: tl.tensor,  # under the name `rows` its alignment would be ignored
     transposed: tl.tensor,
     num_rows: int,
     num_columns: int,

@@ -1,8 +1,8 @@
-"""Bias and GELU (erf) on a GPU: Triton kernels whose results are rounded, or leave in FP8 alone.
+"""Bias and GELU (erf) on a GPU: Triton kernels with rounded results, or results in FP8 only.
 
-Backward computes the sum under the GELU again from the product, which is all that is kept. In FP8,
-what follows is a product in FP8 each time, so nothing is written in 16 bits and read again: 4 bytes
-an element are moved forward and 6 backward, which would be 8 and 10 with a cast of its own.
+Only the product is kept; backward recomputes the sum under the GELU from it. In FP8 the next
+operation is always an FP8 product, so nothing is written in 16 bits: 4 bytes an element are moved
+forward and 6 backward, against 8 and 10 with a separate cast.
 
 Shape letters: R rows, F feed-forward width.
 """
@@ -32,11 +32,11 @@ from mlperf_bert.model.triton_parts import (
 )
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
-# In backward, on every GPU, so that sums have one order. They run at once where six fit on each of
-# an A100's 108 multiprocessors, or five on each of an H100's 132.
+# Programs in backward, on every GPU, so that sums have one order. All run at once if six fit on
+# each of an A100's 108 multiprocessors, or five on each of an H100's 132.
 MOST_PROGRAMS = 640
-# Of a tile in FP8: half of what a cast takes. 64 elements a thread need fewer instructions each,
-# for which these kernels wait; four tiles are on a multiprocessor either way.
+# FP8 tile: half the size of a cast's. 64 elements a thread need fewer instructions each, which
+# limit these kernels; a multiprocessor holds four tiles either way.
 FP8_WARPS = 4
 
 
@@ -167,7 +167,7 @@ def _gelu_fp8(
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row[:, None] * columns + column[None, :]
-    # Behind the last row the GELU is zero, and so is the gradient that is given.
+    # Past the last row the GELU is zero, and so is the given gradient.
     outside = -32768.0 if gradient is None else 0.0
     values = tl.load(product + at, mask=inside, other=outside).to(tl.float32)
     values += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
@@ -181,7 +181,7 @@ def _gelu_fp8(
 
 @kernel
 def _gelu(values: tl.tensor) -> Any:
-    """z Phi(z) as max(z, 0) - |z| Phi(-|z|), in which nothing cancels; of infinity NaN."""
+    """z Phi(z) as max(z, 0) - |z| Phi(-|z|), which has no cancellation; NaN for infinity."""
     sizes = tl.abs(values)
     return tl.maximum(values, 0.0) - sizes * _normal_tail(sizes)
 
@@ -199,10 +199,10 @@ def _gelu_slope(values: tl.tensor) -> Any:
 def _normal_tail(sizes: tl.tensor) -> Any:
     """Phi(-z), the share of a standard normal distribution below -z, for z >= 0.
 
-    In float32 two to the power of a polynomial, fitted by ourselves to log2 Phi(-z): Phi is off by
-    8e-7 at most, and between z = 0 and 4 by 0.4 % of itself, where rounding to bf16 is off by as
-    much (`triton_jobs.py` holds it to that). An erf takes four times the instructions, and the
-    block would wait for them and not for memory.
+    Computed in float32 as two to the power of a polynomial that we fitted to log2 Phi(-z). The
+    error of Phi is at most 8e-7, and 0.4 % of itself for z from 0 to 4, as large as rounding to
+    bf16 (`triton_jobs.py` checks that). An erf takes four times the instructions, which would then
+    limit the block instead of memory.
     """
     if sizes.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(sizes * 0.7071067811865476)  # 1 / sqrt(2)

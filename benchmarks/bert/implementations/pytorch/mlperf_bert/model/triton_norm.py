@@ -1,10 +1,10 @@
-"""Two sums with a LayerNorm on a GPU, each one Triton kernel forward and one backward.
+"""Two sums with a LayerNorm on a GPU, each with one Triton kernel forward and one backward.
 
 `residual_norm` is bias, dropout, residual sum and LayerNorm; `embedding_norm` is the sum of three
-embeddings, LayerNorm and dropout. Backward computes the sum under the LayerNorm again, from what it
-is made of. Saving it would move as many bytes (it is written once and read once; product and
-residual are read once more instead) and round it to 16 bits; the memory is the same too, as the
-product is kept in its place. Statistics are float32, or float64 for float64.
+embeddings, LayerNorm and dropout. Backward recomputes the sum under the LayerNorm from its parts.
+Saving it would move as many bytes (one write and one read, instead of one more read of product and
+residual) and round it to 16 bits; the memory is the same too, because the product is kept in its
+place. Statistics are float32, or float64 for float64.
 
 Shape letters: R rows, T tokens, D hidden.
 """
@@ -33,7 +33,7 @@ from mlperf_bert.model.triton_parts import (
     sum_programs,
 )
 
-Three = tuple[Tensor, Tensor, Tensor]  # of words, token types and positions
+Three = tuple[Tensor, Tensor, Tensor]  # one each for words, token types and positions
 
 
 def residual_norm(
@@ -53,16 +53,16 @@ def residual_norm(
         product: [R, D], contiguous.
         bias: [D], added to the product.
         residual: [R, D], contiguous.
-        weight: [D], of the LayerNorm.
-        norm_bias: [D].
+        weight: [D], the LayerNorm's.
+        norm_bias: [D], the LayerNorm's.
         epsilon: added to the variance.
         keep: uint8 [R, ceil(D / 8)], see `keep_bits`; None drops nothing.
-        scale: of what is kept.
-        target: of the result in FP8, where that is wanted beside it.
+        scale: factor of kept elements.
+        target: target of an additional FP8 result, if wanted.
 
     Returns:
         [R, D] in the dtype that product and residual promote to; [2, R] mean and one over the
-        standard deviation; and the result in FP8 [R, D] where there is a target.
+        standard deviation; and the result in FP8 [R, D] if there is a target.
     """
     rows, size = product.shape
     groups = num_groups(size)
@@ -90,19 +90,19 @@ def residual_norm_backward(
     scale: float,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Gradients of `residual_norm`, whose arguments and statistics these are.
+    """Gradients of `residual_norm`, given its arguments and statistics.
 
-    `gradients` are one or two [R, D], contiguous: their sum is that of the output.
+    `gradients` are one or two [R, D], contiguous; their sum is the output's gradient.
 
     Returns:
-        Those of product and residual [R, D], one tensor where nothing is dropped and their dtypes
-        are the same, or the product's in FP8 alone where there is a target; and those of bias,
-        weight and norm_bias [D].
+        Gradients of product and residual [R, D]: one tensor if nothing is dropped and their dtypes
+        are the same; the product's in FP8 only if there is a target. Then those of bias, weight and
+        norm_bias [D].
     """
     rows, size = product.shape
     groups, programs = num_groups(size), num_programs(rows)
     of_residual = torch.empty_like(residual)
-    # Without dropout both are the same, and one is written.
+    # Without dropout both are equal, and one is written.
     is_same = target is None and keep is None and product.dtype == residual.dtype
     dtype = product.dtype if target is None else target.dtype
     of_product = of_residual if is_same else torch.empty_like(product, dtype=dtype)
@@ -132,7 +132,7 @@ def embedding_norm(
     Args:
         ids: int64 [T] each.
         tables: [any, D] each, contiguous, of one dtype.
-        weight: as of `residual_norm`, and all that follow; `keep` is uint8 [T, ceil(D / 8)].
+        weight: this and all that follow as for `residual_norm`; `keep` is uint8 [T, ceil(D / 8)].
 
     Returns:
         [T, D] in the dtype of the tables, and [2, T] mean and one over the standard deviation.
@@ -158,14 +158,14 @@ def embedding_norm_backward(
     keep: Tensor | None,
     scale: float,
 ) -> tuple[Three, tuple[Tensor, ...]]:
-    """Gradients of `embedding_norm`, whose arguments and statistics these are.
+    """Gradients of `embedding_norm`, given its arguments and statistics.
 
-    All sums have a fixed order, and nothing waits for the device. Those of words and positions are
-    torch's, by sorting; the few types, on each of which falls a large share of the tokens, are
-    summed with the LayerNorm's parameters.
+    All sums have a fixed order, and nothing waits for the device. torch sums those of words and
+    positions, by sorting. The few token types, each with a large share of the tokens, are summed
+    with the LayerNorm's parameters.
 
-    `gradient` [T, D] of the output is contiguous. Returns those of the tables; those of weight and
-    norm_bias [D].
+    The output's `gradient` [T, D] is contiguous. Returns the tables' gradients, and those of weight
+    and norm_bias [D].
     """
     words, types, positions = tables
     rows, size, num_types = len(ids[0]), words.shape[1], len(types)
@@ -211,7 +211,7 @@ def _norm_forward(
         total, statistics, weight, norm_bias, row, rows, channels, size, epsilon, dtype
     )
     store_channels(output + row * size, channels, normalised, size)
-    if output8 is not None:  # of what was written
+    if output8 is not None:  # FP8 of the rounded values
         rounded = normalised.to(output.dtype.element_ty).to(tl.float32)
         written = to_fp8(rounded, output8, unit, maximum, limit, True)
         store_channels(output8 + row * size, channels, written, size)
@@ -365,7 +365,7 @@ def _sum_of_embeddings(
     size: tl.constexpr,
     dtype: tl.constexpr,
 ) -> Any:
-    """And the token's type."""
+    """Sum of a token's three embeddings, and its token type."""
     kind = tl.load(ids[1] + row)
     total = load_channels(tables[0] + tl.load(ids[0] + row) * size, channels, size, dtype)
     total += load_channels(tables[1] + kind * size, channels, size, dtype)
@@ -386,7 +386,7 @@ def _normalise(
     epsilon: tl.constexpr,
     dtype: tl.constexpr,
 ) -> Any:
-    """LayerNorm of a row, zero behind its end; its mean and one over its deviation are written."""
+    """LayerNorm of a row, zero past its end; writes its mean and one over its deviation."""
     mean = tl.sum(values) / size
     centered = tl.where(channels < size, values - mean, 0.0)
     variance = tl.sum(centered * centered) / size
@@ -408,7 +408,7 @@ def _norm_gradient(
     channels: tl.tensor,
     size: tl.constexpr,
 ) -> Any:
-    """A row's normalised values, and the gradient of the values from that of the LayerNorm."""
+    """A row's normalised values, and their gradient given that of the LayerNorm."""
     mean, inverse_deviation = tl.load(statistics + row), tl.load(statistics + rows + row)
     normalised = tl.where(channels < size, (values - mean) * inverse_deviation, 0.0)
     scaled = given * weights

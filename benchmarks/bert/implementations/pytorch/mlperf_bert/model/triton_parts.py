@@ -1,4 +1,4 @@
-"""What the Triton kernels of the blocks share: rows in groups of eight channels, sums over rows.
+"""Common parts of the blocks' Triton kernels: rows in groups of eight channels, sums over rows.
 
 A row of channels is a [groups, 8] tensor, so that one byte of keep bits goes with each group.
 """
@@ -13,33 +13,33 @@ import triton.language as tl
 from torch import Tensor
 
 # All run at once: six of a norm's backward fit on each of an A100's 108 multiprocessors, five on
-# each of an H100's 132 (`tests/unit/model/test_kernel_gate.py` holds the registers to that).
+# each of an H100's 132 (`tests/unit/model/test_kernel_gate.py` checks the registers for that).
 MOST_PROGRAMS = 648
-SUMMED_ROWS, SUMMED_COLUMNS = 64, 32  # of partial sums that a program adds at a time
+SUMMED_ROWS, SUMMED_COLUMNS = 64, 32  # partial sums that a program adds at a time
 
 
 def kernel(function: Callable[..., None]) -> Any:
     """A Triton kernel, or a function that kernels call.
 
-    Machine code does not depend on the number of rows: a batch of any size runs what the first one
-    compiled.
+    Machine code does not depend on the number of rows: batches of any size run the code compiled
+    for the first.
     """
     return triton.jit(function, do_not_specialize=("rows", "num_rows"))
 
 
 def computed_in(*tensors: Tensor) -> Any:
-    """Triton's float64 where one of the tensors is that, else float32."""
+    """Triton's float64 if one of the tensors is float64, else float32."""
     return tl.float64 if any(each.dtype == torch.float64 for each in tensors) else tl.float32
 
 
 def empty_sums(like: Tensor, *shape: int) -> Tensor:
-    """Not filled in, on the device of `like`: float64 where `like` is that, else float32."""
+    """Uninitialised sums on the device of `like`: float64 if `like` is float64, else float32."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.empty(shape, dtype=precise, device=like.device)
 
 
 def num_groups(channels: int) -> int:
-    """Groups of eight that hold so many channels, rounded up to a power of two."""
+    """Groups of eight that hold `channels`, rounded up to a power of two."""
     groups: int = triton.next_power_of_2(triton.cdiv(channels, 8))
     return groups
 
@@ -50,23 +50,23 @@ def num_warps(groups: int) -> int:
 
 
 def num_programs(rows: int) -> int:
-    """How many programs share rows whose sums are taken: at most MOST_PROGRAMS, on every GPU.
+    """Number of programs that share rows to be summed: at most MOST_PROGRAMS, on every GPU.
 
-    So the sums' order does not depend on the GPU. Each has four rows at least, or what it writes
-    of its sums would be more than what it reads.
+    So the order of the sums does not depend on the GPU. Each has at least four rows, or it would
+    write more sums than it reads.
     """
     return min(-(-rows // 4), MOST_PROGRAMS)
 
 
 def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
-    """How many programs share blocks of rows: at most so many, each with four blocks at least."""
+    """Number of programs that share blocks of rows: at most `most`, four blocks or more each."""
     return min(-(-rows // (4 * block_rows)), max(most, 1))
 
 
 def sum_programs(partials: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, ...]:
     """Sum over dimension 0 of [programs, K, C]: K tensors [C], each of its own dtype.
 
-    The order of the sum is fixed, so it is the same every time.
+    The order of the sum is fixed, so it repeats bit by bit.
     """
     programs, count, channels = partials.shape
     widest = reduce(torch.promote_types, dtypes)
@@ -88,7 +88,7 @@ def channels_of(groups: tl.constexpr) -> Any:
 def load_channels(
     pointer: tl.tensor, channels: tl.tensor, size: tl.constexpr, dtype: tl.constexpr
 ) -> Any:
-    """Values at the given channels of a row that begins at `pointer`; zero behind its end."""
+    """Values at the given channels of a row that begins at `pointer`; zero past its end."""
     return tl.load(pointer + channels, mask=channels < size, other=0.0).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA apex's fused AdamW and LAMB over the flat buffers, as optimizers of ours.
+"""Adapters that run NVIDIA apex's fused AdamW and LAMB over the flat buffers.
 
 Tested against apex's documented interface; not run with real apex, which comes with NVIDIA's
 container images and needs a GPU. Of its two LAMBs this is `FusedMixedPrecisionLamb`: `FusedLAMB`
@@ -23,14 +23,14 @@ from mlperf_bert.optim.flat_optimizer import (
 
 
 class ApexOptimizer(FlatOptimizer):
-    """What both have in common: apex's optimizers work on views of one shard.
+    """The common base: apex's optimizers on views of one shard.
 
-    There is one for the decayed tensors and one for the exempt. They are given weights, gradients,
-    masters and moments, and before every step the learning rate and the count of updates: apex
+    There is one for the decayed tensors and one for the exempt. They receive weights, gradients,
+    masters and moments, and before every step the learning rate and the count of updates. apex
     keeps no state of its own, so checkpoints and the warm-up need nothing more. A step overwrites
     the gradients.
 
-    Raises ConfigError where apex is not installed or refuses.
+    Raises ConfigError if apex is not installed or refuses.
     """
 
     def __init__(self, buffers: FlatBuffers, *others: Any) -> None:
@@ -61,10 +61,10 @@ class ApexOptimizer(FlatOptimizer):
                 self._fused.append(fused)
 
     def update(self, scalars: StepScalars) -> None:
-        """Apex's kernels read everything on the device."""
+        """Run apex's kernels, which read everything on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
-            fused._dummy_overflow_buf.zero_()  # its last step's skip, which would hold the count
+            fused._dummy_overflow_buf.zero_()  # the last step's skip, which would hold the count
             group = fused.param_groups[0]
             group["lr"] = scalars.learning_rate.float()
             group["step"] = (self._updates - 1).int().reshape(1)  # apex adds 1 unless it skips
@@ -79,20 +79,20 @@ class ApexAdamW(ApexOptimizer):
     """`adamw_update` by apex's FusedAdam, which keeps no masters of bf16 weights."""
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """AdamW adapts nothing."""
+        """See `ApexOptimizer`; AdamW adapts nothing."""
         return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
 
 
 class ApexLAMB(ApexOptimizer):
     """`lamb_update` by apex's FusedMixedPrecisionLamb.
 
-    Where the gradients' norm overflows float32, apex makes no update, which yet counts as one.
-    In bf16 apex's two kernels hand updates over in bf16, where the gradients were: masters change
-    by updates that are rounded to 8 bits, ours by exact ones.
+    If the gradients' norm overflows float32, apex makes no update but counts one. In bf16 apex's
+    first kernel passes updates to the second in bf16, in place of the gradients: its masters change
+    by updates rounded to 8 bits, ours by exact ones.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Without `use_nvlamb` apex adapts what has weight decay: not the same where it is 0."""
+        """See `ApexOptimizer`; without `use_nvlamb` apex adapts only decayed tensors."""
         return _make(
             "FusedMixedPrecisionLamb",
             parameters,
@@ -106,17 +106,17 @@ class ApexLAMB(ApexOptimizer):
 
 
 class _Scaler:
-    """What apex asks of a `torch.amp.GradScaler`."""
+    """The part of a `torch.amp.GradScaler` that apex calls."""
 
     def __init__(self, scalars: StepScalars) -> None:
         self._scalars = scalars
 
     def _check_inf_per_device(self, _optimizer: Any) -> dict[torch.device, Tensor]:
-        """1.0 where the step is to be skipped."""
+        """1.0 if the step is to be skipped."""
         return {self._scalars.skip.device: self._scalars.skip}
 
     def _get_scale_async(self) -> Tensor:
-        """Apex divides gradients by it."""
+        """The scale by which apex divides gradients."""
         return self._scalars.gradient_factor.reciprocal()
 
 
@@ -139,6 +139,6 @@ def _make(
             adam_w_mode=True,
             **more,
         )
-    except RuntimeError as error:  # as where apex was built without its CUDA extensions
+    except RuntimeError as error:  # for example if apex was built without its CUDA extensions
         problem = f"'apex' and apex refuses ({' '.join(str(error).split())})"
         raise ConfigError("optim.implementation", problem, remedy) from None

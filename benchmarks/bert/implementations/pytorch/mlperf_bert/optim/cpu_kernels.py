@@ -1,7 +1,7 @@
 """One AdamW or LAMB update of a flat shard on a CPU: torch's fused kernel, and compiled loops.
 
-The mathematics is that of `adamw_update` and `lamb_update`; here the bias corrections are put into
-the constants, and a thread takes a range of blocks.
+The mathematics is that of `adamw_update` and `lamb_update`; here the constants include the bias
+corrections, and a thread takes a range of blocks.
 """
 
 import math
@@ -19,9 +19,9 @@ from mlperf_bert.common.compiled import compiled_arithmetic
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
-Floats = NDArray[Any]  # of the masters' dtype
+Floats = NDArray[Any]  # in the masters' dtype
 
-BLOCKS_OF_A_THREAD = 1024  # at least: a million elements take far longer than its start
+BLOCKS_OF_A_THREAD = 1024  # a thread's least: a million elements take far longer than its start
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
@@ -32,8 +32,8 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
     if (factor := scalars.gradient_factor.item()) != 1.0:
         gradients.mul_(factor)
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
-    # lr * (m / c1) / (sqrt(v / c2) + eps) is that without corrections, of another lr and eps, and
-    # torch leaves the corrections out after infinitely many steps.
+    # lr * (m / c1) / (sqrt(v / c2) + eps) equals the form without corrections with another lr and
+    # eps, and torch drops the corrections after infinitely many steps.
     forever = torch.tensor(math.inf)
     sizes, decays = _runs_of_decay(shard)
     buffers = [
@@ -85,7 +85,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
         *_of_update(shard, constants, scalars),
         squares,
     )
-    # In the order of the blocks, whoever computed them.
+    # In block order, whichever thread computed them.
     sums = [np.bincount(tensors, of_blocks, num_tensors) for of_blocks in squares]
     return torch.from_numpy(np.stack(sums, axis=1))
 
@@ -120,7 +120,7 @@ def _runs_of_decay(shard: FlatShard) -> tuple[list[int], list[float]]:
 
 
 def _of_update(shard: FlatShard, constants: Constants, scalars: StepScalars) -> tuple[Any, ...]:
-    """What the update needs beside moments and masters, in their dtype; decays by block."""
+    """The update's arguments beside moments and masters, in their dtype; decays by block."""
     dtype = _dtype(shard)
     inverses = (1 / scalars.correction_1.item(), 1 / scalars.correction_2.item())
     decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
@@ -139,7 +139,7 @@ def _dtype(shard: FlatShard) -> np.dtype[Any]:
 
 
 def _in_threads(kernel: Callable[..., None], num_blocks: int, *arguments: Any) -> None:
-    """`kernel(first, last, *arguments)` on ranges of blocks that are all blocks together."""
+    """Run `kernel(first, last, *arguments)` on ranges that together cover all blocks."""
     threads = max(1, min(torch.get_num_threads(), num_blocks // BLOCKS_OF_A_THREAD))
     edges = [num_blocks * thread // threads for thread in range(threads + 1)]
     if threads == 1:

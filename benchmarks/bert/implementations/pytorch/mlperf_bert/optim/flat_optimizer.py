@@ -1,15 +1,14 @@
-"""The optimizer state that a rank owns, and its update: common to AdamW and LAMB on flat buffers.
+"""A rank's optimizer state and its update on flat buffers, common to AdamW and LAMB.
 
-Where the buffers are one shard, a rank updates everything and there is nobody to ask. Where they
-are more (ZeRO stage 1, arXiv 1910.02054), it holds masters and moments of its own pieces alone and
-updates those. The pieces of all are brought together again a bucket at a time, those that a forward
-needs first, while the next forward begins: whoever reads the model's weights otherwise calls
-`settle` before.
+With one shard, a rank updates everything without communication. With several (ZeRO stage 1, arXiv
+1910.02054), it holds masters and moments of its own pieces only and updates those. The pieces are
+gathered one bucket at a time while the next forward begins, in the order that a forward needs them.
+Any other reader of the model's weights must call `settle` first.
 
-A flat buffer holds many tensors one after the other, each beginning at a multiple of BLOCK elements
-and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, and so
-does every block of a slice that is cut at a multiple of BLOCK: a kernel looks up whose it is. The
-zeros stay zero under both update rules.
+A flat buffer holds many tensors one after the other, each starting at a multiple of BLOCK elements
+and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, also
+in slices cut at multiples of BLOCK, and a kernel looks up which. The zeros stay zero under both
+update rules.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +21,12 @@ from torch import Tensor
 from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor, Segment
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup
 
-# Copies a tensor to the host; its name tells one copy from another.
+# Copies a tensor to the host, under a name that tells it from other copies.
 Copy = Callable[[str, Tensor], Tensor]
 
 
 def copy_to_host(name: str, tensor: Tensor) -> Tensor:
-    """A copy of its own."""
+    """A new copy of `tensor` on the host."""
     return tensor.to("cpu", copy=True)
 
 
@@ -35,17 +34,17 @@ def copy_to_host(name: str, tensor: Tensor) -> Tensor:
 class FlatShard:
     """n elements (a multiple of BLOCK) of all flat buffers, contiguous, on one device."""
 
-    masters: Tensor  # [n] float32 or float64: the weights that are updated
+    masters: Tensor  # [n] float32 or float64: the weights to update
     gradients: Tensor  # [n] of any float dtype
-    weights: Tensor | None  # [n] bfloat16 or float16: receives the rounded masters; None if they do
+    weights: Tensor | None  # [n] bfloat16 or float16: the rounded masters; None if not rounded
     exp_avg: Tensor  # [n] as masters
     exp_avg_sq: Tensor  # [n] as masters
-    tensor_of_block: Tensor  # [n / BLOCK] int32: which tensor a block belongs to
+    tensor_of_block: Tensor  # [n / BLOCK] int32: the tensor of each block
     weight_decay: Tensor  # [tensors] float64, of the whole model
     adapted: Tensor  # [tensors] bool: whether LAMB scales the tensor's update
 
     def part(self, start: int, stop: int) -> "FlatShard":
-        """The elements `start` to `stop`, both multiples of BLOCK, as views."""
+        """Views of the elements `start` to `stop`, both multiples of BLOCK."""
         elements, blocks = slice(start, stop), slice(start // BLOCK, stop // BLOCK)
         return FlatShard(
             masters=self.masters[elements],
@@ -70,27 +69,25 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepScalars:
-    """What changes from step to step: 0-d tensors on the shard's device, never read by the host
-    where that is a GPU.
-    """
+    """Scalars that change each step: 0-d tensors on the shard's device; no host sync reads them."""
 
     learning_rate: Tensor  # float64
     correction_1: Tensor  # float64: 1 - beta_1 ** t, of the t-th update from 1
     correction_2: Tensor  # float64: 1 - beta_2 ** t
     gradient_factor: Tensor  # float32: multiplies every gradient first (clip, loss scale)
-    skip: Tensor  # float32: where it is 1.0, nothing is written
+    skip: Tensor  # float32: if 1.0, nothing is written
 
 
 class LossScale:
     """The factor that lifts fp16 gradients above what fp16 rounds to zero, adjusted while training.
 
-    Halved where a gradient overflowed and the step was skipped, doubled after so many steps without
-    (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2). It lives in
-    tensors on the device; the host reads none of them.
+    It is halved if a gradient overflowed and the step was skipped, and doubled after `growth_steps`
+    steps without overflow (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740,
+    section 3.2). It lives in tensors on the device; the host reads none of them.
 
     Args:
         initial: factor of the first step.
-        growth_steps: updates in a row after which it doubles; None where it is 1 for ever, as for
+        growth_steps: updates in a row after which it doubles; None if it is always 1, as for
             precisions with the range of float32.
     """
 
@@ -102,18 +99,18 @@ class LossScale:
         self._growth_steps = growth_steps
 
     def of(self, loss: Tensor) -> Tensor:
-        """The loss to call backward on."""
+        """The scaled loss, on which to call backward."""
         return loss if self._growth_steps is None else loss * self.scale
 
     def update(self, skip: Tensor) -> None:
-        """After a step; `skip` (0-d float32) is 1.0 where it was skipped."""
+        """Adjust the factor after a step; `skip` (0-d float32) is 1.0 if it was skipped."""
         if self._growth_steps is not None:
             torch._amp_update_scale_(
                 self.scale, self._since_change, skip, 2.0, 0.5, self._growth_steps
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors themselves; none where the loss is not scaled."""
+        """The live tensors; empty if the loss is not scaled."""
         if self._growth_steps is None:
             return {}
         return {"loss_scale": self.scale, "steps_since_loss_scale_changed": self._since_change}
@@ -122,7 +119,7 @@ class LossScale:
 class Kernels(Protocol):
     """Updates of a shard, in place: cpu_kernels.py or triton_kernels.py.
 
-    Where `scalars.skip` is 1.0, nothing is written. Gradients may come back multiplied by
+    If `scalars.skip` is 1.0, nothing is written. A kernel may leave gradients multiplied by
     `scalars.gradient_factor`.
     """
 
@@ -130,32 +127,32 @@ class Kernels(Protocol):
         """One step of `adamw_update` on every element."""
 
     def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-        """The first half of `lamb_update`: new moments, and what the norms are made of.
+        """The first half of `lamb_update`: new moments, and the squared sums for the norms.
 
         Returns:
             [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2
-            and of update**2; zero where `scalars.skip` is 1.0.
+            and of update**2; zero if `scalars.skip` is 1.0.
         """
 
     def lamb_apply(
         self, shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
     ) -> None:
-        """The second half, from the moments of the first: new masters and weights.
+        """The second half of `lamb_update`, from the first's moments: new masters and weights.
 
-        `ratios` [tensors] float32 or float64 are what each tensor's update is multiplied by.
+        `ratios` [tensors], float32 or float64, are the factors of the tensors' updates.
         """
 
 
 class FlatOptimizer:
-    """What both have in common; a rule is a subclass with `update`.
+    """The common base of the optimizers; an update rule is a subclass with `update`.
 
     Args:
-        buffers: the model's.
-        initial: [layout.numel], the weights before they were rounded to the buffers' dtype; the
-            buffers' own where nothing was.
-        gradients: [layout.shard_numel], where this shard's reduced gradients arrive.
-        others: who holds the other shards.
-        kernels: for the device of the weights.
+        buffers: the model's flat buffers.
+        initial: [layout.numel], the weights before rounding to the buffers' dtype; the buffers' own
+            if nothing was rounded.
+        gradients: [layout.shard_numel], receives this shard's reduced gradients.
+        others: the group of ranks that hold the other shards.
+        kernels: update kernels for the device of the weights.
     """
 
     def __init__(
@@ -185,17 +182,17 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
-        """One update; the host waits for nothing, and weights of other shards may still travel.
+        """Make one update; the host does not wait, and other shards' weights may still travel.
 
         Args:
             learning_rate: 0-d float64.
             gradient_factor: 0-d float32, multiplies every gradient first.
-            skip: 0-d float32; where it is 1.0, weights, moments and count stay as they are.
+            skip: 0-d float32; if 1.0, weights, moments and count do not change.
         """
-        self.settle()  # where the model did not use all of its weights
+        self.settle()  # needed if the model did not use all of its weights
         self._buffers.collect()
         self._updates += 1 - skip
-        number = self._updates.clamp(min=1)  # 0 where the first step is skipped
+        number = self._updates.clamp(min=1)  # 0 if the first step is skipped
         self.update(
             StepScalars(
                 learning_rate=learning_rate,
@@ -212,14 +209,14 @@ class FlatOptimizer:
         return 1 - self.constants.beta_2**self._updates
 
     def reduced(self) -> FlatShard:
-        """Its shard before a `step`, the reduced gradients in place."""
+        """This rank's shard with the reduced gradients, before a `step`."""
         self._buffers.collect()
         return self.shard
 
     def whole(self, own: Tensor) -> Tensor:
         """All shards' parts [layout.shard_numel] of a buffer as one [layout.numel].
 
-        `own` itself where there is one shard. Every rank must call it at the same time.
+        Returns `own` itself if there is one shard. Every rank must call it at the same time.
         """
         layout = self._buffers.layout
         if layout.num_shards == 1:
@@ -238,21 +235,21 @@ class FlatOptimizer:
 
     @property
     def layout(self) -> FlatLayout:
-        """Where tensors lie in whole buffers."""
+        """The places of tensors in whole buffers."""
         return self._buffers.layout
 
     @property
     def num_shards(self) -> int:
-        """In how many parts the state is cut."""
+        """Number of shards of the state."""
         return self._buffers.layout.num_shards
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, by name."""
+        """Shapes of all parameters, by name."""
         return {tensor.name: tensor.shape for tensor in self._buffers.layout.tensors}
 
     def segments(self) -> Iterator[Segment]:
-        """The parts of parameters that this rank's shard holds, and where."""
+        """The parts of parameters that this rank's shard holds, with their places."""
         return self._buffers.layout.segments(self.others.index)
 
     def flat_state(self) -> dict[str, Tensor]:
@@ -260,12 +257,12 @@ class FlatOptimizer:
         return {"exp_avg": self.shard.exp_avg, "exp_avg_sq": self.shard.exp_avg_sq}
 
     def scalar_state(self) -> dict[str, Tensor]:
-        """What there is once for all weights, live, 0-d each, the same on every rank."""
+        """Live state that all weights share: 0-d tensors, the same on every rank."""
         return {"updates": self._updates, **self.loss_scale.state_dict()}
 
     def changed_by_step(self) -> dict[str, Tensor]:
-        """All tensors of this rank that a step changes beside the model's own weights, live."""
-        # A skipped step publishes rounded weights again: they must not be another step's.
+        """Live tensors of this rank that a step changes beside the model's own weights."""
+        # A skipped step publishes the rounded weights again, so they must be this step's.
         rounded = {} if self.shard.weights is None else {"weights": self.shard.weights}
         moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
@@ -273,8 +270,8 @@ class FlatOptimizer:
     def exact_weights(self, *, keep: bool = True, copy: Copy = copy_to_host) -> dict[str, Tensor]:
         """Every parameter before it was rounded to the model's dtype, on the CPU.
 
-        Every rank must call it at the same time; one that does not `keep` them only helps. `copy`
-        is given a bucket at a time, and the parameters are views of what it returns.
+        Every rank must call it at the same time; with `keep` false it only takes part. `copy`
+        receives one bucket at a time, and the parameters are views of its results.
         """
         self.settle()
         exact = {}
@@ -293,7 +290,7 @@ class FlatOptimizer:
         return exact
 
     def set_weights(self, exact: Mapping[str, Tensor]) -> None:
-        """Take over weights of every parameter; the model's are rounded from them.
+        """Set the exact weights of every parameter, and the model's rounded ones from them.
 
         Every rank must call it at the same time.
         """
@@ -308,13 +305,13 @@ class FlatOptimizer:
         self.settle()
 
     def update(self, scalars: StepScalars) -> None:
-        """Update and publish the shard: what a subclass is for."""
+        """Update and publish the shard; each subclass implements it."""
         raise NotImplementedError
 
     def _cut(self, layout: FlatLayout) -> Iterator[tuple[int, FlatShard, Tensor, Tensor]]:
-        """What to update at a time, with the whole buffer's and this shard's slice of weights.
+        """Buckets to update in turn, with the whole buffer's and this shard's slices of weights.
 
-        Buckets by their number, those that a forward needs first, first.
+        Buckets come by number, in the order that a forward needs them.
         """
         if layout.num_shards == 1:
             yield 0, self.shard, self._buffers.weights, self._buffers.weights
@@ -355,5 +352,5 @@ def _make_shard(
 
 
 def is_exempt(name: str) -> bool:
-    """Whether the parameter of this dotted name takes no decay: a bias, or part of a LayerNorm."""
+    """True if the parameter of this dotted name has no decay: a bias or part of a LayerNorm."""
     return name.endswith("bias") or "LayerNorm" in name

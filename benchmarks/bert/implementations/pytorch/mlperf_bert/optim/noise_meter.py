@@ -1,19 +1,19 @@
-"""Measures how noisy the gradients of some updates are, and smooths it for `metrics.jsonl`.
+"""Measurement of gradient noise in some updates, smoothed for `metrics.jsonl`.
 
-Measured are squared norms of small and of large batches' gradients, which the noise scale comes
-from (noise_scale.py), without a host sync. Where an update has several forwards, on one rank or
-many, the small batch is a forward's, seen as its gradient leaves the backward, and the large one is
-the update's, seen when it is averaged and before it is clipped. Where it has one, two consecutive
-updates are the small batches and both together the large one. Nothing is changed on the way, so
-weights keep every bit.
+The meter takes squared gradient norms of small and large batches, from which the noise scale
+follows (noise_scale.py), without a host sync. If an update has several forwards, on one rank or
+many, the small batch is a forward's, measured after its backward; the large batch is the update's,
+measured after averaging and before clipping. With one forward, two consecutive updates are the
+small batches and both together the large one. The meter changes no tensor, so weights keep every
+bit.
 
 The preconditioned norms scale each element as Adam and LAMB do, by
-P = 1 / (sqrt(v / (1 - beta_2^t)) + epsilon), from second moments v of before the update: those of
-after it hold a part of the very noise that is measured. But rows of rare words have moments that
-were forgotten: the update itself is held back by what the new gradient adds to v, (1 - beta_2) g^2,
-while P of before it would let a few such elements outweigh all others. So v is not taken below
-(1 - beta_2) times its mean over the tensor, which stands for that g^2. LAMB's trust ratio, one
-number a tensor, is left out.
+P = 1 / (sqrt(v / (1 - beta_2^t)) + epsilon), with the second moments v before the update: those
+after it contain part of the noise being measured. But the moments of rare words' rows have decayed.
+The update itself is damped by what the new gradient adds to v, (1 - beta_2) g^2, while P from
+before it would let a few such elements outweigh all others. So v has a floor of (1 - beta_2) times
+its mean over the tensor, which stands for that g^2. LAMB's trust ratio, one number a tensor, is
+left out.
 """
 
 import math
@@ -44,7 +44,7 @@ PLAIN, PRECONDITIONED = "noise_scale_plain", "noise_scale"
 def make_noise_meter(
     config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer
 ) -> "NoiseMeter | None":
-    """The meter that a config asks for, of the model in `buffers`."""
+    """The meter that a config asks for, for the model in `buffers`; None if it asks for none."""
     if config.run.noise_interval_steps == 0:
         return None
     if has_forwards_to_compare(config):
@@ -53,7 +53,7 @@ def make_noise_meter(
 
 
 def has_forwards_to_compare(config: RunConfig) -> bool:
-    """Whether an update has more than one forward, over all ranks."""
+    """True if an update has more than one forward, over all ranks."""
     return config.parallel.world_size * config.parallel.grad_accum_steps > 1
 
 
@@ -66,10 +66,10 @@ def measured_batches(config: RunConfig) -> tuple[int, int]:
 
 
 class ForwardMeter:
-    """Every rank's every forward against the update's average.
+    """A meter that compares each forward of each rank with the update's average.
 
-    Takes a few passes over a forward's gradient, and where shards hold the moments their whole:
-    4 bytes a parameter while the update lasts (8 in float64).
+    It takes a few passes over a forward's gradient. If the moments are sharded it gathers them all:
+    4 bytes a parameter during the update (8 in float64).
     """
 
     def __init__(self, config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer) -> None:
@@ -81,7 +81,7 @@ class ForwardMeter:
         self._least = optimizer.shard.masters.new_zeros(0)
 
     def begin(self, step: int) -> None:
-        """Before the first forward of update number `step`: watch every parameter's gradient."""
+        """Watch every parameter's gradient; called before the first forward of update `step`."""
         if step % self._config.run.noise_interval_steps:
             return
         optimizer, self._found = self._optimizer, []
@@ -103,11 +103,11 @@ class ForwardMeter:
 
     @torch.no_grad()
     def end(self, outcome: ClipOutcome) -> Tensor | None:
-        """Before the optimizer's step: what was measured, or None where nothing was.
+        """The measurement, or None; called before the optimizer's step.
 
-        [5] float64, to be averaged over the ranks: |g|^2 of the small batch and of the large one,
-        both plain, then both preconditioned; 1 where the update counts, as its gradient was finite
-        and not clipped before it was averaged.
+        It is [5] float64, to be averaged over the ranks: |g|^2 of the small batch and of the large
+        one, both plain, then both preconditioned; and 1 if the update counts, that is if its
+        gradient was finite and not clipped before averaging.
         """
         if not self._hooks:
             return None
@@ -127,12 +127,12 @@ class ForwardMeter:
         return torch.stack([small[0], big[0], small[1], big[1], counts])
 
     def forget(self) -> None:
-        """Drop what was seen of updates that were made up: nothing is kept from one to the next."""
+        """Forget synthetic updates; this meter keeps nothing between updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Of one update for the next: gradient and preconditioner [n], and whether it counts."""
+    """One update's gradient and preconditioner [n], kept for the next, and whether it counts."""
 
     step: int
     gradient: Tensor
@@ -141,11 +141,11 @@ class _Kept:
 
 
 class ConsecutiveMeter:
-    """On one rank with one forward an update: two consecutive updates, as Pollux does.
+    """A meter for one rank with one forward an update: it compares two updates, like Pollux.
 
-    Takes the true gradient and the preconditioner to be the same in both: its change counts as
-    noise, and what the first update's noise moved is missing in the signal. Holds two buffers of
-    the parameters' number between both updates, and three more while it compares them.
+    It assumes that the true gradient and the preconditioner are the same in both: their change
+    counts as noise, and movement by the first update's noise is missing in the signal. It holds two
+    buffers of the parameters' size between the updates, and three more while it compares them.
     """
 
     def __init__(self, config: RunConfig, optimizer: FlatOptimizer) -> None:
@@ -155,12 +155,12 @@ class ConsecutiveMeter:
         self._kept: _Kept | None = None
 
     def begin(self, step: int) -> None:
-        """Remember which update it is."""
+        """Remember the update's number."""
         self._step = step
 
     @torch.no_grad()
     def end(self, outcome: ClipOutcome) -> Tensor | None:
-        """Keep the gradient before an update that is due, and compare in that one."""
+        """Keep the gradient in the update before a due one, and compare in the due one."""
         interval, kept = self._config.run.noise_interval_steps, self._kept
         compares = self._step % interval == 0 and kept is not None
         keeps = (self._step + 1) % interval == 0
@@ -183,7 +183,7 @@ class ConsecutiveMeter:
         return torch.stack([small[0], big[0], small[1], big[1], kept.counts * counts])
 
     def forget(self) -> None:
-        """The next update has none before it."""
+        """Forget the previous update."""
         self._kept = None
 
 
@@ -192,9 +192,9 @@ NoiseMeter = ForwardMeter | ConsecutiveMeter
 
 
 def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
-    """[tensors], below which no element of a tensor's second moments is taken.
+    """The floor of each tensor's second moments, [tensors].
 
-    From the whole buffer of them.
+    It is computed from the whole buffer.
     """
     beta_2 = optimizer.constants.beta_2
     slices = (moments[tensor.start : tensor.stop] for tensor in optimizer.layout.tensors)
@@ -202,7 +202,7 @@ def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
 
 
 def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
-    """[layout.shard_numel]: the preconditioner of what this rank owns, from all tensors' least."""
+    """Preconditioner of this rank's shard, [layout.shard_numel], from the floors of all tensors."""
     shard = optimizer.shard
     of_block = least[shard.tensor_of_block.long()][:, None]
     return preconditioner(
@@ -214,22 +214,22 @@ def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
 
 
 def squared_norms(gradient: Tensor, scaling: Tensor) -> Tensor:
-    """[2] float64, on their device: |g|^2 and |P g|^2 of tensors of one shape."""
+    """|g|^2 and |P g|^2 of tensors of one shape: [2] float64, on their device."""
     norms = [gradient_norm([gradient]), gradient_norm([gradient * scaling])]
     return torch.stack([norm.double() for norm in norms]).square()
 
 
 def _inverse_scale(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
-    """What undoes loss scale and wire, and not the clipping; 0-d."""
+    """The factor that undoes loss scale and wire, but not the clipping; 0-d."""
     factor = outcome.gradient_factor
     if clip.policy == "after_allreduce":
-        # In float32, as that: exactly 1 where nothing is scaled.
+        # In float32 like the factor: exactly 1 if nothing is scaled.
         return factor / limit_factor(outcome.grad_norm, clip.max_norm).float()
     return factor
 
 
 def _counts(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
-    """1 where the averaged gradient is what forwards computed, else 0; 0-d float64."""
+    """1 if the averaged gradient is what the forwards computed, else 0; 0-d float64."""
     spoilt = outcome.skip
     if clips_before(clip):
         spoilt = spoilt + outcome.clipped_fraction
@@ -239,11 +239,11 @@ def _counts(clip: ClipSection, outcome: ClipOutcome) -> Tensor:
 def preconditioner(
     exp_avg_sq: Tensor, least: Tensor, correction_2: Tensor, epsilon: float
 ) -> Tensor:
-    """P, element by element; 0 where there are no moments at all, as before the first update.
+    """P, element by element; 0 without any moments, as before the first update.
 
     Args:
         exp_avg_sq: any shape, float32 or float64, as is the result.
-        least: of `least_moments`, 0-d or of a shape that broadcasts.
+        least: from `least_moments`, 0-d or of a shape that broadcasts.
         correction_2: 0-d, 1 - beta_2^t after t updates.
     """
     moments = torch.maximum(exp_avg_sq, least)
@@ -253,7 +253,7 @@ def preconditioner(
 
 
 class NoiseRecord:
-    """Collects an interval's measurements on the device, and reads them once, at its end."""
+    """Measurements of an interval, kept on the device and read once at its end."""
 
     def __init__(self, config: RunConfig, world_size: int) -> None:
         self._batches = measured_batches(config)
@@ -263,14 +263,14 @@ class NoiseRecord:
         self._scales = _new_scales()
 
     def add(self, measured: Tensor | None) -> None:
-        """What a step's `NoiseMeter` gave; nothing is read back from the device."""
+        """Add the result of a step's `NoiseMeter`; nothing is read from the device."""
         if measured is not None:
             self._measured.append(measured)
 
     def values(self) -> dict[str, float | None]:
-        """Both noise scales in sequences, at the end of an interval; None where not known.
+        """Both noise scales in sequences, at the end of an interval; None if not known.
 
-        Called by every rank at the same step: measurements are averaged over the ranks.
+        Every rank must call it at the same step: measurements are averaged over the ranks.
         """
         small, big = self._batches
         for row in self._rows():
@@ -290,7 +290,7 @@ class NoiseRecord:
         return found
 
     def state(self) -> dict[str, float]:
-        """What a resumed run needs to go on smoothing, at the end of an interval."""
+        """State from which a resumed run goes on smoothing, at the end of an interval."""
         if not self._is_on:
             return {}
         return {
@@ -300,7 +300,7 @@ class NoiseRecord:
         }
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a `state()`; anew from one of another version, or where it is empty."""
+        """Continue from a `state()`; start anew if it is empty or of another version."""
         self._measured, self._scales = [], _new_scales()
         is_state = set(state) == set(self.state()) and all(map(math.isfinite, state.values()))
         if not (self._is_on and is_state):

@@ -1,4 +1,4 @@
-"""How noisy a gradient is, and what a batch is worth because of it. Floats alone, no torch.
+"""Gradient noise scale, and the efficiency of a batch size that follows from it; no torch.
 
 With G the gradient of the loss and Sigma the covariance of one sample's gradient, the gradient of a
 batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale phi = tr(Sigma) / |G|^2, in
@@ -20,7 +20,7 @@ LearningRateRule = Literal["adascale", "square_root"]
 def gradient_square(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """An unbiased estimate of |G|^2; below zero where noise has it so.
+    """An unbiased estimate of |G|^2, which noise can make negative.
 
     Args:
         small_square: |g|^2 of a gradient of `small_batch` samples, or the mean of several.
@@ -32,15 +32,15 @@ def gradient_square(
 def covariance_trace(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """An unbiased estimate of tr(Sigma), of one sample; arguments as of `gradient_square`."""
+    """An unbiased estimate of tr(Sigma), of one sample; arguments as in `gradient_square`."""
     return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
 
 
 class NoiseScale:
-    """Both estimates, smoothed one by one: their ratio is biased, as single estimates are noisy.
+    """Both estimates, smoothed separately, because the ratio of single noisy ones is biased.
 
-    An estimate counts `decay` times as much as the one after it; the first ones are not pulled to
-    zero (their weights are divided by the weights' sum).
+    An estimate counts `decay` times as much as the next one. Weights are divided by their sum, so
+    the first estimates are not pulled to zero.
     """
 
     def __init__(self, decay: float = 0.95) -> None:
@@ -52,9 +52,9 @@ class NoiseScale:
     def add(
         self, small_square: float, small_batch: float, big_square: float, big_batch: float
     ) -> None:
-        """Count the squared norms of one update; those that are no finite numbers are left out.
+        """Count the squared norms of one update; non-finite ones are left out.
 
-        Arguments as of `gradient_square`; `big_batch` samples are in each update alike.
+        Arguments as in `gradient_square`; every update has the same `big_batch`.
         """
         if not 0 < small_batch < big_batch:
             raise ValueError(f"batches of {small_batch} and {big_batch} samples: the first is less")
@@ -77,7 +77,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """phi in samples, not below 0; None while |G|^2 is not above 0, as where noise hides it."""
+        """phi in samples, not below 0; None while |G|^2 is not above 0, as when noise hides it."""
         square, trace = self.gradient_square, self.trace
         if square is None or trace is None or square <= 0:
             return None
@@ -85,7 +85,7 @@ class NoiseScale:
         return value if math.isfinite(value) else None
 
     def state(self) -> dict[str, float]:
-        """All that it has counted, for `restore`."""
+        """All counts so far, for `restore`."""
         return {
             "weight": self._weight,
             "gradient_square": self._gradient_square,
@@ -93,7 +93,7 @@ class NoiseScale:
         }
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a `state()`; anew from an empty one."""
+        """Continue from a `state()`; start anew from an empty one."""
         self._weight = float(state.get("weight", 0.0))
         self._gradient_square = float(state.get("gradient_square", 0.0))
         self._trace = float(state.get("trace", 0.0))
@@ -103,26 +103,26 @@ class NoiseScale:
 
 
 def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
-    """(phi + M0) / (phi + M): progress of a sample in a batch of M, over that in one of M0.
+    """(phi + M0) / (phi + M): progress of a sample in a batch of M, relative to one of M0.
 
-    1 at M = M0 whatever the noise. All in samples, `initial_batch` and `batch` above 0.
+    It is 1 at M = M0 whatever the noise. All in samples; `initial_batch` and `batch` are above 0.
     """
     return (noise_scale + initial_batch) / (noise_scale + batch)
 
 
 def goodput(throughput: float, noise_scale: float, initial_batch: float, batch: float) -> float:
-    """Throughput times efficiency: samples a second, counted as samples in batches of M0."""
+    """Throughput times efficiency: samples a second, in samples worth those of batch M0."""
     return throughput * efficiency(noise_scale, initial_batch, batch)
 
 
 def learning_rate_gain(
     noise_scale: float, initial_batch: float, batch: float, rule: LearningRateRule
 ) -> float:
-    """What the learning rate of batch M0 is multiplied by for batch M.
+    """The factor on batch M0's learning rate for batch M.
 
-    "adascale", of SGD: (phi / M0 + 1) / (phi / M + 1), from 1 to M / M0, which is also how many
-    updates of M0 one of M is worth. "square_root", for Adam and its kin: sqrt(M / M0), whatever the
-    noise.
+    "adascale", for SGD: (phi / M0 + 1) / (phi / M + 1), from 1 to M / M0, also the number of M0
+    updates that one M update is worth. "square_root", for Adam and its kin: sqrt(M / M0), whatever
+    the noise.
     """
     if rule == "square_root":
         return math.sqrt(batch / initial_batch)

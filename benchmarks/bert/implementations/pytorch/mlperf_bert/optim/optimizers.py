@@ -1,4 +1,4 @@
-"""AdamW and LAMB: the readable updates of one tensor, the optimizers, and which a config names."""
+"""AdamW and LAMB: readable updates of one tensor, the optimizers, and the choice by config."""
 
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +56,7 @@ class AdamW(FlatOptimizer):
     """`adamw_update` of all tensors together, on flat buffers."""
 
     def update(self, scalars: StepScalars) -> None:
-        """A bucket's weights travel while the next bucket is updated."""
+        """Update bucket by bucket; a bucket's weights travel while the next is updated."""
         for number, part, whole, piece in self.parts:
             self.kernels.adamw(part, self.constants, scalars)
             self.others.publish(number, whole, piece)
@@ -85,8 +85,8 @@ def lamb_update(
     Args:
         param, grad, exp_avg, exp_avg_sq: same shape and float dtype.
         step: this update's number, from 1.
-        layer_adaptation: scale by ||param|| / ||update|| (1 where either norm is zero); if false
-            the scale is 1.
+        layer_adaptation: scale by ||param|| / ||update|| (1 if either norm is zero); if false the
+            scale is 1.
     """
     exp_avg.mul_(beta_1).add_(grad, alpha=1 - beta_1)
     exp_avg_sq.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
@@ -111,7 +111,7 @@ class LAMB(FlatOptimizer):
     """
 
     def update(self, scalars: StepScalars) -> None:
-        """A bucket's weights travel while the next bucket is updated."""
+        """Update bucket by bucket; a bucket's weights travel while the next is updated."""
         squares = self.kernels.lamb_norms(self.shard, self.constants, scalars)
         self.others.add_up(squares)
         weight_norms, update_norms = squares.sqrt().unbind(1)
@@ -125,9 +125,9 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two optimizer groups, decayed first, each in the model's parameter order.
 
     Biases and LayerNorm parameters are neither decayed nor layer-adapted (MLPerf Training rules,
-    BERT optimizer). `layer_adaptation` says the second explicitly, so that a run with
-    `weight_decay = 0` does not lose LAMB's trust ratio; AdamW ignores it. Query, key and value
-    stay separate tensors, because LAMB's trust ratio is per tensor.
+    BERT optimizer). `layer_adaptation` states the second explicitly, so that a run with
+    `weight_decay = 0` does not lose LAMB's trust ratio; AdamW ignores it. Query, key and value stay
+    separate tensors, because LAMB's trust ratio is per tensor.
     """
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
@@ -172,7 +172,7 @@ def make_optimizer(
 ) -> FlatOptimizer:
     """The optimizer of `config.name`; the other arguments are `FlatOptimizer`'s.
 
-    Raises ConfigError for a name that is not registered, and where apex is wanted and missing.
+    Raises ConfigError if the name is not registered, or apex is wanted and missing.
     """
     rules = BY_APEX if config.implementation == "apex" else OPTIMIZERS
     if config.name not in rules:

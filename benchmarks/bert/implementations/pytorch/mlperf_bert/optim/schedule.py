@@ -1,7 +1,7 @@
 """The learning rate of a step: linear warm-up, then polynomial decay. Pure functions of the step.
 
-A step is counted from 1 and is the one about to be taken. A negative `start_warmup_step` makes the
-warm-up start part-way up; it counts m = step - start_warmup_step.
+Steps count from 1; `step` is the one about to be taken. With a negative `start_warmup_step` the
+warm-up starts part-way up; it counts m = step - start_warmup_step.
 """
 
 import math
@@ -19,7 +19,7 @@ def learning_rates(
     """The learning rate to use for each of `steps` (MLPerf Training, BERT: LAMB schedule).
 
     Both forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
-    `decay_steps`; they differ in where the decay is taken to begin:
+    `decay_steps`; they differ in where the decay begins:
 
     - `continuous`: where the warm-up really ends, at warmup_steps + start_warmup_step. No jump.
     - `published`: at warmup_steps, although the shifted warm-up ends elsewhere. With a negative
@@ -39,7 +39,7 @@ def learning_rates(
     decays = (positions >= warm_up) & (steps <= last)
     remaining = (last - steps[decays]) / (last - first)
     if schedule.power != 1:
-        # The C library's, as Python's own: numpy's may differ from it in the last bit.
+        # The C library's power, as in Python: numpy's may differ in the last bit.
         powers = map(math.pow, remaining.data, repeat(schedule.power))
         remaining = np.fromiter(powers, np.float64, len(remaining))
     rates[decays] = end + (base - end) * remaining
@@ -48,5 +48,5 @@ def learning_rates(
 
 
 def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
-    """The learning rate of one step, as `learning_rates`."""
+    """The learning rate of one step; see `learning_rates`."""
     return float(learning_rates(np.array([step]), schedule, base)[0])

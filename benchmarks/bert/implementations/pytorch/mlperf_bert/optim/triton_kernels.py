@@ -33,7 +33,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
     """See `Kernels`."""
     num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
     device = shard.masters.device
-    # Of each tensor its first block here and the one behind its last: both 0 where it has none.
+    # Each tensor's first block here and the one after its last; both 0 if it has none.
     spans = torch.zeros((num_tensors, 2), dtype=torch.int32, device=device)
     squares_of_blocks = shard.masters.new_empty((num_blocks, 2))
     squares = torch.empty((num_tensors, 2), dtype=torch.float64, device=device)
@@ -127,7 +127,7 @@ def _moments_and_squares(
         update += tl.load(weight_decay + tensor).to(values.dtype) * values
         tl.store(squares + 2 * number, tl.sum(values * values))
         tl.store(squares + 2 * number + 1, tl.sum(update * update))
-        # Only the first and the last block of a tensor write, each a place of its own.
+        # Only the first and the last block of a tensor write, each to its own place.
         last = tl.num_programs(0) - 1
         before = tl.load(tensor_of_block + number - 1, mask=number > 0, other=-1)
         behind = tl.load(tensor_of_block + number + 1, mask=number < last, other=-1)
@@ -203,7 +203,7 @@ def _bias_corrected(
     correction_2: tl.tensor,
     epsilon: tl.constexpr,
 ) -> Any:
-    # One over a correction is taken in float64: it is small in the first steps.
+    # The inverse of a correction is computed in float64, because it is small in the first steps.
     inverse_1 = (1 / tl.load(correction_1)).to(mean.dtype)
     inverse_2 = (1 / tl.load(correction_2)).to(mean.dtype)
     return mean * inverse_1 / (tl.sqrt(variance * inverse_2) + epsilon)

@@ -1,6 +1,6 @@
-"""A config becomes parts: the only file that knows all classes.
+"""Build of a run's parts from its config: the only file that knows all classes.
 
-No training or evaluation sample is read here: only the vocabulary's digest, sidecars and index.
+No training or evaluation sample is read here, only the vocabulary's digest, sidecars and index.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert import git_commit
-from mlperf_bert.checkpoint.load import load_checkpoint, load_weights, restore_rank_states
+from mlperf_bert.checkpoint.first_weights import is_huggingface, origin_of
+from mlperf_bert.checkpoint.load import load_checkpoint, load_first_weights, restore_rank_states
 from mlperf_bert.checkpoint.manifest import (
     INITIALIZED_FROM,
     CheckpointState,
@@ -79,21 +80,22 @@ from mlperf_bert.step.captured import CapturedStep, Step, use_capturable_stream
 from mlperf_bert.step.eager import EagerStep, weights_dtype
 
 if TYPE_CHECKING:
+    from mlperf_bert.common.console import LiveLine
     from mlperf_bert.run.progress import Reporter
 
-WARM_UP_CALLS = 3  # of an update before it is captured
+WARM_UP_CALLS = 3  # calls of an update before its capture
 READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
-DDP_WARM_UP_CALLS = 11  # what torch's notes on CUDA graphs ask for with DistributedDataParallel
+DDP_WARM_UP_CALLS = 11  # torch's notes on CUDA graphs require this with DistributedDataParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run as one of its ranks has it: what is asked for, by whom and from where on.
+    """One run as seen by one of its ranks: its settings, this rank, and where the run starts.
 
-    `seed` is the same on every rank. Weights are those of `init_checkpoint`, where the run does not
-    go on from where it was saved (`start`). `process` is this rank among trainers and readers,
-    where there are readers; `cache_cleared` goes into the log; the loop keeps `whereabouts` up to
-    date.
+    `seed` is the same on every rank. Weights come from `init_checkpoint` unless the run resumes
+    from a checkpoint (`start`). `process` is this rank among trainers and readers, if there are
+    readers; `cache_cleared` goes into the log; the loop keeps `whereabouts` up to date; `shown`
+    already tells a person about the start.
     """
 
     config: RunConfig
@@ -106,10 +108,11 @@ class Run:
     process: MpiProcess | None = None
     cache_cleared: bool = False
     whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    shown: "LiveLine | None" = None
 
     @property
     def init_checkpoint(self) -> Path | None:
-        """Where the first weights are; None where they are drawn."""
+        """The path of the first weights; None if they are drawn."""
         given = self.config.run.init_checkpoint
         return Path(given) if given else None
 
@@ -179,12 +182,16 @@ def _assemble(
     log: MlperfLog,
     reporter: "Reporter",
 ) -> Parts:
-    """Model, step, evaluation and saving, around what reads the data and what tells of the run."""
+    """Add model, step, evaluation and saving to the data, the log and the reporter."""
     config, info, device = run.config, run.info, run.device
     model = make_model(config, run.seed, device)
     reporter.line(model.attention.note)
     log.weights_initialization(map(tensorflow_name, model.state_dict()))
-    optimizer, step = _begin_training(run, identity.vocabulary_sha256, model, shapes)
+    digest = identity.vocabulary_sha256
+    if run.init_checkpoint is not None and run.start.checkpoint is None:
+        first = partial(load_first_weights, model, config, digest, run.seed)
+        reporter.line(on_every_rank(info, first))
+    optimizer, step = _begin_training(run, digest, model, shapes)
     evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
     baseline = data.held_out.manifest.baseline
     metrics = Metrics(config, info.world_size, device)
@@ -230,7 +237,7 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
 
 
 def _identity(run: Run, data: RunData) -> CheckpointState:
-    """What the run's checkpoints say of it."""
+    """The run's identity in its checkpoints."""
     sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
     digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
     return CheckpointState(
@@ -254,7 +261,7 @@ def _start_log(run: Run) -> MlperfLog:
     resumed_from = {"step": start.step, "samples": start.samples} if start.is_resumed else None
     log.conditions(
         config,
-        # As it was started: ranks that the config spreads over nodes may all be on this one.
+        # By the start, not the config: ranks that it spreads over nodes may all be on this one.
         number_of_nodes=-(-info.world_size // info.local_world_size),
         number_of_ranks=info.world_size,
         resumed_from=resumed_from,
@@ -264,22 +271,23 @@ def _start_log(run: Run) -> MlperfLog:
 
 
 def _began_with_weights(run: Run) -> bool:
-    """Of a run that goes on, as its checkpoint has it: those of the command need not be given."""
+    """True if the run began with given weights; a resumed run's checkpoint decides."""
     if run.start.checkpoint is not None and run.info.rank == 0:
         return bool(read_config(run.start.checkpoint).run.init_checkpoint)
     return run.init_checkpoint is not None
 
 
 def _start_reporter(run: Run, data: RunData, planner: StepPlanner) -> "Reporter":
-    """What a person sees of the run, with the lines that come first."""
+    """The reporter of the run for a person, with its first lines shown."""
     from mlperf_bert.run.progress import (
-        Reporter,  # its rich is not for `bench`, which shows no progress
+        Reporter,  # imports rich, which `bench` without progress does not need
     )
 
     config, start = run.config, run.start
     path = run.directory.run / "stdout.log" if run.info.rank == 0 else None
     reporter = on_every_rank(
-        run.info, lambda: Reporter(path, config.max_steps, continued=start.continues)
+        run.info,
+        lambda: Reporter(path, config.max_steps, continued=start.continues, shown=run.shown),
     )
     for remark in start.remarks:
         reporter.line(remark)
@@ -291,7 +299,7 @@ def _start_reporter(run: Run, data: RunData, planner: StepPlanner) -> "Reporter"
 
 
 def _start_metrics_file(run: Run) -> MetricsFile:
-    """`metrics.jsonl`, cut after the step from which a run goes on."""
+    """`metrics.jsonl`, cut after the step from which a run resumes."""
     path = run.directory.run / "metrics.jsonl" if run.info.rank == 0 else None
     after = run.start.step if run.start.continues else None
     return on_every_rank(run.info, lambda: MetricsFile(path, after))
@@ -311,9 +319,9 @@ def check_memory(
     *,
     evaluates: bool = True,
 ) -> None:
-    """Raise ConfigError where a device cannot hold what is planned, before anything is built.
+    """Raise ConfigError if a device cannot hold the plan, before anything is built.
 
-    A CPU's memory must hold weights and gradients; what else it has, others use too.
+    A CPU's memory must hold weights and gradients; others use the rest too.
     """
     if device.type == "cuda":
         num_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -331,11 +339,9 @@ def check_memory(
 def _begin_training(
     run: Run, vocabulary_sha256: str, model: BertForPretraining, shapes: tuple[StaticShape, ...]
 ) -> tuple[FlatOptimizer, Step]:
-    """Optimizer and step, with the weights, state and random streams that the run begins with."""
-    start, info, given, digest = run.start, run.info, run.init_checkpoint, vocabulary_sha256
-    if given is not None and start.checkpoint is None:
-        on_every_rank(info, lambda: load_weights(model, given, digest))
-    # Of the step too, as another number of ranks has no streams to go on from.
+    """Optimizer and step, with the run's first weights, state and random streams."""
+    start, info, digest = run.start, run.info, vocabulary_sha256
+    # Seeded by the step too, because another number of ranks has no streams to resume.
     torch.manual_seed(derive_seed(run.seed, f"others' kernels from {start.step}", info.rank))
     optimizer, step = build_step(model, run.config, info, run.device, shapes)
     if start.checkpoint is not None:
@@ -353,10 +359,9 @@ def build_step(
 ) -> tuple[FlatOptimizer, Step]:
     """The optimizer of this rank's part of the state, and the step that drives it.
 
-    `shapes` are those of a captured step, the smallest first; where there are none it is eager.
-
-    `model` has its initial weights, on `device`; it is left as it is but for where its weights and
-    gradients lie and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
+    `shapes` are those of a captured step, the smallest first; without any the step is eager.
+    `model` has its initial weights, on `device`. Only the memory of its weights and gradients
+    changes and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
     """
     if shapes:
         _check_capturable(model.attention.name, device)
@@ -395,11 +400,11 @@ def build_step(
 
 
 def _check_capturable(attention: str, device: torch.device) -> None:
-    """What a graph can hold. Raises ConfigError."""
+    """Raise ConfigError for attention that a graph cannot hold."""
     if device.type != "cuda":
         return
     if attention in READ_LENGTHS_ON_THE_HOST:
-        problem = f"{attention!r} reads lengths on the host in every step, which is to be captured"
+        problem = f"{attention!r} reads lengths on the host, which a captured step cannot do"
         remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
         raise ConfigError("model.attention", problem, remedy)
     if dist.is_initialized() and dist.get_backend() == "gloo":
@@ -427,9 +432,9 @@ def _reduction(
     loss_scale: LossScale,
     device: torch.device,
 ) -> tuple[nn.Module, Clipping, Tensor, ShardGroup]:
-    """Who averages the gradients, where they arrive, and who holds the other shards.
+    """The averaging of gradients, their buffer, and the group of the other shards.
 
-    Without a process group, which a run of one rank has none of, nobody does.
+    A run of one rank has no process group and averages nothing.
     """
     parallel = config.parallel
     wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
@@ -445,7 +450,7 @@ def _reduction(
             bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
             gradient_as_bucket_view=True,
         )
-        # Its own statistics wait for the device every 100 steps, which a capture forbids.
+        # DDP's own statistics wait for the device every 100 steps, which a capture forbids.
         model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
     clipping = make_clipping(
         config.clip,
@@ -465,7 +470,7 @@ def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
 
 
 def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
-    """Of every step from 1 that the run may take, warm-up included; element 0 is not read."""
+    """Rates of every possible step from 1, warm-up included; element 0 is not read."""
     last = max(config.max_steps, config.run.warm_up_steps)
     rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
     rates[0] = 0.0
@@ -501,7 +506,7 @@ def _schedule(
     optimizer: FlatOptimizer,
     log: MlperfLog,
 ) -> InTurn:
-    """When `model` is evaluated; it is in the dtype and on the device that it is trained in."""
+    """The schedule of evaluating `model`, which has the dtype and device of training."""
     if config.eval.overlap == "none":
         return InTurn(evaluator, model, optimizer.settle, log)
     weights = next(model.parameters())
@@ -511,7 +516,7 @@ def _schedule(
 
 
 def _writer(run: Run, model: BertForPretraining, optimizer: FlatOptimizer) -> CheckpointWriter:
-    """What writes the run's checkpoints."""
+    """The writer of the run's checkpoints."""
     config, info, start = run.config, run.info, run.start
     return CheckpointWriter(
         run.directory.checkpoints,
@@ -528,8 +533,10 @@ def _writer(run: Run, model: BertForPretraining, optimizer: FlatOptimizer) -> Ch
 
 
 def _initialized_from(run: Run) -> dict[str, str]:
-    """For manifests: whose weights the run, or the one it goes on from, began with."""
+    """Manifest entries: the weights that the run, or the one it resumes, began with."""
     saved = run.start.checkpoint or run.init_checkpoint
+    if saved is not None and is_huggingface(saved):
+        return {INITIALIZED_FROM: origin_of(saved)} if run.info.rank == 0 else {}
     known = {} if saved is None else read_manifest(resolve(saved)).origin
     if not known or INITIALIZED_FROM in known:
         return dict(known)

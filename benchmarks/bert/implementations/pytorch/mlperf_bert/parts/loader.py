@@ -1,4 +1,4 @@
-"""A config's data becomes the loader that brings a rank its batches."""
+"""Build of a rank's loader from the config's data."""
 
 from pathlib import Path
 
@@ -41,11 +41,11 @@ def build_loader(
 ) -> tuple[Loader, tuple[StaticShape, ...]]:
     """The loader of this rank, and the shapes that it pads to, which are those of a captured step.
 
-    `process` is this rank among trainers and readers, where there are readers. Every rank must call
-    it at the same time.
+    `process` is this rank among trainers and readers, if there are readers. Every rank must call it
+    at the same time.
     """
     data, forwards = config.data, config.parallel.grad_accum_steps
-    # Whether batches go to the device from page-locked memory; DALI's has its own.
+    # True if batches go to the device from page-locked memory; DALI has its own.
     is_pinned = device.type == "cuda" and data.loader != "dali"
     masks: DynamicMasks | None = None
     if data.masking == "dynamic":
@@ -69,7 +69,7 @@ def build_loader(
     def make() -> Loader:
         source, read_ahead = others, None
         if source is None:
-            # Where masks are drawn, the batch that they are drawn into is the one that is sent.
+            # With dynamic masks, the batch with the new masks is the one that is sent.
             gatherer = Gatherer(reader, pin_memory=masks is None and is_pinned)
             source = DirectSource(gatherer, info.rank, masks)
             read_ahead = ReadAhead(gatherer, info.rank)
@@ -92,7 +92,7 @@ def _source_with_others(
     process: MpiProcess | None,
     masks: DynamicMasks | None,
 ) -> BatchSource | None:
-    """What brings the batches where this rank does not read them all by itself.
+    """The source of batches that this rank does not read all by itself; None if it does.
 
     Every rank must call it at the same time.
     """
@@ -131,5 +131,5 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
 
 
 def dismiss_reader(process: MpiProcess) -> None:
-    """As a trainer that has nothing to train: let its reader process end."""
+    """End the reader process of a trainer that has nothing to train."""
     Pair(process.world, process.role.partner).send(Tag.STOP)

@@ -1,7 +1,7 @@
-"""What one rank's memory holds at its fullest, the largest batch that fits, and the refusal.
+"""Plan of one rank's peak memory, the largest batch that fits, and the refusal of others.
 
-Counted by hand from the config and the sizes of a forward; what a forward saves is in
-`model/saved_bytes.py`. Nothing of it has been measured on a GPU yet.
+Counted by hand from the config and the sizes of a forward; the bytes that a forward saves are in
+`model/saved_bytes.py`. Not yet measured on a GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -27,22 +27,21 @@ from mlperf_bert.model.saved_bytes import (
 )
 
 GIB = 2**30
-# Of the sum, for blocks that the allocator holds and cannot use. An estimate.
+# Share of the sum, for blocks that the allocator holds but cannot use. An estimate.
 MARGIN = 0.04
-# Of a GB on a GPU's name, what a program can have: 79.1 GiB of an H100's 80, 139.8 of an H200's
-# 141.
+# Usable share of a GB in a GPU's name: 79.1 GiB of an H100's 80, 139.8 of an H200's 141.
 USABLE_OF_NAMED = 0.988 * GIB
 # Outside torch's allocator: context, kernels, cuBLAS; and NCCL's buffers. Estimates.
 CONTEXT_BYTES, NCCL_BYTES = 1 * GIB, 1 * GIB
-# Gradients [T, D] at once in a layer's backward, beside what the layers before it have saved.
+# Gradients [T, D] alive at once in a layer's backward, beside the saved bytes of earlier layers.
 _BACKWARD_TENSORS = 5
 _EVALUATED_TOKENS = {True: 16_384, False: 4_096}  # on CUDA or not: eval.tokens_per_forward "auto"
-_LARGEST_BATCH = 2**16  # that is looked for
+_LARGEST_BATCH = 2**16  # largest that is searched for
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row: `held` all the time, `saved` by a forward, or `working`: most beside both."""
+    """One row: `held` all the time, `saved` by a forward, or `working`, the peak beside both."""
 
     name: str
     kind: str
@@ -51,19 +50,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One rank's memory when it is fullest, part by part."""
+    """One rank's memory at its peak, part by part."""
 
     forward: Forward
     parts: tuple[Part, ...]
 
     @property
     def num_bytes(self) -> int:
-        """All of it, without a margin."""
+        """Bytes of all parts, without a margin."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
     def with_margin(self) -> int:
-        """What a device should have."""
+        """Bytes that a device should have."""
         return round((1 + MARGIN) * self.num_bytes)
 
     def of_kind(self, kind: str) -> int:
@@ -72,12 +71,12 @@ class MemoryPlan:
 
 
 def is_on_cuda(config: RunConfig) -> bool:
-    """Whether the plan is of a GPU; where run.device is "auto", it is."""
+    """True if the plan is for a GPU, as with run.device "auto"."""
     return config.run.device != "cpu"
 
 
 def kernels_of(config: RunConfig) -> Kernels:
-    """Whose kernels a run of `config` gets; of what "auto" measures, those that save most."""
+    """The kernels of a run of `config`; for "auto", the candidates that save most."""
     on_cuda, model = is_on_cuda(config), config.model
     kinds: dict[str, AttentionKind] = {"triton": "keyed", "flash": "fused", "cudnn": "fused"}
     kind = kinds.get(model.attention, "padded")
@@ -89,7 +88,7 @@ def kernels_of(config: RunConfig) -> Kernels:
 def expected_forward(config: RunConfig) -> Forward:
     """The largest forward of a run, with published lengths.
 
-    Where steps are not captured, that is the warm-up's, whose sequences are as long as can be.
+    Without capture that is the warm-up's, whose sequences have full length.
     """
     data, count = config.data, config.parallel.local_batch_size
     if config.run.step_mode == "eager" and config.run.warm_up_steps:
@@ -104,12 +103,12 @@ def expected_forward(config: RunConfig) -> Forward:
 
 
 def forward_of_run(config: RunConfig, shapes: tuple[StaticShape, ...]) -> Forward:
-    """The largest forward of a run whose steps are captured in `shapes`, the smallest first."""
+    """The largest forward of a run with steps captured in `shapes`, the smallest first."""
     return forward_of_shape(shapes[-1]) if shapes else expected_forward(config)
 
 
 def forward_of_shape(shape: StaticShape) -> Forward:
-    """Of batches padded to a capacity, if lengths are about the published ones."""
+    """The forward of batches padded to a capacity, for lengths like the published ones."""
     published = wikipedia_lengths()
     return Forward(
         sequences=shape.sequences,
@@ -121,7 +120,7 @@ def forward_of_shape(shape: StaticShape) -> Forward:
 
 
 def forward_of_lengths(config: RunConfig, lengths: IntArray, masked_counts: IntArray) -> Forward:
-    """Of one batch that is not padded: int64 [B] each."""
+    """The forward of one unpadded batch; both arrays are int64 [B]."""
     longest, policy = config.model.max_position_embeddings, config.model.attention
     queries = masked_counts + (config.model.objective == "mlm_nsp")
     padded = None
@@ -154,8 +153,8 @@ def plan_memory(config: RunConfig, forward: Forward, *, evaluates: bool = True) 
 def largest_batch(
     config: RunConfig, forward: Forward, device_bytes: float, *, evaluates: bool = True
 ) -> int:
-    """The `local_batch_size`, of these lengths, that fits with the margin; 0 where none does."""
-    low, high = 0, _LARGEST_BATCH  # 0 has no plan
+    """The largest `local_batch_size` of these lengths that fits with the margin; 0 if none fits."""
+    low, high = 0, _LARGEST_BATCH  # size 0 has no plan
     slots = forward.sequences / config.parallel.local_batch_size  # above 1 with unequal counts
     while low < high:
         middle = (low + high + 1) // 2
@@ -167,7 +166,7 @@ def largest_batch(
 def refuse_what_cannot_fit(
     config: RunConfig, forward: Forward, device_bytes: float, *, evaluates: bool = True
 ) -> None:
-    """Raise ConfigError where the plan's sum, without a margin, is more than a device has."""
+    """Raise ConfigError if the plan's sum, without a margin, exceeds the device's memory."""
     plan = plan_memory(config, forward, evaluates=evaluates)
     if plan.num_bytes <= device_bytes:
         return
@@ -195,7 +194,7 @@ def _remedy(config: RunConfig, largest: int) -> str:
 
 
 def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int]:
-    """Bytes that are there all the time, by part."""
+    """Bytes that are held all the time, by part."""
     model, parallel = config.model, config.parallel
     numel, width = model.num_parameters, _weight_width(config)
     shards = {"shard_node": parallel.ranks_per_node, "shard_world": parallel.world_size}
@@ -224,7 +223,7 @@ def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int
 
 
 def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
-    """Most bytes beside what is held and saved, by what the step is doing then."""
+    """Peak bytes beside held and saved ones, by phase of the step."""
     model, forward = config.model, saved.forward
     hidden, product = saved.widths
     numel = model.num_parameters
@@ -254,13 +253,13 @@ def _weight_width(config: RunConfig) -> int:
 
 
 def _inputs(config: RunConfig, forward: Forward) -> int:
-    """Batches on the device: those of a step, and two steps' that are on their way."""
+    """Batches on the device: those of a step, and two steps' in transit."""
     one = 8 * (3 * forward.tokens + 2 * forward.masked + 3 * forward.sequences)
     return 3 * config.parallel.grad_accum_steps * one
 
 
 def _evaluation(config: RunConfig) -> int:
-    """What a forward without a backward takes: a layer, and the logits."""
+    """Bytes of a forward without a backward: a layer, and the logits."""
     model, setting = config.model, config.eval.tokens_per_forward
     tokens = _EVALUATED_TOKENS[is_on_cuda(config)] if setting == "auto" else setting
     width = 4 if model.precision == "fp32" else 2

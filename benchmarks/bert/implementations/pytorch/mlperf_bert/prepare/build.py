@@ -1,11 +1,10 @@
-"""Text files to a prepared set: one shard a text file, in parallel, resumable, then the index.
+"""Text files to a prepared set: one shard per text file, in parallel, resumable, then the index.
 
 A shard is an HDF5 file of contiguous arrays, then the sidecar that completes it.
 
-With the set stands its baseline: what a guess without context reaches, the floor that a trained
-model must beat. Two guesses over all masked positions: where the input still shows a token (kept
-or replaced by a random one), the context-free guess is that token; where it is [MASK], it is the
-most frequent label among the set's [MASK] inputs.
+The set stores its baseline: the accuracy of a guess without context, which a trained model must
+beat. At each masked position, if the input still shows a token (kept or random), the guess is that
+token. If the input is [MASK], the guess is the most frequent label among the set's [MASK] inputs.
 """
 
 import hashlib
@@ -67,14 +66,14 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-MAX_STEM_BYTES = 200  # a file name has 255: enough for what is put around the stem
+MAX_STEM_BYTES = 200  # a file name may have 255: enough for the text around the stem
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The text, the shard to make of it, and how."""
+    """A text, the shard to make of it, and the settings."""
 
     text_path: Path
     shard_path: Path
@@ -93,15 +92,15 @@ def prepare_text(
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
 ) -> Manifest:
-    """Make, or finish making, the prepared set `out_dir`. Shards are ordered by file stem.
+    """Make or finish the prepared set `out_dir`. Shards are ordered by file stem.
 
-    One shard is made of each text, see documents.py for the two layouts; one that is already
-    finished with the same text and settings is kept. `vocab_path` is a vocabulary or a
-    tokenizer.json, whose copy goes into the set, and its digest into the settings. With
-    `settings.pick_eval` the context-free baseline is always stored; for the rest see `make_set`.
+    Each text becomes one shard (documents.py describes the two layouts); a shard finished with the
+    same text and settings is kept. `vocab_path` is a vocabulary or a tokenizer.json; its copy goes
+    into the set, its digest into the settings. With `settings.pick_eval` the context-free baseline
+    is always stored; for the rest see `make_set`.
 
-    Raises ConfigError for an option out of range, or where numba's cache cannot be used; DataError
-    for a text, the vocabulary, or a shard that was finished with other settings.
+    Raises ConfigError for an option out of range or an unusable numba cache; DataError for a text,
+    the vocabulary, or a shard that was finished with other settings.
     """
     vocabulary = load_any_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
@@ -158,13 +157,12 @@ def make_set(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> Manifest:
-    """Make what is not finished of these shards of one set, then its index.
+    """Make the unfinished shards of one set, then its index.
 
-    `jobs` are of `shard_jobs`. `make` does one of them, and nothing where it is finished; it runs
-    in worker processes (1: in this one), so it must be a function of a module, or a partial of one.
-    `corpus` is provenance for the manifest; `words` are of the progress, as `progress_of` takes
-    them. Raises DataError as `make` does, and where a shard was finished with other settings or is
-    of no job.
+    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
+    worker processes (1: in this one), so it must be a function of a module, or a partial of one.
+    `corpus` is provenance for the manifest; `words` are the words of `progress_of`. Raises
+    DataError like `make`, and if a shard was finished with other settings or belongs to no job.
     """
     check_left_overs(jobs)
     make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)
@@ -180,11 +178,11 @@ def make_shards(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> None:
-    """The first half of `make_set`; several machines may make shards of one set at a time."""
+    """The first half of `make_set`; several machines may make shards of one set together."""
     out_dir = jobs[0].shard_path.parents[1]
     sizes = [_source_bytes(job.text_path) for job in jobs]
     _store_vocabulary(out_dir, vocabulary)
-    # Before hours of work, not after: the settings of every shard already there are looked at.
+    # Check the settings of every existing shard before hours of work, not after.
     for job in jobs:
         is_finished(job, source_sha256=None)
     remove_temporaries(out_dir / "shards", _file_names(jobs), of="this machine")
@@ -207,7 +205,7 @@ def index_set(
     with_baseline: bool,
     corpus: dict[str, str] | None,
 ) -> Manifest:
-    """The second half of `make_set`: what completes a set, whose shards are all there."""
+    """The second half of `make_set`: complete a set that has all its shards."""
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     _store_vocabulary(out_dir, vocabulary)
     check_left_overs(jobs)
@@ -220,7 +218,7 @@ def index_set(
 
 
 def check_left_overs(jobs: list[ShardJob]) -> None:
-    """Raise DataError where the set has shards of other files: they would not be in its index."""
+    """Raise DataError if the set has shards of other files: its index would lack them."""
     shards = jobs[0].shard_path.parent
     ours = {job.shard_path.name for job in jobs}
     for path in sorted(shards.glob("*.hdf5")):
@@ -230,7 +228,7 @@ def check_left_overs(jobs: list[ShardJob]) -> None:
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
-    """Raise ConfigError for what is out of range, or does not go with so many files."""
+    """Raise ConfigError for settings out of range, or unsuited to this number of files."""
     ranges = {
         "max_seq_length": (settings.max_seq_length, 8, 65_535),
         "max_predictions": (settings.max_predictions, 1, 255),
@@ -252,7 +250,7 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
 def shard_jobs(
     texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
 ) -> list[ShardJob]:
-    """One job a file, ordered by stem. Raises DataError where two names would give one shard."""
+    """One job per file, ordered by stem. Raises DataError if two names would give one shard."""
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
@@ -281,7 +279,7 @@ def _source_bytes(path: Path) -> int:
         raise DataError(str(path), problem, "give a readable file") from None
     if not path.is_file() or size == 0:
         problem = "is empty" if path.is_file() else "is not a file"
-        raise DataError(str(path), problem, "give a file that holds something")
+        raise DataError(str(path), problem, "give a file with contents")
     return size
 
 
@@ -298,7 +296,7 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
 def manifest_of(
     vocabulary: AnyVocabulary, settings: ShardSettings, entries: Sequence[ShardEntry] = ()
 ) -> Manifest:
-    """The manifest of a set of these shards that has no index yet."""
+    """The manifest of a set of these shards, before its index."""
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),
@@ -333,7 +331,7 @@ def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> 
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
     """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone.
 
-    Raises DataError for a shard whose samples are wrong: one that an earlier start left may be.
+    Raises DataError for a shard with wrong samples, which an earlier start may have left.
     """
     paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
     found = [check_arrays(Shard(path).arrays(), manifest) for path in paths]
@@ -345,7 +343,7 @@ def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
-    """Compile what `make_shard` runs, once: else all workers would, and write the same cache.
+    """Compile the code of `make_shard` once, so that the workers do not all write the same cache.
 
     The first use after an installation takes about 5 s, later ones a fraction of a second.
     Raises ConfigError when numba's cache is damaged or cannot be written.
@@ -364,13 +362,13 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 
 
 def make_shard(job: ShardJob) -> None:
-    """Make one shard unless it is there.
+    """Make one shard unless it exists.
 
-    Raises DataError for the text's or vocabulary's faults, and where memory does not suffice.
+    Raises DataError for a faulty text or vocabulary, and if memory is short.
     """
     remedy = "split the text, lower the dupe factor or use fewer workers"
     with enough_memory(job, remedy):
-        # The text is held no longer than it takes to split it: the examples need the memory.
+        # The text is released once it is split: the examples need the memory.
         source = read_text(job.text_path)
         source_sha256 = source.sha256
         if is_finished(job, source_sha256):
@@ -388,7 +386,7 @@ def make_shard(job: ShardJob) -> None:
 
 @contextmanager
 def enough_memory(job: ShardJob, remedy: str) -> Iterator[None]:
-    """Raise DataError in the place of MemoryError."""
+    """Turn a MemoryError into a DataError."""
     try:
         yield
     except MemoryError:
@@ -398,9 +396,9 @@ def enough_memory(job: ShardJob, remedy: str) -> Iterator[None]:
 def store_shard(
     job: ShardJob, examples: ShardArrays, source_sha256: str, few: tuple[str, str]
 ) -> None:
-    """Write the examples, or those picked for evaluation.
+    """Write the examples, or the examples picked for evaluation.
 
-    Raises DataError, with the verb and the remedy `few`, where there are fewer than to be picked.
+    Raises DataError, with the verb and the remedy `few`, if there are fewer than to be picked.
     """
     wanted = job.settings.pick_eval
     if wanted is not None:
@@ -435,13 +433,13 @@ def _check_documents(path: Path, documents: Documents, least: int) -> None:
 
 
 def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
-    """Whether the shard is there, whole and made this way; `None` leaves the text unchecked."""
+    """True if the shard is complete, with the same settings; `None` leaves the text unchecked."""
     if not sidecar_path(job.shard_path).exists():
         return False
     try:
         sidecar = read_sidecar(job.shard_path)
     except DataError:
-        return False  # a damaged sidecar vouches for nothing: make the shard again
+        return False  # a damaged sidecar proves nothing: make the shard again
     names = [field.name for field in fields(job.settings)]
     pairs = {
         f"setting {name}": (getattr(sidecar.settings, name), getattr(job.settings, name))
@@ -464,11 +462,11 @@ def write_shard(
     source_sha256: str,
     settings: ShardSettings,
 ) -> Sidecar:
-    """Write `path` and `<path>.json`, each beside and then renamed, the sidecar last.
+    """Write `path` and `<path>.json` under temporary names, then rename both, the sidecar last.
 
     Equal examples give equal bytes. Raises DataError when a file cannot be written.
     """
-    # A sidecar of an earlier shard must not stand beside the new file, not even for a moment.
+    # A sidecar of an earlier shard must never lie beside the new file.
     sidecar_path(path).unlink(missing_ok=True)
     with replaced_file(path) as temporary:
         datasets = _write_arrays(temporary, examples)
@@ -489,15 +487,15 @@ def write_shard(
 
 
 class _PatientFile(io.FileIO):
-    """Keeps the error of a full disk from libhdf5 (2.0), which ends the process on it.
+    """A file that hides the error of a full disk from libhdf5 (2.0), which would end the process.
 
-    After the first error nothing more is written; `check` raises it.
+    After the first error nothing more is written, and `check` raises the error.
     """
 
     error: OSError | None = None
 
     def write(self, contents: "ReadableBuffer", /) -> int:
-        """Write all of it, unless that failed before."""
+        """Write all of the buffer, unless something failed before."""
         left = memoryview(contents).cast("B")
         try:
             while left and self.error is None:
@@ -552,7 +550,7 @@ def _digest(examples: ShardArrays) -> str:
 
 
 def _stored_arrays(examples: ShardArrays) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Name and values of each array, little endian."""
+    """Yield name and values of each array, little endian."""
     for field in fields(examples):
         values: NDArray[Any] = getattr(examples, field.name)
         yield field.name, values.astype(values.dtype.newbyteorder("<"), copy=False)

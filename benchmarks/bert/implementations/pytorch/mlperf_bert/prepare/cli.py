@@ -1,7 +1,6 @@
-"""The sub-command `prepare`: which source is asked for, its options, and what is called for it.
+"""The sub-command `prepare`: its sources, their options, and the function for each.
 
-Every source is an option that is made by a function `_prepare_...`. Heavy imports wait until one
-runs.
+Every source is an option with a function `_prepare_...`. Heavy imports wait until one runs.
 """
 
 import argparse
@@ -17,12 +16,13 @@ from mlperf_bert.config.sections import MAX_PREDICTIONS
 if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest, ShardSettings
 
-# Those that decide the examples, and their values where they are not given.
+SEED = 12_345
+# Options that decide the examples, with their defaults.
 _NUMBERS = {
     "max_seq_length": 512,
     "max_predictions": MAX_PREDICTIONS,
     "dupe_factor": 10,
-    "seed": 12345,
+    "seed": SEED,
 }
 _OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
 _IMPORTED = ("vocab", "max_seq_length", "max_predictions", "workers", "pick_eval")
@@ -39,7 +39,7 @@ def _option(name: str, text: str, metavar: str = "", **words: Any) -> _Option:
     return name, {"help": text, **words}
 
 
-# One that is not given must be None, False or [], so that `run` sees it.
+# An option that is not given must be None, False or [], so that `run` can tell.
 _OPTIONS: tuple[_Option, ...] = (
     _option("out", "directory to make", "DIR", required=True),
     _option("vocab", "the model's vocab.txt, or a Hugging Face tokenizer.json", "FILE"),
@@ -49,16 +49,16 @@ _OPTIONS: tuple[_Option, ...] = (
         "whole sentences for masked LM alone",
         choices=("pair", "single"),
     ),
-    _option("max_seq_length", "tokens of an example at most (default 512)", "N"),
+    _option("max_seq_length", "most tokens of an example (default 512)", "N"),
     _option(
         "max_predictions",
-        f"masked positions of an example at most (default {MAX_PREDICTIONS})",
+        f"most masked positions of an example (default {MAX_PREDICTIONS})",
         "N",
     ),
-    # Another pass over single segments has other masks only, which training draws by itself.
+    # A further pass over single segments only changes the masks, which training draws itself.
     _option("dupe_factor", "passes over the text (default 10; with --segments single 1)", "N"),
-    _option("seed", "of the random stream of every text (default 12345)", "N"),
-    _option("workers", "processes (default: the cores of this process)", "N"),
+    _option("seed", f"seed of every text's random stream (default {SEED})", "N"),
+    _option("workers", "worker processes (default: the cores of this process)", "N"),
     _option("text", "UTF-8 text files, one shard each", "FILE", nargs="+"),
     _option(
         "pick_eval",
@@ -67,7 +67,7 @@ _OPTIONS: tuple[_Option, ...] = (
     ),
     _option(
         "split_sentences",
-        "with --text: it is paragraphs, documents apart by an empty line",
+        "with --text: paragraphs, with an empty line between documents",
         action="store_true",
     ),
     _option(
@@ -77,18 +77,19 @@ _OPTIONS: tuple[_Option, ...] = (
     ),
     _option(
         "vocab_size",
-        f"with --corpus: tokens of a vocabulary made of it (default {_VOCAB_SIZE:,})",
+        f"with --corpus: size of the vocabulary made of it (default {_VOCAB_SIZE:,})",
         "N",
     ),
     _option(
         "documents",
-        "with --corpus: where a document of plain text ends (default empty-line)",
+        "with --corpus: where a document of plain text ends (default: file, or where the text of "
+        "fewer than 32 files has empty lines or line ends)",
         choices=("empty-line", "line", "file"),
     ),
     _option("text_field", "with --corpus: of JSON lines and Parquet (default text)", "NAME"),
     _option(
         "held_out",
-        "with --corpus: of the documents (default: 1/16, less of more than 128 MB)",
+        "with --corpus: of the documents (default: 1/16, less of more than 64 MB)",
         "SHARE",
     ),
     _option("mlcommons", "the official text: part-*-of-00500, eval.txt, vocab.txt", "TEXTDIR"),
@@ -137,6 +138,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (source if name in _SOURCES else parser).add_argument(_spelled(name), **words)
 
 
+def add_of_own_text(parser: argparse.ArgumentParser) -> None:
+    """Add those options of `--corpus` that `own-text` has too."""
+    for name, words in _OPTIONS:
+        if name in ("documents", "text_field", "held_out"):
+            text = words["help"].removeprefix("with --corpus: ")
+            parser.add_argument(_spelled(name), **{**words, "help": text})
+
+
 def run(args: argparse.Namespace) -> int:
     """Run `prepare`. Raises ConfigError or DataError for what the user can mend."""
     name = next(name for name in _SOURCES if _is_given(args, name))
@@ -168,7 +177,7 @@ def _prepare_corpus(args: argparse.Namespace) -> int:
         raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")
     wanted = OwnText(
         source=args.corpus,
-        documents=args.documents or "empty-line",
+        documents=args.documents,
         text_field=args.text_field or "text",
         held_out_share=args.held_out,
         vocab_path=args.vocab,
@@ -215,10 +224,10 @@ def _prepare_mlcommons(args: argparse.Namespace) -> int:
 
 
 def _prepare_import(args: argparse.Namespace) -> int:
-    """`prepare --tfrecord` and `prepare --hdf5`: examples that others made to one prepared set."""
+    """`prepare --tfrecord` and `prepare --hdf5`: other programs' examples to one prepared set."""
     from mlperf_bert.prepare.import_examples import import_set
 
-    # Seed and passes are of whoever made the examples, and not in these files.
+    # Only the maker of the examples knows seed and passes; these files do not hold them.
     settings = _settings(args, seed=0, dupe_factor=1, pick_eval=args.pick_eval)
     manifest = import_set(
         args.hdf5 or args.tfrecord,
@@ -233,7 +242,7 @@ def _prepare_import(args: argparse.Namespace) -> int:
 
 
 def _prepare_embedded(args: argparse.Namespace) -> int:
-    """`prepare --embedded`: the small corpus out of the user's own Python, to train/ and eval/."""
+    """`prepare --embedded`: the small corpus from the user's own Python, to train/ and eval/."""
     from mlperf_bert.config.files import load_config
     from mlperf_bert.prepare.corpus import prepare_embedded
 
@@ -252,7 +261,7 @@ def _prepare_embedded(args: argparse.Namespace) -> int:
     return 0
 
 
-# The argument that chooses a source -> what makes it, and the options that go with it.
+# The argument that chooses a source -> its function, and the options that go with it.
 _SOURCES: dict[str, tuple[_Prepare, tuple[str, ...]]] = {
     "text": (_prepare_text, (*_OF_EXAMPLES, "workers", "pick_eval", "split_sentences")),
     "corpus": (
@@ -276,7 +285,7 @@ def _spelled(name: str) -> str:
 
 
 def _settings(args: argparse.Namespace, **changes: Any) -> "ShardSettings":
-    """What decides the examples, given or not, with `changes` that go before either."""
+    """The settings that decide the examples: `changes` first, then options, then defaults."""
     from mlperf_bert.data.index import ShardSettings
 
     values = {"segments": args.segments or "pair", **_NUMBERS}
@@ -297,7 +306,7 @@ def _needed_vocabulary(args: argparse.Namespace) -> Path:
 
 
 def _summary(out_dir: Path, manifest: "Manifest") -> str:
-    """What a prepared set holds, and by which digest two of them can be compared."""
+    """A summary of a prepared set, with a digest to compare two sets."""
     from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]

@@ -1,9 +1,9 @@
 """The embedded corpus: a small real training and evaluation set made from the user's own Python.
 
-For tests, demonstrations and laptops: no download, and the same Python and settings give the same
-sets. Its text is the English prose of Python's language topics and standard-library docstrings.
-Sources are read by `ast`, never imported, in the order of sorted paths. Only light modules are
-imported here, so that finding the sets ready costs next to nothing.
+It serves tests, demonstrations and laptops without a download; the same Python and settings give
+the same sets. The text is the English prose of Python's language topics and standard-library
+docstrings. Sources are read by `ast`, never imported, in the order of sorted paths. Only light
+modules are imported here, so a call that finds the sets ready is quick.
 """
 
 import ast
@@ -29,7 +29,7 @@ MIN_VOCAB_SIZE = 256
 
 TextDocument = tuple[str, ...]  # sentences
 
-# Third-party code, tests and programs, none of which is documentation of the library.
+# Third-party code, tests and programs, which do not document the library.
 SKIPPED_DIRECTORIES = frozenset(
     {
         "site-packages",
@@ -56,10 +56,10 @@ _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 
 
 def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) -> bool:
-    """Make, or finish making, the prepared sets `out_dir/train` and `out_dir/eval`.
+    """Make or finish the prepared sets `out_dir/train` and `out_dir/eval`.
 
-    Returns whether anything had to be made. Raises DataError when a set made with other settings
-    or by another Python is there, or when this Python has too little documentation.
+    Returns True if anything had to be made. Raises DataError if a set made with other settings or
+    by another Python exists, or if this Python has too little documentation.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
@@ -84,9 +84,9 @@ def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) ->
 def split_held_out(
     documents: list[TextDocument],
 ) -> tuple[list[TextDocument], list[TextDocument]]:
-    """Training documents, and held-out documents without any sentence that occurs in training.
+    """Training documents, and held-out documents without any sentence of a training document.
 
-    A document is held out by the hash of its text alone, so adding documents moves no other one.
+    The hash of its text alone decides if a document is held out, so new documents move no others.
     """
     train: list[TextDocument] = []
     held_out: list[TextDocument] = []
@@ -174,9 +174,9 @@ def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str
 
 
 def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
-    """Distinct documents of at least two sentences, ASCII only, of `stdlib` or of this Python's.
+    """Distinct ASCII documents of at least two sentences, from `stdlib` or this Python's library.
 
-    Raises DataError where there is not enough text, as in a Python without its sources.
+    Raises DataError if there is not enough text, as in a Python without its sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if stdlib is None else stdlib
     documents = [prose_sentences(text) for text in _topics(root / "pydoc_data" / "topics.py")]
@@ -204,12 +204,12 @@ def prose_sentences(docstring: str) -> TextDocument:
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:
-    """A paragraph's text, its list items apart and without their marks."""
+    """Yield a paragraph's text, with list items separate and without their marks."""
     block: list[str] = []
     for line in lines:
         if _CODE_LINE.match(line):
             yield " ".join(block)
-            return  # what follows a prompt is its output
+            return  # a prompt's output follows it
         stripped = line.strip()
         if _BULLET.match(stripped):
             yield " ".join(block)
@@ -267,7 +267,7 @@ def _parsed(path: Path) -> ast.Module | None:
     try:
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source and path.name != "topics.py":
-            return None  # no docstring worth the parsing
+            return None  # no docstring worth parsing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in old docstrings
             return ast.parse(source)

@@ -1,22 +1,25 @@
-r"""A text file to documents of token ids; how text is split into sentences, and cleaned.
+r"""Text files to documents of token ids: sentence splitting, cleaning, tokenisation.
 
-UTF-8; lines end at \n only. A sentence file has one sentence a line and an empty line between
-documents. A paragraph file (`split_sentences`) has an empty line between documents too; the other
-lines of a document, however wrapped, are joined with a space and split.
+Files are UTF-8; lines end at \n only. A sentence file has one sentence per line and an empty line
+between documents. A paragraph file (`split_sentences`) has an empty line between documents too; the
+lines of a document are joined with a space and split into sentences.
 
 A sentence ends at `.`, `!` or `?` (one or more), with any closing quotes and brackets after it,
 when white space follows and then an upper-case letter, a digit or an opening quote or bracket. A
 full stop does not end a sentence after a known abbreviation (Mr., e.g., vs.) or after a single
 letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is `I`.
 
-A user's own text is cleaned before, the same for every language. A paragraph is brought to Unicode
-NFC; control characters, invisible formatting (but the joiners that some scripts need),
+A user's own text is cleaned first, the same way for every language. A paragraph is normalised to
+Unicode NFC; control characters, invisible formatting (except the joiners that some scripts need),
 noncharacters and halves of surrogate pairs are dropped; every run of white space becomes one space.
 It is split as above, and also after the full stops of other scripts, and after . ! ? before a
-letter that has no case. A sentence of more than SENTENCE_CHARS is cut at white space, or where
-there is none at that length. Left out is a document that is not UTF-8 (more than one character in a
-thousand unreadable), with fewer than LEAST_CHARS letters and digits, or of whose characters other
-than spaces fewer than half are letters.
+letter without case. A sentence of more than SENTENCE_CHARS is cut at white space, or at that length
+if there is none. A line that opens with a mark of Markdown (heading, list item, row of a table,
+fence) or a prompt starts a new piece of at least one sentence; code is treated like other text.
+
+Two things are left out. A piece is, if fewer than LEAST_LETTERS of its characters other than spaces
+are letters (rules and figures of tables). A document is, if it is not UTF-8 (more than one
+character in a thousand unreadable) or has fewer than LEAST_CHARS letters and digits.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +39,7 @@ from numpy.typing import NDArray
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.vocabulary.any_vocabulary import Encoder
 
-# Passes over held-out text, with other segments and masks: one gives too few masked tokens for a
+# Passes over held-out text, with new segments and masks: one gives too few masked tokens for a
 # steady accuracy.
 EVAL_DUPE_FACTOR = 2
 
@@ -44,8 +48,8 @@ _ABBREVIATION = re.compile(
     "|e\\.g|i\\.e|approx|dept|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec",
     re.IGNORECASE,
 )
-# These end sentences as well ("apples, pears, etc. The next ..."), so they hold together only with
-# what can hardly start one: a digit ("no. 5", "et al. 2019").
+# These may end a sentence too ("apples, pears, etc. The next ..."), so they join only with
+# a digit, which can hardly start one ("no. 5", "et al. 2019").
 _ABBREVIATION_OR_END = re.compile("etc|no|inc|ltd|co|corp|al", re.IGNORECASE)
 _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(\[]*[^\W_a-z])""")
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
@@ -55,12 +59,14 @@ REASONS: tuple[Reason, ...] = ("not UTF-8", "too short", "few letters")
 
 SENTENCE_CHARS = 500
 LEAST_CHARS = 32
-LEAST_LETTERS = 0.5  # of what is no space
+LEAST_LETTERS = 0.25  # share of the characters other than spaces
 MOST_UNREADABLE = 0.001
 
 LETTER, DIGIT, SPACE, OTHER = range(4)
 
-# White space among the control characters is left for `split` to see.
+_MARKED_LINE = re.compile(r"\n(?=\s*(?:[-*+•]\s|\d{1,3}[.)]\s|#{1,6}\s|\||```|~~~|>>>))")
+
+# White-space control characters stay for `split`.
 _UNWANTED = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -70,7 +76,7 @@ _STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RU
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of `text`, stripped, white space within each made single; none is empty."""
+    """Non-empty sentences of `text`, stripped, with runs of white space made one space."""
     text = " ".join(text.split())
     sentences = []
     start = 0
@@ -99,7 +105,7 @@ def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def digest_of(document: str) -> int:
-    """A document's place in the order by which documents are held out, 0 .. 2**64 - 1."""
+    """A document's rank in the order of holding out, 0 .. 2**64 - 1."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
     return int.from_bytes(digest, "big")
 
@@ -108,8 +114,8 @@ def digest_of(document: str) -> int:
 class Documents:
     """D documents of N sentences of T tokens, laid end to end; no document or sentence is empty.
 
-    Memory: 2 bytes a token (4 where the vocabulary has more than 65,536 words), 8 a sentence and
-    8 a document: 2.4 bytes a token at 20 tokens a sentence.
+    Memory: 2 bytes per token (4 if the vocabulary has more than 65,536 words), 8 per sentence and 8
+    per document: 2.4 bytes per token at 20 tokens per sentence.
     """
 
     tokens: NDArray[Any]  # uint16 or uint32 [T]
@@ -145,7 +151,7 @@ def read_text(path: Path) -> SourceText:
 
 
 def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
-    """Documents with at least one word piece; see the module for the two text layouts."""
+    """Documents with at least one word piece; the module's docstring gives the two text layouts."""
     lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
@@ -166,7 +172,7 @@ def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documen
 
 
 def _end_document(document_offsets: "array[int]", num_sentences: int) -> None:
-    if num_sentences > document_offsets[-1]:  # else the document is empty: there is none
+    if num_sentences > document_offsets[-1]:  # skip an empty document
         document_offsets.append(num_sentences)
 
 
@@ -182,23 +188,32 @@ def _sentence_lines(text: str) -> Iterator[str]:
             paragraph = []
 
 
-def clean_document(paragraphs: list[str]) -> list[str] | Reason:
-    """The sentences of a document, or why it is left out."""
+def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]:
+    """The sentences of a document, and the number of characters left out for each reason.
+
+    A left-out document has no sentences and one reason.
+    """
     num_chars = sum(map(len, paragraphs))
     unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
     if unreadable > MOST_UNREADABLE * num_chars:
-        return "not UTF-8"
-    cleaned = [clean_paragraph(paragraph) for paragraph in paragraphs]
-    counts = np.bincount(kinds_of("".join(cleaned)), minlength=4)
-    if counts[LETTER] + counts[DIGIT] < LEAST_CHARS:
-        return "too short"
-    if counts[LETTER] < LEAST_LETTERS * (counts.sum() - counts[SPACE]):
-        return "few letters"
-    return [sentence for paragraph in cleaned for sentence in any_sentences(paragraph)]
+        return [], {"not UTF-8": num_chars}
+    lines = (piece for paragraph in paragraphs for piece in _MARKED_LINE.split(paragraph))
+    pieces = [cleaned for piece in lines if (cleaned := clean_paragraph(piece))]
+    lengths = [len(piece) for piece in pieces]
+    kinds = np.repeat(4 * np.arange(len(pieces)), lengths) + kinds_of("".join(pieces))
+    counts = np.bincount(kinds, minlength=4 * len(pieces)).reshape(-1, 4)
+    kept = counts[:, LETTER] >= LEAST_LETTERS * (lengths - counts[:, SPACE])
+    alphanumeric = counts[:, LETTER] + counts[:, DIGIT]
+    if alphanumeric.sum() < LEAST_CHARS:
+        return [], {"too short": sum(lengths)}
+    if alphanumeric[kept].sum() < LEAST_CHARS:
+        return [], {"few letters": sum(lengths)}
+    sentences = [each for piece in compress(pieces, kept) for each in any_sentences(piece)]
+    return sentences, {} if kept.all() else {"few letters": sum(compress(lengths, ~kept))}
 
 
 def clean_paragraph(text: str) -> str:
-    """A paragraph without what has no meaning, on one line."""
+    """A paragraph on one line, without characters that carry no meaning."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(_UNWANTED.sub("", text).split())
@@ -224,17 +239,17 @@ def kinds_of(text: str) -> NDArray[np.uint8]:
 
 @cache
 def kind_table() -> NDArray[np.uint8]:
-    """Of every code point, uint8 [0x110000]: made once a process, in about 0.2 s."""
+    """The kind of every code point, uint8 [0x110000], made once per process in about 0.2 s."""
     table: NDArray[Any] = np.full(0x110000, OTHER, dtype=np.uint8)
     of_first = {"L": LETTER, "M": LETTER, "N": DIGIT, "Z": SPACE}
-    for code in range(0x32000):  # all that is assigned lies below, but for tags and private use
+    for code in range(0x32000):  # all assigned characters lie below, except tags and private use
         table[code] = of_first.get(unicodedata.category(chr(code))[0], OTHER)
     table.setflags(write=False)
     return table
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text, cut where `split_sentences` knows no sentence to end."""
+    """Yield the text, cut where `split_sentences` finds no end of a sentence."""
     if text.isascii():
         yield text
         return

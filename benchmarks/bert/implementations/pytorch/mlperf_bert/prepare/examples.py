@@ -1,9 +1,9 @@
-"""Documents of token ids to masked examples, identical to the MLPerf reference's token by token.
+"""Documents of token ids to masked examples that equal the MLPerf reference's token by token.
 
-In compiled code: CPython's random stream, every draw in the reference's order; one pass over the
-documents; one document; one example; arrays that grow. Then what calls it. The compiled part is one
-file because of numba's cache, see compiled.py. tests/plain_examples.py does the same in plain
-Python, and tests compare the two.
+The compiled code comes first: CPython's random stream, with every draw in the reference's order;
+one pass over the documents; one document; one example; arrays that grow. Its callers follow. The
+compiled part is one file because of numba's cache, see compiled.py. tests/plain_examples.py does
+the same in plain Python, and tests compare the two.
 
 Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
 copied until an example is written.
@@ -28,7 +28,7 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end
-# CPython's generator: 624 words of state, the 624 words they give, and how many of these are used.
+# CPython's generator: 624 words of state, their 624 words of output, and the number of used ones.
 # int64 [1249] although the words have 32 bits: mixing them shifts bits up past the 32nd.
 Stream = NDArray[Any]
 
@@ -38,7 +38,7 @@ _FIRST = (4096, 4096, 4096)  # examples, tokens, masked positions
 
 
 class Work(NamedTuple):
-    """What example making reads and scribbles on. D documents, N sentences, T tokens."""
+    """Inputs and scratch arrays of example making. D documents, N sentences, T tokens."""
 
     stream: Stream  # [1249], advanced by every draw
     tokens: NDArray[Any]  # [T]
@@ -47,7 +47,7 @@ class Work(NamedTuple):
     order: IntArray  # [D]: 0 .. D - 1, shuffled in place
     candidates: IntArray  # [max_seq_length], scratch: positions that may be masked
     originals: IntArray  # [max_seq_length], scratch: original token where masked, else -1
-    room: int  # tokens of both segments at most
+    room: int  # most tokens of both segments
     max_predictions: int
     vocab_size: int
     cls_id: int
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Examples laid end to end, as `ShardArrays`, in arrays longer than what is used of them."""
+    """Examples laid end to end, like `ShardArrays`, in arrays with room to spare."""
 
     input_ids: NDArray[Any]
     offsets: IntArray
@@ -68,7 +68,7 @@ class Collected(NamedTuple):
 
 
 def room_for(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> Collected:
-    """Room for so many examples with these tokens and masked positions in all."""
+    """Empty arrays for these total numbers of examples, tokens and masked positions."""
     return Collected(
         np.empty(tokens, dtype),
         np.zeros(examples + 1, np.int64),
@@ -115,9 +115,9 @@ def uniform(stream: Stream) -> float:
 
 @compiled
 def between(stream: Stream, low: int, high: int) -> int:
-    """`randint(low, high)` of less than 2**32 integers, both ends included.
+    """`randint(low, high)`, both ends included, over fewer than 2**32 integers.
 
-    As many top bits of a word as their number has are drawn, until they are below it.
+    Draws as many top bits of a word as the number of integers has, until they are below it.
     """
     size = high - low + 1
     shift = 32
@@ -133,8 +133,8 @@ def between(stream: Stream, low: int, high: int) -> int:
 def shuffle(stream: Stream, items: IntArray) -> None:
     """`shuffle(items)`: from the last place down, swap it with place `between(0, last)`.
 
-    Most of the time goes here, so the drawing is written out without its unforeseeable branch: a
-    word that is too large swaps the place with itself, and the same place is drawn for again.
+    Most of the time goes here, so the drawing is written without its unpredictable branch: a word
+    that is too large swaps the place with itself, and the same place is drawn again.
     """
     used = stream[USED]
     shift = 0
@@ -183,7 +183,7 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
         is_random = after - first == 1 or uniform(work.stream) < 0.5
         if is_random:
             segment_b = _random_segment(work, number, target - (segment_a[1] - segment_a[0]))
-            after = start_of_rest  # what was not used is walked again
+            after = start_of_rest  # unused sentences are visited again
         else:
             segment_b = (offsets[start_of_rest], offsets[after])
         found = _with_room(found, count, work)
@@ -195,7 +195,7 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
 
 @compiled
 def _random_segment(work: Work, number: int, wanted: int) -> Span:
-    """Sentences of a random other document, `wanted` tokens at least where it has them."""
+    """Sentences of a random other document, with at least `wanted` tokens if it has them."""
     other = number
     for _ in range(10):  # with few documents, all ten draws may hit the document itself
         other = between(work.stream, 0, len(work.order) - 1)
@@ -229,7 +229,7 @@ def _add_example(
     found.segment_b_start[count] = start_of_b
     found.next_sentence_label[count] = is_random
     _mask(work, tokens, start_of_b)
-    # Walking all positions sorts the masked ones; what is written of others is written over.
+    # Visiting all positions sorts the masked ones; values of other positions are overwritten.
     masked = found.masked_lm_offsets[count]
     for position in range(num_tokens):
         found.masked_lm_positions[masked] = position
@@ -241,7 +241,7 @@ def _add_example(
 
 @compiled
 def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span]:
-    """Both segments without what does not fit: a token at a time off the longer, B when equal."""
+    """Both segments cut to fit: one token at a time off the longer segment, or off B when equal."""
     start_a, end_a = segment_a
     start_b, end_b = segment_b
     for _ in range(end_a - start_a + end_b - start_b - work.room):
@@ -260,12 +260,12 @@ def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span
 
 @compiled
 def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
-    """Mask `tokens` in place, their original values in `work.originals`."""
+    """Mask `tokens` in place; `work.originals` gets their original values."""
     num_tokens = len(tokens)
     candidates = work.candidates[: num_tokens - 3]
     for i in range(len(candidates)):
         candidates[i] = i + 1 if i + 1 < start_of_b - 1 else i + 2
-    # All of them, though few are masked: the first places are filled last.
+    # Shuffle all, though few are masked: the first places are filled last.
     shuffle(work.stream, candidates)
     # round() is half to even, as in the reference.
     num_masked = min(work.max_predictions, max(1, round(num_tokens * 0.15)))
@@ -294,7 +294,7 @@ def _with_room(found: Collected, count: int, work: Work) -> Collected:
 
 @compiled
 def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
-    """`values`, or a copy at least twice as long, so that all copying together is linear."""
+    """`values`, or a copy at least twice as long, so that the total copying is linear."""
     if needed <= len(values):
         return values
     larger = np.empty(max(needed, 2 * len(values)), values.dtype)
@@ -304,7 +304,7 @@ def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
 
 @compiled
 def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, end: int) -> None:
-    """`target[at : at + end - start] = source[start:end]`, which numba takes seconds to compile."""
+    """Do `target[at : at + end - start] = source[start:end]`, which numba compiles for seconds."""
     for i in range(end - start):
         target[at + i] = source[start + i]
 
@@ -312,10 +312,10 @@ def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, e
 def make_examples(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """All examples of every pass, shuffled; needs two documents at least.
+    """All examples of every pass, shuffled; needs at least two documents.
 
-    At its peak this holds the examples about twice: as they were made, and in their shuffled order.
-    Ctrl-C waits for the end of a pass.
+    At its peak this holds the examples about twice: unshuffled and shuffled. Ctrl-C waits for the
+    end of a pass.
     """
     longest = settings.max_seq_length
     work = Work(
@@ -344,9 +344,9 @@ def make_examples(
 
 
 def new_stream(seed: int) -> Stream:
-    """The state of `random.Random(seed)` as the compiled code carries it on, int64 [1249]."""
+    """The state of `random.Random(seed)` in the form of the compiled code, int64 [1249]."""
     *state, used = random.Random(seed).getstate()[1]
-    assert used == WORDS  # a new generator has given nothing yet: its first output is made on use
+    assert used == WORDS  # a new generator has no output yet: the first use makes it
     return np.array([*state, *[0] * WORDS, WORDS], dtype=np.int64)
 
 
@@ -375,7 +375,7 @@ def pick_evenly(examples: ShardArrays, count: int) -> ShardArrays:
 
 
 def used_part(found: Collected, count: int) -> ShardArrays:
-    """The first `count` examples, as views."""
+    """Views of the first `count` examples."""
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
     ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
     arrays = zip(found._asdict().items(), ends, strict=True)
@@ -383,7 +383,7 @@ def used_part(found: Collected, count: int) -> ShardArrays:
 
 
 def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
-    """The examples of all parts, one at least, in their order."""
+    """The examples of all parts (at least one), in order."""
     arrays: dict[str, NDArray[Any]] = {}
     for name in ShardArrays.__slots__:
         values = [getattr(part, name) for part in parts]
@@ -397,7 +397,7 @@ def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Hold a Ctrl-C back: raised while numba boxes a result, it ends the process by a crash."""
+    """Defer a Ctrl-C, because it crashes the process while numba boxes a result."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python's handlers run in the main thread only
         return
@@ -408,7 +408,7 @@ def interrupt_deferred() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous)
     if arrived:
-        signal.raise_signal(signal.SIGINT)  # now whatever was to happen
+        signal.raise_signal(signal.SIGINT)  # now deliver the deferred Ctrl-C
 
 
 @compiled

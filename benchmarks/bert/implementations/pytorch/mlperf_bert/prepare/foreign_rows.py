@@ -1,11 +1,11 @@
-"""Rows of examples as files of others hold them: padded, of their own lengths, or several in a row.
+"""Rows of examples from other programs' files: padded, of variable length, or packed.
 
-A reader gives rows unchecked. Here they become examples of ours, or the problem of the first row
-that is none. It is one file because of numba's cache, see compiled.py.
+Readers give unchecked rows. This file turns them into our examples, or returns the problem of the
+first wrong row. It is one file because of numba's cache, see compiled.py.
 
-n rows; K features of FEATURES in that order, ABSENT where the file has none. A row that has
-`packed_input_len` holds several examples end to end, and masked positions count from the row's
-start; one that has `input_mask` is padded with zeros to one length, its masked positions too.
+There are n rows and the K features of FEATURES in that order; a missing feature is ABSENT. A row
+with `packed_input_len` holds several examples end to end, and masked positions count from the row's
+start. A row with `input_mask` is padded with zeros to one length, and so are its masked positions.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from mlperf_bert.prepare.hdf5_reader import (
 from mlperf_bert.prepare.verify.contents import MIN_LENGTH
 
 RIGHT = 0
-# What is wrong with a row, by the number that the compiled code gives.
+# Problems of a row, by the number that the compiled code returns.
 PROBLEMS = (
     "nothing",
     "lacks input_ids, segment_ids, masked_lm_positions, masked_lm_ids or next_sentence_labels",
@@ -68,18 +68,18 @@ class Rows(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What an example may be."""
+    """Limits of an example."""
 
     vocab_size: int
-    pad_id: int  # padding may be this instead of zero
+    pad_id: int  # padding may have this id instead of zero
     max_seq_length: int
     max_predictions: int
 
 
 def room_for(rows: Rows) -> Collected:
-    """Arrays that hold whatever `take_rows` can make of these rows.
+    """Arrays with room for every example that `take_rows` can make of these rows.
 
-    Tokens are uint32 whatever the vocabulary: code is compiled once for each dtype.
+    Tokens are uint32 for every vocabulary, because code is compiled once for each dtype.
     """
     most = np.maximum(rows.counts, 0).sum(axis=0)
     examples = len(rows.counts) + int(most[LENGTHS])
@@ -88,10 +88,10 @@ def room_for(rows: Rows) -> Collected:
 
 @compiled
 def take_rows(rows: Rows, bounds: Bounds, found: Collected) -> tuple[int, int, int]:
-    """Write the examples of all rows into `found`, which is `room_for` them.
+    """Write the examples of all rows into `found`, made by `room_for`.
 
-    Returns how many, then RIGHT or the problem of the first wrong row, then that row's number.
-    `rows` may hold any numbers as long as every feature lies within `values`.
+    Returns their number, RIGHT or the problem of the first wrong row, and that row's number. `rows`
+    may hold any numbers as long as every feature lies within `values`.
     """
     num = 0
     for row in range(len(rows.counts)):
@@ -110,7 +110,7 @@ def take_rows(rows: Rows, bounds: Bounds, found: Collected) -> tuple[int, int, i
 
 @compiled
 def _shape_problem(counts: NDArray[np.int64]) -> int:
-    """Whether features are missing, or are not of the lengths of others."""
+    """The problem of missing features or features of unequal length, or RIGHT."""
     if min(counts[IDS], counts[SEGMENTS], counts[POSITIONS], counts[LABELS], counts[NEXT]) < 0:
         return LACKS
     if counts[SEGMENTS] != counts[IDS] or counts[MASK] not in (ABSENT, counts[IDS]):
@@ -156,7 +156,7 @@ def _take_one(rows: Rows, row: int, bounds: Bounds, found: Collected, num: int) 
 def _take_packed(
     rows: Rows, row: int, bounds: Bounds, found: Collected, num: int
 ) -> tuple[int, int]:
-    """Take all examples of a row, whose lengths must use up its arrays; the problem, and `num`."""
+    """Take all examples of a row; their lengths must use up its arrays. Returns problem, `num`."""
     values, counts = rows.values, rows.counts[row]
     at = rows.starts[row].copy()
     tokens_left, masked_left = counts[IDS], counts[POSITIONS]
@@ -227,7 +227,7 @@ def _take(
 
 @compiled
 def _ones(values: NDArray[np.int32], start: int, count: int) -> int:
-    """How many ones `count` values begin with; -1 where anything but zeros follows."""
+    """The number of leading ones of `count` values; -1 if anything but zeros follows."""
     ones = 0
     while ones < count and values[start + ones] == 1:
         ones += 1
@@ -239,7 +239,7 @@ def _ones(values: NDArray[np.int32], start: int, count: int) -> int:
 
 @compiled
 def _zeros(values: NDArray[np.int32], start: int, count: int) -> int:
-    """How many zeros `count` values begin with; -1 where anything but ones follows, or no one."""
+    """The number of leading zeros of `count` values; -1 unless ones, at least one, follow."""
     zeros = 0
     while zeros < count and values[start + zeros] == 0:
         zeros += 1
@@ -251,7 +251,7 @@ def _zeros(values: NDArray[np.int32], start: int, count: int) -> int:
 
 @compiled
 def _leading_others(values: NDArray[np.int32], start: int, count: int) -> int:
-    """How many values other than zero `count` values begin with."""
+    """The number of leading values other than zero."""
     others = 0
     while others < count and values[start + others] != 0:
         others += 1
@@ -260,7 +260,7 @@ def _leading_others(values: NDArray[np.int32], start: int, count: int) -> int:
 
 @compiled
 def _is_padding(values: NDArray[np.int32], start: int, count: int, pad: int) -> bool:
-    """Whether `count` values are all zero, or all `pad`."""
+    """True if `count` values are all zero, or all `pad`."""
     is_zero = is_pad = True
     for i in range(start, start + count):
         is_zero &= values[i] == 0

@@ -1,11 +1,11 @@
-"""What reads HDF5 files of others: rows of examples as bytes, and a shard's layout as JSON.
+"""Readers of untrusted HDF5 files: rows of examples as bytes, and a shard's layout as JSON.
 
-Both readers run in a child of the sandbox, nowhere else. Rows of fixed length are 2-D arrays,
-padded with zeros; of variable length, a dataset of rows, each of its own length.
-next_sentence_labels may be 1-D. What a file of others may hold besides is left alone.
+Both readers run only in a child of the sandbox. Rows of fixed length are 2-D arrays, padded with
+zeros; rows of variable length are a dataset of rows. next_sentence_labels may be 1-D. Other
+contents of the file are ignored.
 
-The features of an example, by name and number, are the same in all files of others. Rows travel in
-pieces: n, then counts, int32 [n, K], then the values of feature after feature, int32.
+All such files have the same features, by name and number. Rows are sent in pieces: n, then counts,
+int32 [n, K], then the values of feature after feature, int32.
 """
 
 import json
@@ -34,23 +34,23 @@ NUM_ROWS = struct.Struct("<q")
 MOST_ROWS = 2**12
 MOST_VALUES = 2**22  # of one feature
 NEEDED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
-UNREAD = ("masked_lm_weights",)  # positions tell the same: zero is [CLS], which is never masked
+UNREAD = ("masked_lm_weights",)  # positions say the same: zero is [CLS], which is never masked
 MOST_WIDTH = 65_535
-_AT_A_TIME = 2**18  # values of a feature, where the file's own chunks are not larger
-_CACHE_BYTES = 32 * 2**20  # a dataset: no chunk is unpacked once for every piece
+_AT_A_TIME = 2**18  # values of a feature, unless the file's own chunks are larger
+_CACHE_BYTES = 32 * 2**20  # a dataset: so that no chunk is unpacked again for every piece
 _INT32 = np.iinfo(np.int32)
 
 MAX_ENTRIES = 64  # a shard has seven
 
 
 class _TooLongError(Exception):
-    """More values of a feature than a piece may have; how many."""
+    """A feature has more values than a piece may have; the argument is their number."""
 
 
 def read_rows(path: str) -> Iterator[bytes | memoryview]:
     """Yield pieces of rows.
 
-    Raises ValueError for what are no examples, OSError for what is no HDF5 file.
+    Raises ValueError if it holds no examples, OSError if it is no HDF5 file.
     """
     with h5py.File(path, "r", locking=False, rdcc_nbytes=_CACHE_BYTES) as file:
         datasets = {
@@ -62,7 +62,7 @@ def read_rows(path: str) -> Iterator[bytes | memoryview]:
             end = min(num_rows, first + step)
             try:
                 piece = _piece(datasets, first, end)
-            except _TooLongError as error:  # rows of their own lengths: known when they are read
+            except _TooLongError as error:  # variable length: only known when the rows are read
                 if end - first == 1:
                     raise ValueError(f"it has a row of {error} values") from None
                 step = (end - first) // 2
@@ -72,7 +72,7 @@ def read_rows(path: str) -> Iterator[bytes | memoryview]:
 
 
 def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    # A link of another kind, or data that lie elsewhere, could lead into any file of this machine.
+    # Links of other kinds and external data could lead into any file of this machine.
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"{name} is a link")
     dataset = file[name]
@@ -93,7 +93,7 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def _check(datasets: dict[str, h5py.Dataset]) -> int:
-    """The number of rows. Raises ValueError where these datasets make no examples."""
+    """The number of rows. Raises ValueError if these datasets make no examples."""
     for name in (*NEEDED, "next_sentence_labels"):
         if name not in datasets:
             raise ValueError(f"it has no dataset {name}")
@@ -113,7 +113,7 @@ def _is_ragged(dataset: h5py.Dataset) -> bool:
 
 
 def _rows_at_a_time(datasets: dict[str, h5py.Dataset]) -> int:
-    """As many as one chunk of the file has, within bounds."""
+    """Rows per piece: as many as one chunk of the file has, within bounds."""
     width = max(dataset.shape[1] if dataset.ndim == 2 else 1 for dataset in datasets.values())
     chunk = max(dataset.chunks[0] if dataset.chunks else 1 for dataset in datasets.values())
     usual = max(1, _AT_A_TIME // (512 if width == 1 else width))
@@ -133,7 +133,7 @@ def _piece(datasets: dict[str, h5py.Dataset], first: int, end: int) -> list[byte
 
 
 def _values(dataset: h5py.Dataset, first: int, end: int) -> tuple[Any, NDArray[Any]]:
-    """How many values each row has, and all of them end to end."""
+    """The number of values of each row, and all values end to end."""
     rows = dataset[first:end]
     if not _is_ragged(dataset):
         return rows.size // len(rows), rows.reshape(-1)
@@ -152,9 +152,9 @@ def _as_int32(name: str, values: NDArray[Any]) -> NDArray[np.int32]:
 def read_layout(path: str) -> Iterator[bytes]:
     """Yield {"entries": {name: {"kind", "dtype", "shape", "offset"}}} of the root group.
 
-    `kind` is "contiguous" for a dataset that lies in this file in one piece, else what it is; the
-    other keys are a dataset's only: numpy's dtype, "rows x columns", and first byte or null.
-    Raises ValueError for more entries than any shard has, OSError for what is no HDF5 file.
+    `kind` is "contiguous" for a dataset stored in this file in one piece, else the kind of entry.
+    Only a dataset has the other keys: numpy's dtype, "rows x columns", and first byte or null.
+    Raises ValueError for more entries than any shard has, OSError if it is no HDF5 file.
     """
     with h5py.File(path, "r", locking=False) as file:
         if len(file) > MAX_ENTRIES:

@@ -1,7 +1,7 @@
-"""Files of examples that others made to a prepared set: a shard each, in parallel, checked.
+"""Other programs' files of examples to a prepared set: one shard per file, in parallel, checked.
 
-An HDF5 file is read in a child of the sandbox. The file may have taken the child over, so its
-answer is as little trusted as the file.
+An HDF5 file is read in a child of the sandbox. A hostile file may control that child, so its answer
+is not trusted either.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,23 +41,23 @@ from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, toke
 
 _HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
 ROWS_READER = "mlperf_bert.prepare.hdf5_reader:read_rows"
-# Some hundreds of rows take hundredths of a second, and ten minutes are for millions. Damaged files
-# send libhdf5 into loops without end, so no piece may take long. The child also waits for us.
+# Hundreds of rows take hundredths of a second; ten minutes are enough for millions. Damaged files
+# send libhdf5 into endless loops, so no piece may take long. The child also waits for us.
 READING = Limits(cpu_seconds=600, piece_cpu_seconds=10, wall_seconds=3600, answer_bytes=2**36)
 
 _VALUE_BYTES = 4
 
 REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
-# Of one file, whose examples are held in memory: an official part of 500 has 80 million.
+# Limit of one file, which is held in memory: an official part of 500 has 80 million.
 MOST_TOKENS = 2**28
 Format = Literal["tfrecord", "hdf5"]
 FORMATS: dict[Format, str] = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}
 
 
 def read_hdf5(path: Path, sandbox: Sandbox) -> Iterator[Rows]:
-    """All rows of a file, some hundreds at a time; `sandbox` runs ROWS_READER.
+    """Yield all rows of a file, some hundreds at a time; `sandbox` runs ROWS_READER.
 
-    Raises DataError where the file is no HDF5 file of examples, or breaks its reader.
+    Raises DataError if the file is no HDF5 file of examples, or breaks its reader.
     """
     answer = _Answer(path, sandbox.read_pieces(path, _HDF5_REMEDY))
     while head := answer.take(NUM_ROWS.size, may_end=True):
@@ -70,7 +70,7 @@ def read_hdf5(path: Path, sandbox: Sandbox) -> Iterator[Rows]:
         present = np.maximum(counts, 0)
         if counts.min() < ABSENT or present.sum(axis=0).max() > MOST_VALUES:
             raise answer.error()
-        # Feature after feature, each row after row.
+        # Feature after feature, each in the order of the rows.
         ends = np.cumsum(present.T).reshape(shape[::-1]).T
         values = np.frombuffer(answer.take(_VALUE_BYTES * int(present.sum())), "<i4")
         starts = np.ascontiguousarray(ends - present)
@@ -78,7 +78,7 @@ def read_hdf5(path: Path, sandbox: Sandbox) -> Iterator[Rows]:
 
 
 class _Answer:
-    """The bytes that a child sends, taken in the portions in which they belong together."""
+    """The bytes that a child sends, taken in portions of a given size."""
 
     def __init__(self, path: Path, pieces: Iterator[bytearray]) -> None:
         self._path = path
@@ -86,7 +86,7 @@ class _Answer:
         self._held = bytearray()
 
     def take(self, size: int, *, may_end: bool = False) -> bytearray:
-        """The next `size` bytes; none at all where the answer ends here and may."""
+        """The next `size` bytes; empty at the end of the answer, if it may end here."""
         while len(self._held) < size:
             piece = next(self._pieces, None)
             if piece is None:
@@ -98,12 +98,12 @@ class _Answer:
         return taken
 
     def error(self) -> DataError:
-        """Of an answer that is none."""
+        """The error for a malformed answer."""
         return DataError(str(self._path), "makes its reader process answer no rows", _HDF5_REMEDY)
 
 
 def compile_reading() -> None:
-    """Compile what reading examples runs, or load it from the cache.
+    """Compile the code that reads examples, or load it from the cache.
 
     The first use after an installation takes about 15 s, later ones a fraction of a second.
     Raises ConfigError when the cache is damaged or cannot be written.
@@ -117,9 +117,9 @@ def compile_reading() -> None:
 
 
 def read_tfrecord(path: Path) -> Iterator[Rows]:
-    """The examples of a TFRecord file, one a record.
+    """Yield the rows of a TFRecord file, one per record.
 
-    Raises DataError as `read_records`, and where a record is no tf.train.Example of integers.
+    Raises DataError like `read_records`, and if a record is no tf.train.Example of integers.
     """
     for block in read_records(path):
         rows = tf_example.room_for_rows(len(block.ends) - 1, len(block.contents))
@@ -133,9 +133,9 @@ def read_tfrecord(path: Path) -> Iterator[Rows]:
 def collect_examples(
     path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """The examples of all rows of the file `path`, which come in lots, in their order.
+    """The examples of all rows of the file `path`, in order; the rows come in lots.
 
-    Raises DataError where there are none or too many, or a row holds no example; which one, from 0.
+    Raises DataError if there are none or too many, or if a row, named from 0, holds no example.
     """
     bounds = Bounds(
         len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
@@ -149,7 +149,7 @@ def collect_examples(
         if problem != RIGHT:
             raise DataError(f"{path}: row {num_rows + row}", PROBLEMS[problem], REMEDY)
         part = used_part(found, count)
-        # Copies: the arrays are as long as the padded rows.
+        # Copies, because the arrays are as long as the padded rows.
         tokens, labels = part.input_ids.astype(dtype), part.masked_lm_ids.astype(dtype)
         parts.append(replace(part, input_ids=tokens, masked_lm_ids=labels))
         num_rows += len(rows.counts)
@@ -165,10 +165,10 @@ def collect_examples(
 def check_examples(
     path: Path, examples: ShardArrays, vocabulary: Vocabulary, limits: ShardSettings
 ) -> None:
-    """Raise DataError where `verify --full` would refuse a shard of these examples by itself.
+    """Raise DataError if `verify --full` would refuse a shard of these examples.
 
-    Its checks: [CLS], [SEP] and masked positions where they belong, 15 % of the tokens masked, of
-    these 80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, copies.
+    It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked, of these
+    80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, and copies.
     """
     manifest = manifest_of(vocabulary, limits)
     contents = check_arrays(examples, manifest)
@@ -193,9 +193,9 @@ def import_set(
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
-    """Make, or finish making, the prepared set `out_dir`, and verify it (fast).
+    """Make or finish the prepared set `out_dir`, and verify it (fast).
 
-    As `prepare_text`; `settings` are the limits with which the examples were made, and
+    Like `prepare_text`, but `settings` are the limits with which the examples were made, and
     `vocab_path` is the vocabulary. Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
@@ -205,7 +205,7 @@ def import_set(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
-    # Once, here: all workers would compile at the same time, and write the same cache.
+    # Once, here, so that the workers do not all compile and write the same cache.
     compile_reading()
     with sandbox(ROWS_READER, READING) if format_name == "hdf5" else nullcontext() as running:
         manifest = make_set(
@@ -223,11 +223,11 @@ def import_set(
 
 
 def import_shard(job: ShardJob, *, running: Sandbox | None) -> None:
-    """Make one shard of a file with examples unless it is there.
+    """Make one shard of a file with examples unless the shard exists.
 
-    `running` reads the file where it is HDF5; None: it is a TFRecord file.
+    `running` reads an HDF5 file; None for a TFRecord file.
 
-    Raises DataError for the file's or vocabulary's faults, and where memory does not suffice.
+    Raises DataError for a faulty file or vocabulary, and if memory is short.
     """
     path, settings = job.text_path, job.settings
     with enough_memory(job, "split the file or use fewer workers"):

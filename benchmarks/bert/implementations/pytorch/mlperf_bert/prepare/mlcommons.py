@@ -1,7 +1,7 @@
-"""The official text, as MLCommons hands it out, to the official sets: checked, in ranges, joined.
+"""MLCommons' official text to the official sets: checked, made in ranges, joined.
 
-The examples are the reference's: 512 tokens, 76 predictions, ten passes, seed 12345; for evaluation
-10,000 evenly out of all of `eval.txt`.
+The examples equal the reference's: 512 tokens, 76 predictions, ten passes, seed 12345. For
+evaluation, 10,000 are picked evenly out of all of `eval.txt`.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ FETCH = "fetch it again with download_dataset.sh"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Official:
-    """What is published of the text and of the sets made of it; the defaults are MLCommons'.
+    """Published facts of the text and of the sets made of it; the defaults are MLCommons'.
 
-    `files` are size and md5 of those files for which they are published. Of the other parts only
-    the size is known, about; `num_samples` is how many examples the reference makes of all parts.
+    `files` has size and md5 of the files for which they are published. For the other parts only the
+    approximate size is known. The reference makes `num_samples` examples of all parts.
     """
 
     parts: int = 500
@@ -73,7 +73,7 @@ class Places:
 
 
 def check_text(places: Places, workers: int) -> None:
-    """Before hours of work: whether the whole text is there, and `workers` can work.
+    """Check before hours of work that the whole text is there and `workers` is in range.
 
     Raises DataError for text that is not the official one, ConfigError for `workers`.
     """
@@ -84,7 +84,7 @@ def check_text(places: Places, workers: int) -> None:
 
 
 def prepare_parts(places: Places, numbers: Sequence[int], workers: int) -> list[Sidecar]:
-    """Make the shards of some parts, without an index: one machine's share of the work.
+    """Make the shards of some parts without an index: one machine's share of the work.
 
     Raises DataError for text that is not the official one, ConfigError for `workers`.
     """
@@ -107,11 +107,11 @@ def prepare_eval(places: Places) -> Manifest:
 
 
 def join_parts(places: Places, others: Sequence[Path]) -> Manifest:
-    """Make one training set of the shards that are there, and in the other output directories.
+    """Make one training set of the shards here and in the other output directories.
 
-    A shard of another directory is linked where that can be, else copied and its digest checked.
-    Raises DataError where shards are missing, with the option that makes them, where one was made
-    of other text than the part that is there, and where two were made of the same.
+    A shard of another directory is hard-linked if possible, else copied and its digest checked.
+    Raises DataError if shards are missing, with the option that makes them, if a shard was made of
+    other text than its part, and if two shards were made of the same text.
     """
     _check_files(places, ["vocab.txt"])
     names = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
@@ -133,7 +133,7 @@ def join_parts(places: Places, others: Sequence[Path]) -> Manifest:
 
 
 def _check_texts(jobs: Sequence[ShardJob]) -> None:
-    """Whether every shard is of its own part, as far as the parts are here."""
+    """Check that every shard was made of its own part, as far as the parts are here."""
     found: dict[str, Path] = {}
     for job in jobs:
         if job.text_path.exists():
@@ -175,7 +175,7 @@ def _jobs(
 
 
 def _check_files(places: Places, names: Sequence[str]) -> None:
-    """Before hours of work: whether all files are there and look like the official ones."""
+    """Check before hours of work that all files are there and look like the official ones."""
     for name in names:
         path = places.vocab if name == "vocab.txt" else places.text / name
         try:
@@ -197,7 +197,7 @@ def _check_files(places: Places, names: Sequence[str]) -> None:
 
 
 def _take(job: ShardJob, path: Path) -> None:
-    """Have the shard of another directory in this one too, if it is there."""
+    """Link or copy the shard of another directory into this one, if it exists."""
     if not sidecar_path(path).exists():
         return
     sidecar = read_sidecar(path)
@@ -215,7 +215,7 @@ def _take(job: ShardJob, path: Path) -> None:
 
 
 def _in_ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 7, 9-12` of ascending numbers; the first ten ranges."""
+    """Ascending numbers as ranges, `0-3, 7, 9-12`; the first ten ranges."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:

@@ -1,12 +1,13 @@
-"""The files of a user's own text: which are read, unpacked in bounded memory, to raw documents.
+"""The files of a user's own text: found, unpacked in bounded memory, and split into documents.
 
-Three layouts of plain text (`DocumentRule`): `empty-line`, documents apart by an empty line, the
-lines of one joined; `line`, each line a document; `file`, each file one, its paragraphs apart by
-an empty line. A line of JSON and a row of Parquet is one document, whose text has paragraphs of a
-line each.
+Plain text has three layouts (`DocumentRule`): `empty-line`, an empty line ends a document and the
+lines of a document are joined; `line`, each line is a document; `file`, each file is a document and
+an empty line ends a paragraph. If the user names none, `layout_of` decides and has short neighbours
+of one file joined. A line of JSON or a row of Parquet is one document, and each line of its text is
+a paragraph.
 
-A document of more than SECTION_CHARS is cut at the end of a paragraph, or of a line: the sections
-become documents of their own, but stay together on one side of the split.
+A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
+separate documents, but stay on one side of the train/held-out split.
 """
 
 import codecs
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
@@ -28,7 +29,7 @@ from mlperf_bert.common.untrusted import file_digest, in_brief, open_regular_fil
 from mlperf_bert.prepare.sandbox import Limits, sandbox
 
 Form = Literal["text", "json_lines"]
-Packing = Literal["plain", "gzip", "zstd", "parquet"]  # out of Parquet come lines of JSON
+Packing = Literal["plain", "gzip", "zstd", "parquet"]  # the Parquet reader yields lines of JSON
 
 FORMS: dict[str, Form] = {
     ".txt": "text",
@@ -41,25 +42,33 @@ PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 PARQUET = ".parquet"
 READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}; {PARQUET}"
 
-# Text shrinks to a third or a sixth. What expands a hundredfold is made to fill the disk.
+# Text packs to a third or a sixth. A file that expands a hundredfold is made to fill the disk.
 MOST_EXPANSION = 100
 ALWAYS_ALLOWED_BYTES = 64 * 2**20
-LONG_READ_BYTES = 2**30  # takes seconds: worth a word
-_ZSTD_WINDOW_BYTES = 2**27  # of memory; what `zstd --long` writes needs as much
-_ZSTD_INPUT_BYTES = 1024  # which can be 32 MiB unpacked
+LONG_READ_BYTES = 2**30  # takes seconds: print a line
+_ZSTD_WINDOW_BYTES = 2**27  # memory that files written by `zstd --long` need
+_ZSTD_INPUT_BYTES = 1024  # may unpack to 32 MiB
 _BUFFER_BYTES = 2**20
 PARQUET_READER = "mlperf_bert.prepare.parquet_reader:read_lines"
-# As long as cleaning takes, which the reader waits for; how much it may say is a file's expansion.
+# The reader waits for cleaning, so it gets long limits; its output is bounded by MOST_EXPANSION.
 _PARQUET_LIMITS = Limits(cpu_seconds=36_000, wall_seconds=10 * 86_400, answer_bytes=2**50)
 
 DocumentRule = Literal["empty-line", "line", "file"]
 SECTION_CHARS = 2**16  # about 12,000 words
 _MOST_JSON_BYTES = 64 * 2**20
 
+FEWEST_FILES = 32  # for a document per file: 1/16 of them is held out, and must be two
+FEWEST_BLOCKS = 8
+LINES_A_BLOCK = 100  # with more lines, an empty line ends no document
+SAMPLE_BYTES = 2**18  # of each file, to count lines and blocks
+# About 350 words fill a sequence of 512 tokens; a small text gets less, to have 64 documents.
+JOINED_CHARS = 2**11
+_JOINED_SHARE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """One file of the text; `name` is its path below the directory that was given."""
+    """One file of the text; `name` is its path below the given directory."""
 
     path: Path
     name: str
@@ -68,11 +77,52 @@ class TextFile:
     size_bytes: int
 
 
-def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
-    """The text files of a directory, at any depth, by name; or the one file that is named.
+class Layout(NamedTuple):
+    """Where documents end, and why; short ones of a file are joined to `join_chars` characters."""
 
-    Hidden ones, those of other kinds, and `leave_out` are left out; a file that is named itself is
-    read as plain text where its kind is not known. Raises DataError where there is none.
+    rule: DocumentRule
+    join_chars: int
+    why: str
+
+
+def layout_of(files: Sequence[TextFile], asked: DocumentRule | None) -> Layout:
+    """Decide where documents end: as asked, by the number of files, or by how a few of them begin.
+
+    Raises DataError for a file that cannot be read.
+    """
+    if asked is not None:
+        return Layout(asked, 0, f"documents end as --documents {asked} says")
+    other = " (--documents decides otherwise)"
+    plain = [file for file in files if file.form == "text"]
+    if not plain:
+        return Layout("file", 0, "each line of JSON or row of Parquet is a document")
+    if len(files) > len(plain) or len(plain) >= FEWEST_FILES:
+        return Layout(
+            "file", 0, f"each of {len(plain):,} files of plain text is a document" + other
+        )
+    blocks = lines = num_chars = 0
+    for file in plain:
+        with opened(file.path, file.packing) as stream:
+            for block, opens in _plain_paragraphs(_lines(stream, SAMPLE_BYTES), "empty-line", 0):
+                blocks += opens
+                lines += 1 + block.strip().count("\n")
+                num_chars += len(block)
+    rule: DocumentRule = "line"
+    if blocks >= max(FEWEST_BLOCKS, lines / LINES_A_BLOCK):
+        rule = "empty-line"
+    ends = {"line": "lines", "empty-line": "blocks between empty lines"}[rule]
+    few = "one file" if len(plain) == 1 else f"{len(plain)} files, fewer than {FEWEST_FILES},"
+    found = f"with {blocks:,} blocks and {lines:,} lines in the first {SAMPLE_BYTES // 1024} KiB"
+    join_chars = min(JOINED_CHARS, num_chars // _JOINED_SHARE)
+    why = f"{few} {found}: {ends} are documents, joined to {join_chars:,} characters"
+    return Layout(rule, join_chars, why + other)
+
+
+def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
+    """The text files of a directory at any depth, sorted by name; or the one file that is named.
+
+    Hidden files, files of other kinds, and `leave_out` are left out; a file that is named itself is
+    read as plain text if its kind is not known. Raises DataError if there is none.
     """
     if not source.is_dir():
         return [_text_file(source, source.name, "text")]
@@ -91,7 +141,7 @@ def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
 
 
 def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:
-    """The sha256 of every file, as it lies there. Raises DataError where one cannot be read."""
+    """The sha256 of every file, still packed. Raises DataError if one cannot be read."""
     total = sum(file.size_bytes for file in files)
     quiet = quiet or total < LONG_READ_BYTES
     found = []
@@ -104,15 +154,15 @@ def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:
 
 @contextmanager
 def opened(path: Path, packing: Packing, text_field: str = "") -> Iterator[BinaryIO]:
-    """The file's contents, unpacked as they are read; of Parquet the column `text_field`.
+    """Open a file whose contents are unpacked as they are read; of Parquet the column `text_field`.
 
-    Raises DataError where it cannot be read, is damaged, or expands more than text does.
+    Raises DataError if it cannot be read, is damaged, or expands more than text does.
     """
     try:
         with open_regular_file(path) as file:
             limit = ALWAYS_ALLOWED_BYTES + MOST_EXPANSION * os.fstat(file.fileno()).st_size
             with _unpacked(file, path, packing, text_field) as reader:
-                # Closed with the file under it: none of these readers has anything to write.
+                # Closed with the file under it, as these readers only read.
                 yield io.BufferedReader(_Limited(reader, limit), _BUFFER_BYTES)
     except _ExpandsTooMuchError:
         problem = f"expands to more than {MOST_EXPANSION} times its size"
@@ -151,7 +201,7 @@ def _text_file(path: Path, name: str, otherwise: Form | None) -> TextFile:
 
 @contextmanager
 def _unpacked(file: io.FileIO, path: Path, packing: Packing, text_field: str) -> Iterator[Any]:
-    """What has `readinto`."""
+    """An unpacking reader with `readinto`."""
     if packing == "gzip":
         yield gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES), mode="rb")
     elif packing == "zstd":
@@ -167,7 +217,7 @@ def _unpacked(file: io.FileIO, path: Path, packing: Packing, text_field: str) ->
 
 
 class _Joined:
-    """Pieces of bytes, one after the other."""
+    """A stream over pieces of bytes."""
 
     def __init__(self, pieces: Iterator[bytes | bytearray]) -> None:
         self._pieces = pieces
@@ -186,9 +236,9 @@ class _Joined:
 
 
 def _zstd_pieces(file: io.BufferedReader) -> Iterator[bytes]:
-    """The frames of a zstd file, one after the other; damages are OSErrors, a cut file too.
+    """Yield the contents of a zstd file, frame by frame; a damaged or cut file is an OSError.
 
-    The package's own reader takes a file that is cut for one that ends.
+    The package's own reader takes a cut file for a complete one.
     """
     try:
         import zstandard
@@ -215,7 +265,7 @@ def _lacking(kind: str, extra: str, otherwise: str = "unpack them") -> ConfigErr
 
 
 class _ExpandsTooMuchError(Exception):
-    """Raised past the most bytes that a file may expand to."""
+    """Raised when a file expands to more bytes than allowed."""
 
 
 class _Limited(io.RawIOBase):
@@ -236,7 +286,7 @@ class _Limited(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive paragraphs of a document; `opens` says that they are its first."""
+    """Consecutive paragraphs of a document; `opens` if they are its first."""
 
     paragraphs: list[str]
     opens: bool
@@ -244,7 +294,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file, or of a plain one the bytes from `start` to `stop`, which documents end before."""
+    """A file, or the bytes `start` to `stop` of a plain one; a document ends before each."""
 
     path: Path
     form: Form
@@ -253,8 +303,13 @@ class Piece:
     stop: int | None
 
 
-def sections(piece: Piece, rule: DocumentRule, text_field: str) -> Iterator[Section]:
-    """All sections of a piece, in order. Raises DataError for what cannot be read as such."""
+def sections(
+    piece: Piece, rule: DocumentRule, text_field: str, join_chars: int = 0
+) -> Iterator[Section]:
+    """Yield all sections of a piece, in order; `join_chars` as in Layout.
+
+    Raises DataError if the piece cannot be read in this form.
+    """
     with opened(piece.path, piece.packing, text_field) as file:
         if piece.start:
             _skip(file, piece.start)
@@ -262,14 +317,14 @@ def sections(piece: Piece, rule: DocumentRule, text_field: str) -> Iterator[Sect
         if piece.form == "json_lines":
             yield from _json_documents(file, most, piece.path, text_field)
         else:
-            yield from _sections(_plain_paragraphs(_lines(file, most), rule))
+            yield from _sections(_plain_paragraphs(_lines(file, most), rule, join_chars))
 
 
 def next_document(path: Path, form: Form, rule: DocumentRule, position: int) -> int | None:
-    """Where the first document begins that is after `position` for sure; None: nowhere."""
+    """The start of the first document that begins after `position`; None if there is none."""
     with opened(path, "plain") as file:
         _skip(file, position)
-        at = position + _skip_line(file)  # the rest of a line that may be any
+        at = position + _skip_line(file)  # the rest of a possibly incomplete line
         was_empty = rule == "line" or form == "json_lines"
         while True:
             line = file.readline(SECTION_CHARS)
@@ -291,7 +346,7 @@ def _skip(file: BinaryIO, num_bytes: int) -> None:
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Read on to the end of the line; its bytes."""
+    """Read to the end of the line; returns the number of bytes."""
     skipped = 0
     while line := file.readline(SECTION_CHARS):
         skipped += len(line)
@@ -301,9 +356,9 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _lines(file: BinaryIO, most: int | None) -> Iterator[tuple[str, bool]]:
-    """Lines, longer ones in pieces, and whether the line ends there.
+    """Yield lines, long ones in pieces, each with True if the line ends there.
 
-    What is not UTF-8 becomes U+FFFD.
+    Bytes that are not UTF-8 become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     read = 0
@@ -317,32 +372,34 @@ def _lines(file: BinaryIO, most: int | None) -> Iterator[tuple[str, bool]]:
 
 
 def _plain_paragraphs(
-    lines: Iterator[tuple[str, bool]], rule: DocumentRule
+    lines: Iterator[tuple[str, bool]], rule: DocumentRule, join_chars: int
 ) -> Iterator[tuple[str, bool]]:
-    """Paragraphs, or parts of long ones, and whether each opens a document."""
+    """Yield paragraphs, or parts of long ones, each with True if it opens a document."""
     collected: list[str] = []
-    num_chars = 0
+    num_chars = in_document = 0
     opens, in_line = True, False
     for text, ends in lines:
         is_empty = not in_line and not text.strip()
         in_line = not ends
         collected.append(text)
         num_chars += len(text)
-        is_over = is_empty or (rule == "line" and ends)
+        in_document += len(text)
+        is_over = is_empty or (rule == "line" and ends and num_chars >= join_chars)
         if is_over or num_chars >= SECTION_CHARS:
             paragraph = "".join(collected)
             if paragraph.strip():
                 yield paragraph, opens
                 opens = False
             collected, num_chars = [], 0
-            opens = opens or (is_over and rule != "file")
+            opens = opens or (is_over and rule != "file" and in_document >= join_chars)
+            in_document = 0 if opens else in_document
     paragraph = "".join(collected)
     if paragraph.strip():
         yield paragraph, opens
 
 
 def _sections(paragraphs: Iterator[tuple[str, bool]]) -> Iterator[Section]:
-    """Paragraphs of one document together, up to the length of a section; the first opens one."""
+    """Group paragraphs of a document up to the length of a section; the first opens a document."""
     collected: list[str] = []
     num_chars, opens_with = 0, True
     for paragraph, opens in paragraphs:

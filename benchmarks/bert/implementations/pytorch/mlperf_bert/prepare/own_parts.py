@@ -1,31 +1,31 @@
-"""A user's text files to cleaned parts of one sentence a line, and the text that is held out.
+"""A user's text files to cleaned parts of one sentence per line, and to held-out text.
 
-What a job reads depends on names and sizes of the files alone, never on how many work, so that the
-same files give the same parts. A document is held out by the digest of its text (of its first
-section, where it is cut): adding documents moves no other one across.
+A job's input depends only on names and sizes of the files, never on the number of workers, so the
+same files give the same parts. The digest of a document's text (of its first section, if it is cut)
+decides if it is held out, so new documents move no others.
 
-Of these are kept few, and none that training text repeats. A document's letters and digits,
-lower-case and without all else, are looked at in windows of WINDOW characters, each as a 64-bit
-hash: about eight words of a language with spaces, and the same measure for those without. The share
-of a held-out document that training text repeats is that of its distinct windows that occur
-anywhere in it, in however many documents. Memory: 8 bytes a character of the held-out text, and a
-bit of them for each part of the training text that is compared at the same time.
+Evaluation keeps few held-out documents, and none that training text repeats. A document's letters
+and digits, in lower case and without other characters, are compared in windows of WINDOW
+characters, each as a 64-bit hash. A window is about eight words of a language with spaces, and
+works without spaces too. The repeated share of a held-out document is the share of its distinct
+windows that occur anywhere in the training text. Memory: 8 bytes per character of the held-out
+text, and less for each part of the training text that is compared at the same time.
 """
 
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import compress
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.records import Record, read_record, write_json
+from mlperf_bert.common.records import Record, parse, read_record, write_json
 from mlperf_bert.prepare.documents import (
     DIGIT,
     LETTER,
@@ -38,50 +38,56 @@ from mlperf_bert.prepare.documents import (
 from mlperf_bert.prepare.own_files import (
     DocumentRule,
     Piece,
+    Section,
     TextFile,
     next_document,
     sections,
 )
 from mlperf_bert.prepare.pool import finished_files
 
-CLEANING_VERSION = 1  # of all rules by which text becomes parts
+CLEANING_VERSION = 2  # version of the rules that turn text into parts
 RECORD_VERSION = 1
 REMEDY = "name a new directory or delete this one"
 # Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
 MOST_PART_BYTES = 16 * 2**20
 LEAST_PART_BYTES = 2**18
-WANTED_PARTS = 8  # of a small text, for as many workers
-EXPANSION = 4  # of packed text, about
+WANTED_PARTS = 8  # parts of a small text, for as many workers
+EXPANSION = 4  # of packed text, roughly
 
 LARGEST_SHARE = 1 / 16
-HELD_OUT_BYTES = 8 * 2**20  # no more than this is held out, unless a share is asked for
-
+WANTED_HELD_OUT = 4  # of few documents, if no share is asked for
 Hashes = NDArray[np.uint64]
 
 WINDOW = 32
-MOST_SHARE = 0.5  # of a held-out document that stays
+MOST_SHARE = 0.5  # most of a held-out document that training text may repeat
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 
-# An evaluation should cost little: this gives about half a million tokens in two passes, and of
-# the accuracy a standard error of 0.002.
+# An evaluation should cost little: this gives about half a million tokens in two passes, and a
+# standard error of the accuracy of 0.002.
 EVAL_BYTES = 2**20
 CANDIDATE_BYTES = 4 * EVAL_BYTES
+HELD_OUT_BYTES = CANDIDATE_BYTES  # the most that is held out, unless a share is asked for
 HASHES = "held_out_windows.u64"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What decides the parts, besides the files: see own_files and documents."""
+    """The rules that decide the parts, besides the files: see own_files and documents."""
 
     documents: DocumentRule
     text_field: str
     held_out_share: float
+    join_chars: int = 0
+
+    def sections(self, piece: Piece) -> Iterator[Section]:
+        """The sections of a piece under these rules."""
+        return sections(piece, self.documents, self.text_field, self.join_chars)
 
 
 @dataclass(frozen=True, slots=True)
 class CleanJob:
-    """Pieces of files to the parts number `number`."""
+    """A job: clean pieces of files into the parts with number `number`."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -91,7 +97,7 @@ class CleanJob:
 
     @property
     def record_path(self) -> Path:
-        """What says that the job is done."""
+        """The file that records the finished job."""
         return self.text_dir / f"job-{self.number:05d}.json"
 
 
@@ -106,21 +112,48 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowest:
+    """A document that a share may hold out: its digest, sections, and bytes with line ends."""
+
+    place: Annotated[int, 0, 2**64 - 1]
+    documents: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Text left out for one reason: whole documents, and characters including those of pieces."""
+
+    documents: int = 0
+    num_chars: int = 0
+    file: str = ""  # the first file with such text
+
+    def __add__(self, other: "LeftOut") -> "LeftOut":
+        documents, num_chars = self.documents + other.documents, self.num_chars + other.num_chars
+        return LeftOut(documents, num_chars, self.file or other.file)
+
+
+@dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a job, or all together, made."""
+    """The result of one job or of all jobs; `num_chars` are kept.
+
+    `lowest` has the held-out documents, and the next few documents of each job.
+    """
 
     train: tuple[Part, ...]
     held_out: tuple[Part, ...]
-    left_out: dict[str, int]  # documents, by the reason
+    num_chars: int
+    left_out: dict[str, LeftOut]  # by reason
+    lowest: tuple[Lowest, ...] = ()
 
 
 def text_bytes(files: Sequence[TextFile]) -> int:
-    """Bytes of all text, estimated where it is packed."""
+    """Bytes of all text; an estimate if it is packed."""
     return sum(file.size_bytes * (1 if file.packing == "plain" else EXPANSION) for file in files)
 
 
 def default_share(files: Sequence[TextFile]) -> float:
-    """A power of two: as text is added, it stays, or halves and keeps the half of the documents."""
+    """The default share, a power of two: as text is added it stays, or halves and keeps half."""
     share = LARGEST_SHARE
     while share * text_bytes(files) > HELD_OUT_BYTES:
         share /= 2
@@ -128,7 +161,7 @@ def default_share(files: Sequence[TextFile]) -> float:
 
 
 def fingerprint(files: Sequence[TextFile], digests: Sequence[str], rules: Rules) -> str:
-    """The digest of what decides the parts: the contents of the files in their order, `digests`."""
+    """A digest of all that decides the parts: file contents (`digests`, in order) and rules."""
     pairs = zip(files, digests, strict=True)
     return _fingerprint([(file.form, file.packing, digest) for file, digest in pairs], rules)
 
@@ -136,7 +169,7 @@ def fingerprint(files: Sequence[TextFile], digests: Sequence[str], rules: Rules)
 def plan_jobs(
     files: Sequence[TextFile], digests: Sequence[str], text_dir: Path, rules: Rules
 ) -> list[CleanJob]:
-    """The jobs: small files together, large plain ones cut between documents."""
+    """Plan the jobs: small files together, large plain files cut between documents."""
     wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
     digest_by_path = {file.path: digest for file, digest in zip(files, digests, strict=True)}
     grouped: list[list[Piece]] = []
@@ -150,7 +183,7 @@ def plan_jobs(
             in_group += num_bytes
     jobs = []
     for number, pieces in enumerate(grouped):
-        # Of its own pieces: where another file is mended, this job need not be done again.
+        # From its own pieces only: a change of another file does not repeat this job.
         made_of = [
             (piece.form, piece.packing, piece.start, piece.stop, digest_by_path[piece.path])
             for piece in pieces
@@ -161,39 +194,54 @@ def plan_jobs(
 
 
 def clean(job: CleanJob) -> Cleaned:
-    """Do a job, or read what it made before of the same text.
+    """Do a job, or read its earlier result for the same text.
 
     Raises DataError for what cannot be read.
     """
     before = _read(job) if os.path.lexists(job.record_path) else None
     if before is not None:
         return before
-    job.record_path.unlink(missing_ok=True)  # its parts are about to change
+    if os.path.lexists(job.record_path):  # the parts are about to change
+        job.record_path.unlink()
+        for stale in job.text_dir.glob(f"*-{job.number:05d}-*"):
+            stale.unlink()
     train = _PartWriter(job.text_dir, f"train-{job.number:05d}")
     held_out = _PartWriter(job.text_dir, f"held_out-{job.number:05d}")
-    left_out: Counter[str] = Counter()
-    to, opens = train, True
+    left_out: dict[str, LeftOut] = {}
+    to, opens, num_chars = train, True, 0
+    sizes: list[list[int]] = []  # of each document: its place, sections and bytes
     rules = job.rules
-    found = (sections(piece, rules.documents, rules.text_field) for piece in job.pieces)
-    for section in chain.from_iterable(found):
-        opens = opens or section.opens  # also where the section that did was left out
-        cleaned = clean_document(section.paragraphs)
-        if isinstance(cleaned, str):
-            left_out[cleaned] += 1
+    found = ((piece.path.name, each) for piece in job.pieces for each in rules.sections(piece))
+    for file, section in found:
+        # Also if the opening section was left out; joined text is cut as it comes.
+        opens = opens or section.opens or rules.join_chars > 0
+        sentences, lost = clean_document(section.paragraphs)
+        for reason, count in lost.items():
+            lost_here = LeftOut(int(not sentences), count, file)
+            left_out[reason] = left_out.get(reason, LeftOut()) + lost_here
+        if not sentences:
             continue
-        text = "".join(sentence + "\n" for sentence in cleaned)
+        text = "".join(sentence + "\n" for sentence in sentences)
+        num_chars += len(text)
         if opens:
-            to = held_out if digest_of(text) < rules.held_out_share * 2**64 else train
+            sizes.append([digest_of(text), 0, 0])
+            to = held_out if sizes[-1][0] < rules.held_out_share * 2**64 else train
+        sizes[-1][1] += 1
+        sizes[-1][2] += len(text.encode()) + 1
         to.add(text)
         opens = False
-    made = Cleaned(train.finish(), held_out.finish(), dict(left_out))
+    sizes.sort()
+    others = (n for n, each in enumerate(sizes) if each[0] >= rules.held_out_share * 2**64)
+    few = sizes[: next(others, len(sizes)) + WANTED_HELD_OUT]
+    lowest = tuple(Lowest(*each) for each in few)
+    made = Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
     values = {"format_version": RECORD_VERSION, "fingerprint": job.fingerprint, **asdict(made)}
     write_file(job.record_path, write_json(values))
     return made
 
 
 def documents_of(path: Path) -> Iterator[str]:
-    """The documents of a part, each with its sentences' line ends."""
+    """Yield the documents of a part, with the line ends of their sentences."""
     lines: list[str] = []
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
@@ -242,7 +290,7 @@ class _PartWriter:
         self._documents += 1
 
     def finish(self) -> tuple[Part, ...]:
-        """Write what is left; all parts."""
+        """Write the remaining text; return all parts."""
         if self._contents:
             self._flush()
         return tuple(self._parts)
@@ -262,16 +310,18 @@ def _fingerprint(made_of: Sequence[tuple[object, ...]], rules: Rules) -> str:
 
 
 def _read(job: CleanJob) -> Cleaned | None:
-    """What the record says; None where it is of other text, or of other rules."""
+    """The recorded result; None if it is for other text or rules."""
     record = read_record(job.record_path, missing="is missing", remedy=REMEDY)
     record.check_version(RECORD_VERSION)
-    if record.text("fingerprint") != job.fingerprint:
+    if record.text("fingerprint") != job.fingerprint or not record.has("lowest"):
         return None
     left_out = record.record("left_out")
     return Cleaned(
         _parts(record, "train"),
         _parts(record, "held_out"),
-        {name: left_out.integer(name) for name in REASONS if left_out.has(name)},
+        record.integer("num_chars"),
+        {name: parse(LeftOut, left_out.record(name)) for name in REASONS if left_out.has(name)},
+        tuple(parse(Lowest, each) for each in record.records("lowest")),
     )
 
 
@@ -291,7 +341,7 @@ def _parts(record: Record, key: str) -> tuple[Part, ...]:
 class HeldOutWindows:
     """All windows of the held-out documents.
 
-    `hashes` are distinct and sorted; `of_document[i]` are the places of document i's in it.
+    `hashes` are distinct and sorted; `of_document[i]` has the places of document i's hashes.
     """
 
     hashes: Hashes
@@ -299,14 +349,14 @@ class HeldOutWindows:
 
 
 def windows_of(text: str) -> Hashes:
-    """The hash of each window of a text, uint64 [n], n = 0 where it is shorter."""
+    """The hash of each window of a text, uint64 [n]; n = 0 for a text shorter than a window."""
     codes = codes_of(text.casefold())
     kinds = kind_table()[codes]
     kept = codes[(kinds == LETTER) | (kinds == DIGIT)].astype(np.uint64)
     num_windows = len(kept) - WINDOW + 1
     if num_windows <= 0:
         return np.empty(0, dtype=np.uint64)
-    # A polynomial of the window's characters, from the differences of running sums; all modulo
+    # A polynomial in the window's characters, from differences of running sums; all modulo
     # 2**64, as numpy's unsigned integers wrap around.
     powers, inverses = _powers(_BASE, len(kept)), _powers(pow(_BASE, -1, 2**64), num_windows)
     sums = np.zeros(len(kept) + 1, dtype=np.uint64)
@@ -315,14 +365,14 @@ def windows_of(text: str) -> Hashes:
 
 
 def held_out_windows(documents: list[str]) -> HeldOutWindows:
-    """The windows of documents whose training text is not known yet."""
+    """The windows of held-out documents, before any comparison with training text."""
     found = [np.unique(windows_of(text)) for text in documents]
     hashes = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *found]))
     return HeldOutWindows(hashes, [np.searchsorted(hashes, each) for each in found])
 
 
 def mark_seen(text: str, hashes: Hashes, seen: NDArray[np.bool_]) -> None:
-    """Set `seen`, bool [len(hashes)], for those of the sorted `hashes` that the text has."""
+    """Set `seen`, bool [len(hashes)], for those of the sorted `hashes` that occur in the text."""
     found = windows_of(text)
     if len(found) and len(hashes):
         places = np.minimum(np.searchsorted(hashes, found), len(hashes) - 1)
@@ -330,7 +380,7 @@ def mark_seen(text: str, hashes: Hashes, seen: NDArray[np.bool_]) -> None:
 
 
 def shares(windows: HeldOutWindows, seen: NDArray[np.bool_]) -> list[float]:
-    """Of each document, the share of its windows that was seen; 0 where it has none."""
+    """The share of each document's windows that were seen; 0 for a document without windows."""
     return [float(seen[places].mean()) if len(places) else 0.0 for places in windows.of_document]
 
 
@@ -342,7 +392,7 @@ def _powers(base: int, count: int) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Every bit of each depends on all (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Mix the bits of each hash (the finaliser of splitmix64, Steele et al. 2014)."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Hashes = hashes ^ (hashes >> np.uint64(31))
@@ -351,17 +401,17 @@ def _mixed(hashes: Hashes) -> Hashes:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The documents to evaluate on, and what became of the others."""
+    """The documents to evaluate on, and the counts of the others."""
 
     documents: list[str]
-    near_duplicates: int
-    not_needed: int
+    near_duplicates: LeftOut
+    not_needed: LeftOut
 
 
 def choose_held_out(
     held_out: Sequence[Path], train: Sequence[Path], workers: int, *, quiet: bool
 ) -> HeldOut:
-    """The documents of the parts `held_out` to evaluate on, by their digests; resumable.
+    """Choose documents of the parts `held_out` to evaluate on, by their digests; resumable.
 
     `train` are the parts with all other documents.
     """
@@ -375,20 +425,23 @@ def choose_held_out(
     for _, found in finished_files(find_seen, train, workers, words, quiet=quiet):
         seen |= found
     repeated = np.array(shares(windows, seen)) > MOST_SHARE
-    kept = [text for text, is_copy in zip(candidates, repeated, strict=True) if not is_copy]
-    documents = _first_bytes(kept, EVAL_BYTES)
-    near_duplicates = int(repeated.sum())
-    not_needed = total - near_duplicates - len(documents)
+    documents = _first_bytes([*compress(candidates, ~repeated)], EVAL_BYTES)
+    copies = [*compress(candidates, repeated)]
+    near_duplicates = LeftOut(len(copies), sum(map(len, copies)))
+    seen_chars = near_duplicates.num_chars + sum(map(len, documents))
+    not_needed = LeftOut(
+        total.documents - len(copies) - len(documents), total.num_chars - seen_chars
+    )
     return HeldOut(documents, near_duplicates, not_needed)
 
 
-def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], int]:
-    """The documents of the lowest digests, about CANDIDATE_BYTES, and how many there are in all."""
+def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], LeftOut]:
+    """The documents with the lowest digests, about CANDIDATE_BYTES, and the count of all."""
     found: list[tuple[int, str]] = []
-    total = num_bytes = 0
+    total, num_bytes = LeftOut(), 0
     for path in held_out:
         for document in documents_of(path):
-            total += 1
+            total += LeftOut(1, len(document))
             num_bytes += len(document)
             found.append((digest_of(document), document))
             if num_bytes > 2 * CANDIDATE_BYTES:
@@ -398,7 +451,7 @@ def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], int]:
 
 
 def find_seen(path: Path) -> NDArray[np.bool_]:
-    """Which held-out windows a part has, bool; kept beside it, behind a digest of both."""
+    """Mask, bool, of held-out windows in a part; saved beside it, after a digest of both."""
     seen_path = path.with_suffix(".seen")
     hashes = np.fromfile(path.with_name(HASHES), dtype="<u8")
     made_of = hashlib.sha256(hashes.tobytes() + path.read_bytes()).digest()
@@ -416,12 +469,12 @@ def find_seen(path: Path) -> NDArray[np.bool_]:
 
 
 def _lowest(found: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    found = sorted(set(found))  # a document that is there twice has one digest
+    found = sorted(set(found))  # copies of a document have one digest
     return found[: len(_first_bytes([text for _, text in found], CANDIDATE_BYTES))]
 
 
 def _first_bytes(documents: list[str], most: int) -> list[str]:
-    """The first documents, until they have `most` characters together; one at least."""
+    """The first documents with `most` characters in all; at least one."""
     kept: list[str] = []
     num_chars = 0
     for document in documents:

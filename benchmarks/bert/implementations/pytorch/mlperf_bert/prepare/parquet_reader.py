@@ -1,7 +1,7 @@
-"""What reads Parquet files of own text: each row's text as one line of JSON.
+"""Reader of Parquet files of own text: each row's text becomes one line of JSON.
 
-Runs in a child of the sandbox, nowhere else. It asks for no thread, which the sandbox forbids, and
-holds a page and a batch of rows, whatever the size of the row groups.
+It runs only in a child of the sandbox. It starts no threads, which the sandbox forbids, and holds
+one page and one batch of rows, whatever the size of the row groups.
 """
 
 import json
@@ -23,8 +23,8 @@ _BYTES = {
 def read_lines(column: str, path: str) -> Iterator[bytes]:
     """Yield lines {column: text}, UTF-8, in the order of rows; a null stays null.
 
-    What is not UTF-8 becomes U+FFFD. Raises ValueError where no column of strings has this name,
-    OSError for what is no whole Parquet file.
+    Bytes that are not UTF-8 become U+FFFD. Raises ValueError if no column of strings has this name,
+    OSError if the file is no whole Parquet file.
     """
     with pa.OSFile(path) as file:
         if file.read(len(_ENCRYPTED)) == _ENCRYPTED:
@@ -41,7 +41,7 @@ def read_lines(column: str, path: str) -> Iterator[bytes]:
 
 
 def _bytes_of(schema: pa.Schema, column: str) -> pa.DataType:
-    """The type of the same bytes without the promise that they are UTF-8."""
+    """The binary type of a string column, which does not require UTF-8."""
     if schema.names.count(column) != 1:
         raise ValueError(f"it has no column {column!a}; its columns: {', '.join(schema.names)}")
     kind = schema.field(column).type

@@ -1,4 +1,4 @@
-"""Jobs done by worker processes, or by this one where a second would be of no use."""
+"""Jobs done by worker processes, or by this one if a second process would not help."""
 
 import multiprocessing
 import signal
@@ -31,10 +31,10 @@ def finished_in_sight(
     died: str = WORKER_DIED,
     stream: TextIO | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """As `finished`, with a display of the progress.
+    """Like `finished`, with a display of the progress.
 
-    `sizes` are the jobs' bytes, `label` is what the display calls one; `words` and `stream` are as
-    `progress_of` takes them.
+    `sizes` are the jobs' bytes, `label` names a job in the display; `words` and `stream` are those
+    of `progress_of`.
     """
     size_of = {id(job): size for job, size in zip(jobs, sizes, strict=True)}
     total = sum(sizes)
@@ -52,7 +52,7 @@ def finished_files(
     *,
     quiet: bool,
 ) -> Iterator[tuple[Path, Result]]:
-    """As `finished_in_sight`, for files that are there."""
+    """Like `finished_in_sight`, for existing files."""
     return finished_in_sight(
         function,
         paths,
@@ -67,19 +67,19 @@ def finished_files(
 def finished(
     function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, *, died: str
 ) -> Iterator[tuple[Job, Result]]:
-    """Each job with `function(job)`, in the order in which they end; no result is kept.
+    """Yield each job with `function(job)`, in the order in which they end; no result is kept.
 
-    Raises what `function` raises, and DataError with the problem `died` when a worker dies. Ctrl-C
-    reaches this process alone, which then ends the workers: their jobs must bear that.
+    Raises the errors of `function`, and DataError with the problem `died` when a worker dies.
+    Ctrl-C reaches only this process, which then ends the workers: jobs must tolerate that.
     """
     if workers == 1 or len(jobs) <= 1:
         for job in jobs:
             yield job, function(job)
         return
-    # spawn: a forked child would inherit the locks of whatever threads the caller runs.
+    # spawn: a forked child would inherit locks of the caller's threads.
     context = multiprocessing.get_context("spawn")
     with _holding_back(signal.SIGHUP):
-        resource_tracker.ensure_running()  # which, started later, would let Ctrl-C through again
+        resource_tracker.ensure_running()  # started later, it would not hold Ctrl-C back
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
         others = set(multiprocessing.active_children())
         with _holding_back(signal.SIGINT, signal.SIGHUP):
@@ -100,10 +100,10 @@ def finished(
 
 @contextmanager
 def _holding_back(*numbers: signal.Signals) -> Iterator[None]:
-    """Hold signals back, here and, for as long as they live, from processes started here.
+    """Block signals in this process, and for good in processes that are started meanwhile.
 
-    Of Ctrl-C each of them would else say where it was, one that has just started as well; of the
-    terminal's end (SIGHUP) they would die, and this process take that for a fault.
+    Otherwise each of them would print a traceback on Ctrl-C. The end of the terminal (SIGHUP) would
+    kill them, and this process would report that as a fault.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

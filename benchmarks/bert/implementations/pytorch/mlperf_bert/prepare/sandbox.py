@@ -1,12 +1,12 @@
-"""Files that anybody may have written, read in a child process with limits.
+"""Untrusted files read in a child process with limits.
 
 The reader, a function named "module:function" or "module:function:word", runs in a child of a small
-server process, one child a file. Whatever the file makes of the child, the asking process gets the
-answer's bytes or raises a DataError; the library that reads the file is not even imported there.
+server process, one child per file. Whatever the file does to the child, the asking process gets the
+answer's bytes or raises a DataError; it does not even import the library that reads the file.
 
-A connection asks for one file. A supervisor is forked for it, which forks the child that reads,
-ends it when its time is over, and adds the child's exit status as the last bytes of the answer:
-by then nobody else can write there. Nothing that the child says is unpickled.
+A connection asks for one file. The server forks a supervisor for it. The supervisor forks the
+reading child, ends it when its time is over, and appends the child's exit status to the answer; by
+then nobody else can write there. Nothing from the child is unpickled.
 """
 
 import importlib
@@ -36,21 +36,21 @@ READ, FAILED, OUT_OF_MEMORY, TOO_MUCH, TIMED_OUT = 0, 3, 4, 5, 6  # exit statuse
 BEFORE_ERROR = b"\0"
 _ERROR_CHARACTERS = 300
 
-# The path of modules is that of this process, so that a test's own reader is found as well.
+# The server gets this process's module path, so that it finds a test's own reader too.
 _BOOT = (
     "import json, sys; path, *words = map(json.loads, sys.argv[1:]); sys.path[:] = path; "
     "from mlperf_bert.prepare.sandbox import serve; serve(*words)"
 )
-# A process with threads cannot fork safely, and room that is kept in reserve counts as memory.
+# A process with threads cannot fork safely, and reserved address space counts as memory.
 _OF_LIBRARIES = (
     ("OPENBLAS_NUM_THREADS", "1"),  # numpy's
-    ("JE_ARROW_MALLOC_CONF", "background_thread:false"),  # pyarrow's, as the next
+    ("JE_ARROW_MALLOC_CONF", "background_thread:false"),  # pyarrow's, like the next
     ("ARROW_DEFAULT_MEMORY_POOL", "system"),
 )
-_GRACE_S = 30.0  # beyond the child's own time: for the server to start, on a busy machine
+_GRACE_S = 30.0  # beyond the child's own time: the server's start on a busy machine
 _WAITING = 128  # connections, one for each process that reads at the same time
 _BLOCK_BYTES = 2**20
-_ERROR_BYTES = 2**10  # of an answer that says why there is none
+_ERROR_BYTES = 2**10  # limit of an answer that reports an error
 _MIB = 2**20
 
 
@@ -59,11 +59,11 @@ Reader = Callable[[str], Iterator[bytes | memoryview]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one child may use; a limit that the system does not have is left out."""
+    """Limits of one child; a limit that the system does not support is left out."""
 
-    memory_bytes: int = 2**30  # of address space, beyond what the server has
+    memory_bytes: int = 2**30  # of address space, beyond the server's own
     cpu_seconds: int = 30
-    piece_cpu_seconds: int = 30  # of these, until the next piece of the answer
+    piece_cpu_seconds: int = 30  # part of it until the next piece of the answer
     wall_seconds: int = 60
     answer_bytes: int = 2**20
     open_files: int = 16
@@ -71,7 +71,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A running server; can be sent to other processes of this machine, which may all ask at once.
+    """A running server; processes of this machine that it is sent to may all ask at once.
 
     `address` is a socket that only this user can open.
     """
@@ -80,10 +80,10 @@ class Sandbox:
     limits: Limits
 
     def read_bytes(self, path: Path, remedy: str) -> bytearray:
-        """What the reader made of `path`, at most `limits.answer_bytes`.
+        """The reader's answer for `path`, at most `limits.answer_bytes`.
 
-        Raises DataError, with this remedy, where the file cannot be read, is no regular file, or
-        makes its reader fail, crash, exceed a limit or say too much.
+        Raises DataError, with this remedy, if the file cannot be read, is no regular file, or makes
+        its reader fail, crash, exceed a limit or answer too much.
         """
         answer = bytearray()
         for piece in self.read_pieces(path, remedy):
@@ -91,9 +91,9 @@ class Sandbox:
         return answer
 
     def read_pieces(self, path: Path, remedy: str) -> Iterator[bytearray]:
-        """The same in pieces, as they come. An error may follow after some, also as `read_bytes`.
+        """Yield the answer in pieces as they come. It raises like `read_bytes`, at any piece.
 
-        A child that sends faster than this is asked waits, and its time goes on.
+        A child that sends faster than the caller reads must wait, and its time runs on.
         """
         file_size(path, remedy)
         num_bytes, held = 0, bytearray()
@@ -104,7 +104,7 @@ class Sandbox:
                     if num_bytes > self.limits.answer_bytes + _ERROR_BYTES:
                         raise DataError(str(path), self._in_words(TOO_MUCH, held), remedy)
                     held += block
-                    # What is last may be the words of an error, and a status.
+                    # The last bytes may be an error message and a status.
                     if len(held) > _BLOCK_BYTES:
                         yield held[:-_ERROR_BYTES]
                         del held[:-_ERROR_BYTES]
@@ -120,7 +120,7 @@ class Sandbox:
         yield held
 
     def read_record(self, path: Path, remedy: str) -> Record:
-        """The same where the answer is one JSON object. Raises DataError as `read_bytes`."""
+        """Read an answer that is one JSON object. Raises DataError like `read_bytes`."""
         try:
             values = parse_json_object(bytes(self.read_bytes(path, remedy)))
         except ValueError as error:
@@ -164,9 +164,9 @@ def sandbox(reader: str, limits: Limits | None = None) -> Iterator[Sandbox]:
     """Start a server, and end it with all its children when the context is left.
 
     `reader` is "module:function", which takes a path (str) and yields the answer in pieces
-    (bytes-like), or "module:function:word", which takes the word first; its module must import
-    nothing of torch: every child would carry it. `limits` are of each child. Raises ConfigError
-    where the directory for temporary files takes no socket.
+    (bytes-like), or "module:function:word", which takes the word first. Its module must not import
+    torch, because every child would hold it in memory. `limits` apply to each child. Raises
+    ConfigError if the directory for temporary files does not support sockets.
     """
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="sandbox-") as directory:
@@ -176,7 +176,7 @@ def sandbox(reader: str, limits: Limits | None = None) -> Iterator[Sandbox]:
                 listener.bind(address)
             except OSError as error:
                 remedy = "set TMPDIR to a short path on a local disk"
-                raise ConfigError(directory, f"takes no socket ({error})", remedy) from None
+                raise ConfigError(directory, f"cannot hold a socket ({error})", remedy) from None
             listener.listen(_WAITING)
             words = (sys.path, listener.fileno(), reader, asdict(limits))
             server = subprocess.Popen(
@@ -209,7 +209,7 @@ def serve(descriptor: int, reader_name: str, limits: dict[str, Any]) -> None:
                     listener.close()
                     _supervise(connection, reader, Limits(**limits))
                 connection.close()
-    os.killpg(0, signal.SIGKILL)  # this process too: nothing is left to be done
+    os.killpg(0, signal.SIGKILL)  # end this process too: nothing is left to do
 
 
 def _supervise(connection: socket.socket, reader: Reader, limits: Limits) -> NoReturn:
@@ -262,7 +262,7 @@ def _answer(connection: socket.socket, reader: Reader, limits: Limits) -> int:
 
 
 def _close_others(connection: socket.socket) -> None:
-    """Leave the child its connection alone; what libraries print goes nowhere."""
+    """Leave the child only its connection; output of libraries is discarded."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
@@ -282,7 +282,7 @@ def _set_limits(limits: Limits) -> None:
     }
     for name, value in soft_and_hard.items():
         if hasattr(resource, name):
-            # Where the user's own limit is lower, it stays.
+            # A lower limit of the user stays.
             with suppress(ValueError, OSError):
                 # SIGXCPU comes a second before SIGKILL, and tells which limit it was.
                 hard = value + 1 if name == "RLIMIT_CPU" else value
@@ -290,12 +290,12 @@ def _set_limits(limits: Limits) -> None:
 
 
 def _give_time(limits: Limits) -> None:
-    """Have SIGPROF end this process where its next piece takes too long, measured from now."""
+    """Let SIGPROF end this process if its next piece takes too long, measured from now."""
     signal.setitimer(signal.ITIMER_PROF, limits.piece_cpu_seconds)
 
 
 def _address_space_bytes() -> int:
-    """What the child has before it reads anything; 0 where the system does not say (not Linux)."""
+    """The child's address space before it reads; 0 if the system does not say (not Linux)."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[0])

@@ -1,14 +1,14 @@
-"""TFRecord files of tf.train.Example messages, plain or gzip, to rows; every checksum compared.
+"""TFRecord files of tf.train.Example messages, plain or gzip, to rows, with all checksums checked.
 
 A record is its length (8 bytes, little endian), the masked CRC32C of these 8 bytes (4), its
-contents, and their masked CRC32C (4). No length is believed before its checksum is right, and none
-above MOST_RECORD_BYTES at all.
+contents, and their masked CRC32C (4). A length is used only if its checksum is right and it is at
+most MOST_RECORD_BYTES.
 
-Of the message Example (protocol buffers, read by compiled code) only this is read: field 1,
-Features; in it field 1, an entry of a map: key (field 1) and Feature (field 2); in a Feature a list
-of floats (field 2) or of integers (field 3), packed or not. Whatever else is well-formed is
-skipped. Protocol buffers let a later field of the same number replace or extend one before; no
-writer does so, and here it is refused.
+Compiled code reads these parts of the message Example (protocol buffers): field 1, Features; in it
+field 1, an entry of a map: key (field 1) and Feature (field 2); in a Feature a list of floats
+(field 2) or of integers (field 3), packed or not. Other well-formed fields are skipped. Protocol
+buffers let a later field of the same number replace or extend an earlier one; no writer does so,
+and it is refused here.
 """
 
 import gzip
@@ -32,20 +32,20 @@ from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, LENGTHS, WEIGHTS
 
 REMEDY = "get the file again: it is damaged, or no TFRecord file"
-# One example of 65,535 tokens, the longest that a shard holds, has a third of it.
+# An example of 65,535 tokens, the longest that a shard holds, has a third of this.
 MOST_RECORD_BYTES = 2**20
 BLOCK_BYTES = 2**20
-# All records of a file, which gzip can make of little. An official part has less than 2**30.
+# Limit of all unpacked records, against gzip bombs. An official part has less than 2**30.
 MOST_UNPACKED_BYTES = 2**36
 
 _HEAD = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _LENGTH_BYTES = 8
-_GZIP = b"\x1f\x8b\x08"  # as the length of a record, that is over half a million
+_GZIP = b"\x1f\x8b\x08"  # read as the length of a record, this is over half a million
 _READ_BYTES = 2**18
 
 READ = FEATURES[:LENGTHS]
-# Letters of each name [K, 32], and how many it has [K]; compiled code has them as constants.
+# Letters of each name [K, 32], and their number [K]; constants for the compiled code.
 _LETTERS = np.array([list(name.encode("ascii").ljust(32)) for name in READ], np.uint8)
 _LENGTHS = np.array([len(name) for name in READ])
 RIGHT = 0
@@ -60,7 +60,7 @@ PROBLEMS = (
 MALFORMED, TWICE, BAD_NUMBER, FLOATS, BAD_WEIGHT = range(1, 6)
 # Tags: field number * 8 + wire type.
 _LEN = 2
-_FIELD_1, _FIELD_2, _FIELD_3 = 8 | _LEN, 16 | _LEN, 24 | _LEN  # of bytes with their length before
+_FIELD_1, _FIELD_2, _FIELD_3 = 8 | _LEN, 16 | _LEN, 24 | _LEN  # of bytes that follow their length
 _ONE_INTEGER, _ONE_FLOAT = 8, 8 | 5
 _FLOAT_BYTES, _DOUBLE_BYTES = 4, 8
 _VARINT_BYTES = 10
@@ -77,9 +77,9 @@ class RecordBlock:
 
 
 def read_records(path: Path) -> Iterator[RecordBlock]:
-    """All records, in blocks of about BLOCK_BYTES: memory does not depend on the file's size.
+    """Yield all records in blocks of about BLOCK_BYTES: memory does not depend on the file's size.
 
-    Raises DataError where the file cannot be read, is cut short, differs from a checksum or has a
+    Raises DataError if the file cannot be read, is cut short, differs from a checksum or has a
     record of more than MOST_RECORD_BYTES.
     """
     with _opened(path) as file:
@@ -141,14 +141,14 @@ def _refuse(path: Path, number: int, problem: str) -> NoReturn:
 
 
 class Span(NamedTuple):
-    """Bytes `start` .. `end` of a message; `start` is negative where there is none."""
+    """Bytes `start` .. `end` of a message; `start` is negative if there are none."""
 
     start: int
     end: int
 
 
 def room_for_rows(num_records: int, num_bytes: int) -> Rows:
-    """Rows that hold whatever so many records can say: a value takes a byte at least."""
+    """Rows with room for all values of the records, since a value takes at least one byte."""
     shape = (num_records, len(FEATURES))
     return Rows(
         np.empty(num_bytes, np.int32),
@@ -161,7 +161,7 @@ def room_for_rows(num_records: int, num_bytes: int) -> Rows:
 def parse_examples(
     contents: NDArray[np.uint8], ends: NDArray[np.int64], rows: Rows
 ) -> tuple[int, int]:
-    """Fill `rows`, which is `room_for_rows` of them, from n messages that lie end to end.
+    """Fill `rows`, made by `room_for_rows`, from n messages laid end to end.
 
     `ends` [n + 1] begins with 0. Returns RIGHT and 0, or the problem of the first wrong message
     and its number.
@@ -184,7 +184,7 @@ def parse_examples(
 def _parse_features(
     contents: NDArray[np.uint8], features: Span, rows: Rows, record: int, used: int
 ) -> tuple[int, int]:
-    """Read the entries of the map; `used` values were there before. Returns `used`, problem."""
+    """Read the entries of the map, after `used` earlier values. Returns `used`, problem."""
     at = features.start
     while at < features.end:
         tag, value, at = _field(contents, at, features.end)
@@ -219,7 +219,7 @@ def _parse_feature(
     used: int,
     is_weight: bool,
 ) -> tuple[int, int]:
-    """Read the list of a Feature; nothing where there is none. Returns `used`, problem."""
+    """Read the list of a Feature, if it has one. Returns `used`, problem."""
     if feature.start < 0:
         return used, RIGHT
     floats, problem = _only_field(contents, feature, _FIELD_2)
@@ -296,7 +296,7 @@ def _parse_floats(
 
 @compiled
 def _only_field(contents: NDArray[np.uint8], message: Span, wanted: int) -> tuple[Span, int]:
-    """The value of the field with this tag in a message, and the problem; it must be there once."""
+    """The value of the field with this tag in a message, and the problem; it must occur once."""
     found = Span(-1, -1)
     at = message.start
     while 0 <= at < message.end:
@@ -312,9 +312,9 @@ def _only_field(contents: NDArray[np.uint8], message: Span, wanted: int) -> tupl
 
 @compiled
 def _field(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, Span, int]:
-    """Tag and value of the field at `at`, and the place after it; -1 where it is malformed.
+    """Tag and value of the field at `at`, and the place after it; -1 if it is malformed.
 
-    A value is a span for fields that begin with their length; others are passed over.
+    Fields that begin with their length have a span as value; other fields are skipped.
     """
     nothing = Span(-1, -1)
     tag, at = _varint(contents, at, end)
@@ -331,12 +331,12 @@ def _field(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, Span, i
     if wire_type in (1, 5):
         after = at + (_DOUBLE_BYTES if wire_type == 1 else _FLOAT_BYTES)
         return tag, nothing, after if after <= end else -1
-    return tag, nothing, -1  # groups, which nobody writes any more
+    return tag, nothing, -1  # groups, which no writer uses any more
 
 
 @compiled
 def _varint(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
-    """An integer of 0 .. 2**31 - 1, and the place after it; -1 where none is there."""
+    """An integer of 0 .. 2**31 - 1, and the place after it; -1 if there is none."""
     value = 0
     for i in range(min(5, end - at)):
         byte = int(contents[at + i])
@@ -348,7 +348,7 @@ def _varint(contents: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
 
 @compiled
 def _after_varint(contents: NDArray[np.uint8], at: int, end: int) -> int:
-    """The place after an integer of any size; -1 where it does not end."""
+    """The place after an integer of any size; -1 if it does not end."""
     for i in range(min(_VARINT_BYTES, end - at)):
         if contents[at + i] < 128:
             return at + i + 1
@@ -357,7 +357,7 @@ def _after_varint(contents: NDArray[np.uint8], at: int, end: int) -> int:
 
 @compiled
 def _number_of(contents: NDArray[np.uint8], key: Span) -> int:
-    """The number of the feature with this name; -1 where it is not read."""
+    """The number of the feature with this name; -1 if the feature is not used."""
     length = key.end - key.start if key.start >= 0 else 0
     for number in range(len(_LENGTHS)):
         if _LENGTHS[number] != length:

@@ -1,12 +1,12 @@
-"""Training a word-piece vocabulary on text, reproducibly; of a user's own text, part by part.
+"""Reproducible training of a word-piece vocabulary; own text is counted part by part.
 
-Byte-pair merging over words, most frequent pair first, equal counts in the order of the pair's
-text. Written here because the `tokenizers` library's trainer (0.23) breaks ties in hash order: the
-same text gave another vocabulary in every process, and with it other examples and accuracies.
+It merges byte pairs over words, most frequent pair first, and equal counts in the order of the
+pair's text. The `tokenizers` library's trainer (0.23) breaks ties in hash order: the same text gave
+another vocabulary in every process, and with it other examples and accuracies.
 
-Words of own text are counted in at most SAMPLE_BYTES of it, taken evenly by the documents' digests,
-so that memory and time stay bounded. Characters are kept, the most frequent first, until they are
-half of the vocabulary; a word with any other does not take part, and becomes [UNK] later.
+Words of own text are counted in at most SAMPLE_BYTES of it, sampled evenly by the documents'
+digests, so that memory and time stay bounded. The most frequent characters are kept, up to half of
+the vocabulary; a word with any other character is ignored here and becomes [UNK] later.
 """
 
 import heapq
@@ -32,7 +32,7 @@ MOST_VOCAB_SIZE = 2**20
 
 
 def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
-    """Exactly `vocab_size` tokens of the words of some lines, as `vocabulary_of_words`."""
+    """Exactly `vocab_size` tokens of the words of some lines, as in `vocabulary_of_words`."""
     return vocabulary_of_words(
         count_words(Counter(raw for line in lines for raw in line.split())), vocab_size
     )
@@ -41,8 +41,8 @@ def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
 def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
 
-    `counts` is of `count_words`. Text too small for that many pieces is filled up with `[unused0]`,
-    `[unused1]`, and so on. Raises ConfigError where special tokens and characters alone are more.
+    `counts` comes from `count_words`. If the text has too few pieces, `[unused0]`, `[unused1]` and
+    so on fill the vocabulary. Raises ConfigError if special tokens and characters alone are more.
     """
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
     alphabet = sorted({piece for pieces in words for piece in pieces})
@@ -59,9 +59,9 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 
 
 def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
-    """Words and their counts, sorted by word so that nothing depends on the lines' order.
+    """Words and their counts, sorted by word, so that the order of lines does not matter.
 
-    `raw_counts` is of what white space separates, as it stands in the text.
+    `raw_counts` counts the strings between white space in the text.
     """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
@@ -147,23 +147,23 @@ def own_vocabulary(
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise ConfigError where no vocabulary of so many tokens can be made."""
+    """Raise ConfigError if no vocabulary of this size can be made."""
     if not LEAST_VOCAB_SIZE <= vocab_size <= MOST_VOCAB_SIZE:
         remedy = f"set it within {LEAST_VOCAB_SIZE} .. {MOST_VOCAB_SIZE:,}"
         raise ConfigError("--vocab-size", f"is {vocab_size}", remedy)
 
 
 def count_part(path: Path, *, share: float) -> Counter[str]:
-    """What white space separates in a part, counted in this share of its documents."""
+    """Counts of the strings between white space in this share of a part's documents."""
     counts: Counter[str] = Counter()
     for document in documents_of(path):
-        if digest_of(document) >= (1 - share) * 2**64:  # those held out have low ones
+        if digest_of(document) >= (1 - share) * 2**64:  # held-out documents have low digests
             counts.update(document.split())
     return counts
 
 
 def with_frequent_characters(words: Mapping[str, int], most: int) -> dict[str, int]:
-    """The words of those characters that give, at a word's start and inside, `most` tokens."""
+    """The words of the most frequent characters, which give at most `most` tokens."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in {word[0], *("##" + char for char in word[1:])}:

@@ -1,8 +1,8 @@
 """Documents to sequences of whole sentences, without pairs: [CLS] sentences [SEP].
 
-As many neighbouring sentences of one document as fit; a longer sentence is cut (RoBERTa's
-DOC-SENTENCES, arXiv 1907.11692, section 4.2: the best of its input formats). No sequence crosses a
-document, and short ones need no padding here. Each pass stores other masks of the same sequences.
+A sequence has as many neighbouring sentences of one document as fit; a longer sentence is cut
+(RoBERTa's DOC-SENTENCES, arXiv 1907.11692, section 4.2: the best of its input formats). No sequence
+crosses documents, and short ones are not padded. Each pass stores new masks of the same sequences.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ SPECIAL_PER_SEQUENCE = 2
 def make_sequences(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
 ) -> ShardArrays:
-    """All sequences of each pass, in the order of the text; needs one document at least.
+    """All sequences of each pass, in the order of the text; needs at least one document.
 
-    The settings' seed and the text's digest decide the masks, so that two texts have other ones.
-    At its peak this holds the examples twice. Ctrl-C waits for the end of a pass.
+    The settings' seed and the text's digest decide the masks, so two texts get different masks. At
+    its peak this holds the examples twice. Ctrl-C waits for the end of a pass.
     """
     with interrupt_deferred():
         room = settings.max_seq_length - SPECIAL_PER_SEQUENCE
@@ -52,7 +52,7 @@ def make_sequences(
     masked_offsets = np.concatenate(([0], np.cumsum(counts)))
     passes = []
     for number in range(settings.dupe_factor):
-        masked = tokens.copy()  # of pass `number`
+        masked = tokens.copy()  # seed of pass `number`
         positions = np.empty(masked_offsets[-1], dtype=np.uint16)
         labels = np.empty(len(positions), dtype=tokens.dtype)
         with interrupt_deferred():
@@ -69,7 +69,7 @@ def make_sequences(
                 positions,
                 labels,
             )
-        assert wrong == ALL_DRAWN  # encoders give no special tokens
+        assert wrong == ALL_DRAWN  # encoders return no special tokens
         passes.append(
             ShardArrays(
                 input_ids=masked,
@@ -88,10 +88,11 @@ def make_sequences(
 def cut(
     sentence_offsets: NDArray[np.int64], document_offsets: NDArray[np.int64], room: int
 ) -> NDArray[np.int64]:
-    """Where each sequence of at most `room` tokens ends among those of all documents, ascending.
+    """The ends of sequences of at most `room` tokens, counted over all documents, ascending.
 
-    int64 [sequences]. The first begins at token 0, and each where the one before it ends;
-    `sentence_offsets` [N + 1] are into the tokens, `document_offsets` [D + 1] into the sentences.
+    The result is int64 [sequences]. The first sequence begins at token 0, each other one at the end
+    of the one before. `sentence_offsets` [N + 1] index tokens, `document_offsets` [D + 1]
+    sentences.
     """
     most = len(sentence_offsets) + (sentence_offsets[-1] - sentence_offsets[0]) // room
     ends = np.empty(most, np.int64)

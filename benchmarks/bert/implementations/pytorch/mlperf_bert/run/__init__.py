@@ -1,1 +1,1 @@
-"""What a run writes: its directory, metrics, MLPerf log and progress."""
+"""Outputs of a run: its directory, metrics, MLPerf log and progress."""

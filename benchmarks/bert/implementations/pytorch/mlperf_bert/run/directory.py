@@ -1,7 +1,7 @@
-"""The files of one run: created once, never written over; continued where it is resumed.
+"""The files of one run: created once, never overwritten, and continued by a resumed run.
 
-`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else, also
-`environment.json`: versions, machine, ranks and commit, no secrets and no user paths.
+`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else. Its
+`environment.json` has versions, machine, ranks and commit, but no secrets and no user paths.
 """
 
 import importlib.metadata
@@ -56,24 +56,24 @@ class RunDirectory:
 
     @property
     def outcome(self) -> Path:
-        """How the run ended, once it has."""
+        """The outcome, written when the run ends."""
         return self.run / "outcome.json"
 
     @property
     def exists(self) -> bool:
-        """Whether a run of this number was begun here. Raises UnreadableError."""
+        """True if a run of this number was started here. Raises UnreadableError."""
         return is_there(self.mlperf_log) or is_there(self.run)
 
     def refuse_links(self) -> None:
-        """Raise ConfigError where a link would lead what the run writes elsewhere.
+        """Raise ConfigError if a link would send the run's output elsewhere.
 
-        Only those names are looked at that are neither made anew nor renamed to.
+        Only names that are neither created anew nor renamed to are checked.
         """
         grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
         folders = (self.run, self.checkpoints, self.run / _ASIDE)
         for path in (self.mlperf_log, *folders, *grown):
             if os.path.islink(path):
-                remedy = "take it away: nothing that a run writes goes through one"
+                remedy = "remove it: a run does not write through links"
                 raise ConfigError(str(path), "is a symbolic link", remedy)
 
     @contextmanager
@@ -87,13 +87,13 @@ class RunDirectory:
         vocabulary: Path,
         continues: bool = False,
     ) -> Iterator[None]:
-        """On rank 0 make the folders, `config.toml`, `environment.json` and a copy of `vocabulary`.
+        """On rank 0 create folders, `config.toml`, `environment.json` and a copy of `vocabulary`.
 
-        With that copy, checkpoints can be exported wherever the directory is taken.
+        With that copy, checkpoints can be exported after the directory is moved.
 
-        Where it `continues` the run that is here, its own are kept in `interrupted`. Undone where
-        that or the body raises a UserError and the run is new: then it never began. Raises
-        ConfigError or DataError where a new run exists already or the place cannot be written.
+        If it `continues` an existing run, the old files are kept in `interrupted`. A new run's
+        files are removed again if this or the body raises a UserError. Raises ConfigError or
+        DataError if a new run exists already or the place cannot be written.
         """
         made: list[Path] = []
 
@@ -110,19 +110,19 @@ class RunDirectory:
             raise
 
     def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
-        """On rank 0 say how the run ended. Raises DataError on every rank where that fails."""
+        """On rank 0 write the outcome. Raises DataError on every rank if that fails."""
         on_rank_zero(info, lambda: write_file(self.outcome, outcome.to_json()))
 
     @property
     def logs(self) -> list[Path]:
-        """MLPerf logs of this run: that of its last attempt, and those of interrupted ones."""
+        """MLPerf logs of this run: the log of its last attempt, then those of interrupted ones."""
         folder = self.run / _ASIDE
         aside = [folder / name for name in names_in(folder)]
         of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]
         return [path for path in (self.mlperf_log, *of_this_run) if is_there(path)]
 
     def _make(self, made: list[Path], continues: bool) -> None:
-        """Make the folders, and note in `made` that the run's is there."""
+        """Create the folders, and note in `made` that the run's folder exists."""
         if self.exists and not continues:
             remedy = "give a new directory, or go on with it by --resume auto"
             raise ConfigError("--run-dir", f"{self.root} holds run {self.index} already", remedy)
@@ -152,7 +152,7 @@ class RunDirectory:
         return ConfigError("--run-dir", problem, "give a directory you can write to")
 
     def _put_aside(self) -> None:
-        """Keep what an interrupted attempt said of itself, by the number of the attempt."""
+        """Keep the files of an interrupted attempt under the number of the attempt."""
         folder = self.run / _ASIDE
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
@@ -164,13 +164,13 @@ class RunDirectory:
                 each.rename(folder / f"{each.stem}_{number}{each.suffix}")
 
     def _remove(self) -> None:
-        with suppress(OSError):  # what cannot be removed must not hide the error
+        with suppress(OSError):  # a failed removal must not hide the error
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
 
 
 def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
-    """What goes into `environment.json`."""
+    """The contents of `environment.json`."""
     return {
         "schema_version": 1,
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

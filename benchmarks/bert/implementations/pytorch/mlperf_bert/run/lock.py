@@ -1,4 +1,4 @@
-"""One owner of a run's directory: a lock that the kernel lets go with the process that has it."""
+"""A lock with one owner for a run's directory; the kernel releases it when the owner ends."""
 
 import errno
 import fcntl
@@ -12,21 +12,21 @@ from typing import Self
 from mlperf_bert.common.errors import ConfigError, say
 from mlperf_bert.common.untrusted import not_through_a_link
 
-_TRIES = 100  # while other owners leave, who take the file away with them
+_TRIES = 100  # while other owners end, who remove the file
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # on this file system
-_MOST_BYTES = 500  # of what an owner says of itself
+_MOST_BYTES = 500  # of an owner's description
 
 
 class RunLock:
-    """Keeps other starts out of a run of `root` while used as a context, on one rank of it.
+    """Prevents a second start of a run in `root`; a context for one rank of it.
 
-    The file `.<name>.lock` in `root` says who has the lock and goes with it. A killed owner leaves
-    the file, not the lock. The lock is POSIX's and not flock's: children do not inherit it, and
-    network file systems know it. A process must hold no second one on the same run.
+    The file `.<name>.lock` in `root` names the owner and is removed with the lock. A killed owner
+    leaves the file, not the lock. It is a POSIX lock, not flock: children do not inherit it, and
+    network file systems support it. A process must not hold a second lock on the same run.
 
-    `root` is the run directory, which is made, and goes again where nothing else is left in it; it
-    is None on the other ranks, for which this does nothing.
+    `root` is the run directory; it is created, and removed again if it stays empty. On the other
+    ranks it is None, and this does nothing.
     """
 
     def __init__(self, root: Path | None, name: str) -> None:
@@ -56,13 +56,13 @@ class RunLock:
                     self._path.unlink()
             os.close(self._file)
         if self._has_made_root:
-            with suppress(OSError):  # of a directory that has a run in it now
+            with suppress(OSError):  # the directory holds a run now
                 self._root.rmdir()
 
     def check(self) -> None:
-        """Raise ConfigError where the run has another owner, or the place cannot be written.
+        """Raise ConfigError if the run has another owner, or the place cannot be written.
 
-        It is not raised at once, so that all ranks can raise it together.
+        The error is kept until this call, so that all ranks can raise it together.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -87,8 +87,8 @@ class RunLock:
         os.pwrite(self._file, owner.encode(), 0)
 
     def _locked(self, root: Path, path: Path) -> int | None:
-        """The file, with the lock; None where an owner has just taken it away."""
-        # For its owner alone, or readers lock it.
+        """The locked file; None if its owner has just removed it."""
+        # Only its owner may open it, otherwise readers could lock it.
         file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ class RunLock:
             problem = f"{root} has no locks ({error.strerror})"
             say(f"warning: {problem}: nothing keeps a second start out of this run")
         with suppress(FileNotFoundError):
-            # Another name of it would have us write into whatever else that is.
+            # A file with a second name may be something else; we must not write into it.
             if _is_at(file, path) and os.fstat(file).st_nlink == 1:
                 return file
         os.close(file)

@@ -1,7 +1,7 @@
-"""Counters of the training loop, one record an interval, and their file.
+"""Counters of the training loop, one record per interval, and the file of the records.
 
-Per step everything stays on the device; one small all-reduce and one host read happen per interval.
-`metrics.jsonl` has one JSON object an interval; it is cut and continued where a run is resumed.
+Counters stay on the device; each interval does one small all-reduce and one host read.
+`metrics.jsonl` has one JSON object per interval; a resumed run cuts and continues it.
 """
 
 import json
@@ -35,25 +35,25 @@ from mlperf_bert.optim.noise_meter import NoiseRecord
 
 NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")
-_MOST_BYTES = 2**20  # of a line, far more than one of ours has
+_MOST_BYTES = 2**20  # limit of a line, far above our own
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step leaves behind, still on the device; all 0-d."""
+    """Results of a step as 0-d tensors on the device."""
 
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
     clip: ClipOutcome
     learning_rate: Tensor
-    noise: Tensor | None = None  # of an update that `NoiseMeter` measured
+    noise: Tensor | None = None  # if `NoiseMeter` measured the update
 
 
 class Metrics:
-    """Collects steps, and makes a record of `metrics.jsonl` when an interval is full.
+    """Collects steps, and builds a record for `metrics.jsonl` at the end of an interval.
 
-    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps, less
-    those that were skipped; where all were, over all. `clipped_fraction` is the mean over its steps
-    and the ranks of what each found (`ClipOutcome`).
+    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps without
+    the skipped ones, or over all if all were skipped. `clipped_fraction` is the mean over steps and
+    ranks (`ClipOutcome`).
     """
 
     def __init__(self, config: RunConfig, world_size: int, device: torch.device) -> None:
@@ -64,15 +64,15 @@ class Metrics:
         self.start()
 
     def start(self, skipped_in_a_row: int = 0, noise: Mapping[str, float] = NO_STATE) -> None:
-        """Begin to count now, dropping what was counted.
+        """Drop all counts and start counting now.
 
-        The run went on from so many skipped steps, and from a `noise_state`.
+        A resumed run passes its number of skipped steps in a row and its `noise_state`.
         """
         self._noise.restore(noise)
         self._last_step = 0
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
-        self.most_skipped_in_a_row = 0  # as far as the last record knew
+        self.most_skipped_in_a_row = 0  # up to the last record
         self._skipped_until_now = torch.full(
             (), skipped_in_a_row, dtype=torch.float64, device=self._device
         )
@@ -84,17 +84,17 @@ class Metrics:
         self._wait_ms = self._planning_ms = 0.0
         self._received_bytes = self._unpadded_steps = 0
         self._room = np.zeros(2, np.int64)  # tokens, masked positions: real ones and padding
-        # Loss, loss of the steps that were not skipped, clipped fraction, skipped steps.
+        # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
         self._most_skipped = torch.zeros_like(self._skipped_until_now)
 
     def exclude(self, seconds: float) -> None:
-        """Take time spent elsewhere (an evaluation) out of all rates."""
+        """Exclude time spent elsewhere (an evaluation) from all rates."""
         self._started += seconds
         self._evaluated += seconds
 
     def throughput_since_evaluation(self) -> float:
-        """Samples per second of training since the last call; a new count begins."""
+        """Samples per second of training since the last call."""
         now = time.perf_counter()
         throughput = self._samples_since_evaluation / (now - self._evaluated)
         self._samples_since_evaluation, self._evaluated = 0, now
@@ -108,7 +108,7 @@ class Metrics:
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
         is_captured = self._config.run.step_mode == "captured"
-        shape = batch.micro_batches[0].shape  # of every forward of the step, on all ranks
+        shape = batch.micro_batches[0].shape  # sums over every forward of the step, on all ranks
         self._unpadded_steps += is_captured and shape is None
         tokens, masked = batch.plan.num_tokens, batch.plan.num_masked
         if shape is None:
@@ -127,21 +127,21 @@ class Metrics:
 
     @property
     def interval_is_full(self) -> bool:
-        """Whether the last step is a multiple of `run.log_interval_steps`."""
+        """True if the last step is a multiple of `run.log_interval_steps`."""
         return self._last_step % self._config.run.log_interval_steps == 0
 
     def skipped_in_a_row(self) -> int:
-        """Steps up to now that were skipped one after the other; the host waits for it."""
+        """Number of the latest steps that were skipped in a row; the host waits for it."""
         return int(self._skipped_until_now.item())  # host sync, for a checkpoint
 
     def noise_state(self) -> dict[str, float]:
-        """What was smoothed up to the last record, for a checkpoint."""
+        """The smoothed noise up to the last record, for a checkpoint."""
         return self._noise.state()
 
     def record(
         self, samples: int, mlm_accuracy: float | None, slowest_over_median: float | None = None
     ) -> dict[str, Any]:
-        """Close an interval of at least one step: its record (the keys of docs/glossary.md).
+        """Close an interval of at least one step; its record (keys: docs/reference/glossary.md).
 
         Called by every rank at the same step, because the loss is averaged over ranks.
         """
@@ -193,7 +193,7 @@ class Metrics:
 
 
 def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:
-    """How even the steps of an interval were: the measures of `plan balance`."""
+    """The balance of an interval's steps over the ranks: the measures of `plan balance`."""
     by_tokens = np.array([plan.imbalance_tokens for plan in plans])
     by_cost = np.array([plan.imbalance_cost for plan in plans])
     balanced = by_cost if balance_model == "cost" else by_tokens
@@ -208,7 +208,7 @@ def memory_bytes(device: torch.device) -> int:
     """Peak memory so far: allocated on the GPU, or resident for a CPU process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux's ru_maxrss begins with what the process that started this one held.
+    # Linux's ru_maxrss starts at the memory of the parent process.
     with suppress(OSError):
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         if peak:
@@ -218,18 +218,18 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class MetricsFile:
-    """Appends records; without a path, on ranks other than 0, nothing is kept.
+    """Appends records to the file; without a path, on ranks other than 0, it writes nothing.
 
-    `after_step` is the step after which a resumed run goes on: later records, which it makes anew,
-    are taken out. None begins a new file. Raises ConfigError or DataError where the file cannot be
-    read or written.
+    `after_step` is the step after which a resumed run continues: later records are removed, because
+    the run writes them again. None starts a new file. Raises ConfigError or DataError if the file
+    cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
         self._file: LineFile | None = None
         if path is not None:
             if after_step is not None:
-                # Line by line: the memory that a whole file took would stay with the process.
+                # Line by line: the process would keep the memory of a whole file.
                 with replaced_file(path) as temporary, temporary.open("xb") as kept:
                     kept.writelines(_until(path, after_step))
             self._file = LineFile(path, _warn, continued=after_step is not None)
@@ -237,7 +237,7 @@ class MetricsFile:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record."""
         if self._file:
-            # JSON knows no NaN: null, as of a loss that is no number.
+            # JSON has no NaN: a loss that is not finite becomes null.
             finite = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in record.items()
@@ -251,7 +251,7 @@ class MetricsFile:
 
 
 def _until(path: Path, last_step: int) -> Iterator[bytes]:
-    """The lines up to a step, without one that a killed run did not end."""
+    """Yield the lines up to a step, without an incomplete last line of a killed run."""
     for line in _lines(path):
         try:
             step = json.loads(line)["step"]

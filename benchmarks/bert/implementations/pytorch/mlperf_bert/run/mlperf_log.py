@@ -1,9 +1,9 @@
-"""Writes the MLPerf log of one run: the only emitter of MLPerf records.
+"""Writer of a run's MLPerf log, and the only emitter of MLPerf records.
 
 The records and their order are a superset that MLCommons' checkers accept under rulesets 2.0.0 to
-5.0.0 in both divisions (2.0.0 and 2.1.0 closed: of a model with BERT-large's 24 layers only).
-`samples` everywhere is the number of sequences trained so far, which MLPerf's BERT rules put into
-the field `epoch_num`.
+5.0.0 in both divisions (2.0.0 and 2.1.0 closed: only for BERT-large's 24 layers). `samples` is
+always the number of sequences trained so far, which MLPerf's BERT rules put into the field
+`epoch_num`.
 """
 
 import logging
@@ -19,7 +19,7 @@ from mlperf_bert.common.atomic import whole_or_nothing
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 
-# The checkers look for these words in whole lines, so only the records so named may hold them
+# The checkers search whole lines for these words, so only records of these names may hold them
 # (mlperf_logging.rcp_checker); a metric called "train_samples_per_s" would be read as a count.
 RESERVED_WORDS = (
     "global_batch_size",
@@ -37,12 +37,12 @@ _CALLER_DEPTH = 3
 class MlperfLog:
     """One MLPerf log file, written by rank 0; every method does nothing elsewhere.
 
-    The methods are called in the order in which they stand here, `eval_*` and `tracked_stats`
-    repeatedly. Each record is on disk when its method returns, and names the line that called it.
+    Call the methods in the order of their definition, `eval_*` and `tracked_stats` repeatedly. Each
+    record is on disk when its method returns, and names the calling line.
 
-    `path`, whose directory must exist, is created. None, of all ranks but one, writes nothing: the
-    seed of a run may be logged only once. Raises ConfigError if the file exists, cannot be created
-    or written, or mlperf_logging is not installed.
+    `path` is created in an existing directory. All ranks but one pass None and write nothing, since
+    the seed of a run may be logged only once. Raises ConfigError if the file exists, cannot be
+    created or written, or mlperf_logging is not installed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -56,23 +56,23 @@ class MlperfLog:
                 remedy = "run in the checkout: tools/venv.sh"
                 raise ConfigError("mlperf_logging", "is not installed", remedy) from None
             self._handler = _open_new(path)
-            # Made directly, not by logging.getLogger: known to nobody else, without a parent to
-            # pass records to. So mllog's default of printing to stdout stays off, and logs do not
+            # Created directly, not by logging.getLogger: private, and without a parent to
+            # pass records to. So mllog does not print to stdout, its default, and logs do not
             # mix.
             logger = logging.Logger("mlperf_log", logging.INFO)
             logger.addHandler(self._handler)
-            # Paths inside the package are logged relative to it: where it is installed is nobody's
-            # matter.
+            # Paths inside the package are logged relative to it, so that its place stays
+            # private.
             root = re.escape(str(Path(mlperf_bert.__file__).resolve().parent.parent))
             self._logger = MLLogger(logger, root_dir=root)
 
     def init_start(self, *, cache_cleared: bool) -> None:
-        """Untimed initialisation begins; `cache_cleared`: the page cache was dropped before it."""
+        """Untimed initialisation begins; `cache_cleared` if the page cache was dropped before."""
         self._record("event", "cache_clear", cache_cleared)
         self._record("start", "init_start")
 
     def submission(self, config: RunConfig) -> None:
-        """Who submits what. Must come before `init_stop`, whose time limit the division sets."""
+        """Submitter, system, division; before `init_stop`, whose time limit the division sets."""
         self._record("event", "submission_benchmark", "bert")
         self._record("event", "submission_division", config.mlperf.division)
         self._record("event", "submission_org", _free_text("submission_org", config))
@@ -80,7 +80,7 @@ class MlperfLog:
         self._record("event", "submission_status", config.mlperf.submission_status)
 
     def hyperparameters(self, config: RunConfig, seed: int) -> None:
-        """Seed, batch size and everything that the rules call a hyper-parameter."""
+        """Seed, batch size and all hyper-parameters of the rules."""
         self._record("event", "seed", seed)
         for key, value in hyperparameters(config).items():
             self._record("event", key, value)
@@ -94,10 +94,10 @@ class MlperfLog:
         resumed_from: Mapping[str, int] | None,
         initial_weights: Literal["checkpoint", "random"],
     ) -> None:
-        """What only our own `mlperf_bert package` asks; other checkers ignore keys they don't know.
+        """Records that only `mlperf_bert package` reads; other checkers ignore unknown keys.
 
-        `resumed_from` has step and samples of the checkpoint from which the run goes on, if any;
-        `initial_weights` were loaded from a checkpoint that was given, or drawn at random.
+        `resumed_from` has step and samples of the checkpoint that the run continues, if any;
+        `initial_weights` says if they were loaded from a given checkpoint or drawn at random.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
@@ -107,19 +107,19 @@ class MlperfLog:
         self._record("event", "number_of_ranks", number_of_ranks)
 
     def weights_initialization(self, tensor_names: Iterable[str]) -> None:
-        """One record for each tensor that is drawn or loaded, by its name in the reference model.
+        """One record for each initialised tensor, by its name in the reference model.
 
-        Closed rulesets 1.1.0 to 2.1.0 ask for BERT-large's 398, each once.
+        Closed rulesets 1.1.0 to 2.1.0 require BERT-large's 398, each once.
         """
         for name in tensor_names:
             self._record("event", "weights_initialization", tensor=name)
 
     def init_stop(self) -> None:
-        """Initialisation is over; no training or evaluation sample has been read."""
+        """Initialisation ends, before any training or evaluation sample is read."""
         self._record("end", "init_stop")
 
     def run_start(self) -> None:
-        """The clock starts, and with it the one epoch and the one block that a run consists of."""
+        """The clock starts, with the only epoch and the only block of the run."""
         self._record("start", "run_start")
         self._record("start", "epoch_start", epoch_num=1)
         self._record("start", "block_start", first_epoch_num=1, epoch_count=1)
@@ -144,7 +144,7 @@ class MlperfLog:
     def run_stop(
         self, samples: int, eval_samples: int, status: Literal["success", "aborted"]
     ) -> None:
-        """The clock stops: the target was reached (`success`) or not (`aborted`).
+        """The clock stops: the target was reached (`success`) or not, or there is none (`aborted`).
 
         `samples` were trained in the whole run, `eval_samples` are in the evaluation set.
         """
@@ -157,7 +157,7 @@ class MlperfLog:
     def close(self) -> None:
         """Close the file; no record may follow."""
         if self._handler is not None:
-            with suppress(OSError):  # of a full disk, which a record has told before
+            with suppress(OSError):  # a full disk, which a record has reported already
                 self._handler.close()
             self._logger = None
 
@@ -175,10 +175,10 @@ class MlperfLog:
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
-    """MLPerf key -> value, as the rules for BERT name them.
+    """MLPerf key -> value, as named by the rules for BERT.
 
-    The keys say "lamb" whatever the optimizer is: they are the only ones that the BERT rules
-    know, and `opt_name` says which it was. Epsilon goes by either name, depending on the ruleset.
+    The keys say "lamb" for every optimizer, because the BERT rules have no others; `opt_name` names
+    the optimizer. Rulesets use different names for epsilon.
     """
     optim, schedule = config.optim, config.schedule
     return {
@@ -203,13 +203,13 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
 
 
 class _NewFileHandler(logging.FileHandler):
-    """Appends lines to a file that it created; an error is raised, where logging prints it."""
+    """Appends lines to a file that it created; raises errors that logging would only print."""
 
     _error: OSError | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or none of it, and none after one that failed. Raises OSError."""
-        if self._error is not None:  # mllog takes the first, and logs that
+        """Write a whole line or nothing, and nothing after a failed line. Raises OSError."""
+        if self._error is not None:  # mllog catches the first error and logs that
             raise self._error
         assert self.stream is not None
         file = self.stream.fileno()
@@ -218,7 +218,7 @@ class _NewFileHandler(logging.FileHandler):
                 super().emit(record)
         except OSError as error:
             self._error = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # for the rest, which is still kept
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # drops the pending rest
             raise
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
@@ -229,7 +229,7 @@ def _open_new(path: Path) -> logging.FileHandler:
     try:
         return _NewFileHandler(path, mode="x", encoding="ascii")
     except FileExistsError:
-        remedy = "a log is never written over: choose another run directory"
+        remedy = "a log is never overwritten: choose another run directory"
         raise ConfigError(str(path), "exists", remedy) from None
     except OSError as error:
         problem = f"cannot be created ({error.strerror})"

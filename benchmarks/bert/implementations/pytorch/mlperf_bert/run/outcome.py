@@ -1,4 +1,4 @@
-"""`run_<i>/outcome.json`: how a run ended, written when it ends in order."""
+"""The file `run_<i>/outcome.json`: the outcome of a run that ended in order."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +15,11 @@ Status = Literal["success", "aborted"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
-    """How a run ended; the status is MLPerf's of `run_stop`.
+    """The outcome of a run: `success` at its target or, without a target, after its last step.
 
-    `steps` and `samples` are those of the whole run, `seconds` those of training in all its parts;
-    `mlm_accuracy`, 0 .. 1, is that of the last evaluation, if there was one; `stopped_by` is the
-    signal that ended a run which had not reached its target.
+    `steps` and `samples` count the whole run, `seconds` its training time over all attempts;
+    `mlm_accuracy`, 0 .. 1, is from the last evaluation, if any; `stopped_by` is the signal that
+    ended a run before its target.
     """
 
     status: Status
@@ -35,7 +35,7 @@ class RunOutcome:
 
 
 def read_outcome(path: Path) -> RunOutcome:
-    """Parse an outcome. Raises DataError where it is missing, damaged or of another version."""
+    """Parse an outcome. Raises DataError if it is missing, damaged or of another version."""
     record = read_record(path, missing="is missing", remedy=REMEDY)
     record.check_version(OUTCOME_SCHEMA_VERSION, key="schema_version")
     seconds = record.number("seconds")
@@ -45,7 +45,7 @@ def read_outcome(path: Path) -> RunOutcome:
 
 
 def as_status(value: object) -> Status | None:
-    """A status out of a file; None where it is no status."""
+    """A status from a file; None if it is no status."""
     return next((word for word in get_args(Status) if word == value), None)
 
 

@@ -1,11 +1,10 @@
-"""Names ranks that are slower than the others, by what each one's own work of a step takes.
+"""Detection of ranks that are slower than others, by the time of each rank's own work.
 
 All ranks of data-parallel training have the same step time: the fast ones wait for the slow ones.
-So each rank measures what it does alone: its wait for its own data, and then the time from the
-beginning of a step until its last gradient is there. Waiting for others comes after that, in the
-all-reduce.
+So each rank measures its own work: the wait for its own data, and the time from the start of a step
+to its last gradient. Waiting for others comes later, in the all-reduce.
 
-Two things still hide a straggler: under `clip.accumulation = "each_forward"` every backward waits
+Two settings still hide a straggler: with `clip.accumulation = "each_forward"` every backward waits
 for the others, and with a sharded optimizer a forward waits for weights that others update.
 """
 
@@ -31,21 +30,21 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class OwnWork:
-    """What one rank's own work took: medians over steps, 0 where nothing was measured."""
+    """Times of one rank's own work: medians over steps, 0 if nothing was measured."""
 
     seconds: float  # a step
     seconds_per_token: float
 
 
 class StragglerWatch:
-    """Measures this rank's steps, and compares the ranks when asked to.
+    """Measures this rank's steps, and compares the ranks on request.
 
-    Costs five hooks on gradients a step, and no wait for the device; a comparison is an all-reduce
-    of 16 bytes a rank, for which the host waits until the device has done what was queued. A run of
-    one rank measures nothing.
+    A step costs five hooks on gradients and no wait for the device. A comparison is an all-reduce
+    of 16 bytes per rank; the host waits for it and for all queued work. A run of one rank measures
+    nothing.
 
-    Hooks do not run where a step is replayed: there it is the rank's part of the evaluation that is
-    compared, which nobody waits in.
+    Hooks do not run when a step is replayed. Then the ranks' parts of the evaluation are compared,
+    in which no rank waits for another.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class StragglerWatch:
         self._hosts = from_all_ranks(info, host_name())
         if self._replays:
             return
-        # The last gradients of a backward: of whichever of these comes last.
+        # The last gradient of a backward belongs to one of these parameters.
         for parameter in model.bert.embeddings.parameters():
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._on_gradient
@@ -83,9 +82,9 @@ class StragglerWatch:
             self._stopwatch.begin()
 
     def compare(self, share: tuple[float, int]) -> list[str]:
-        """One line for each slow rank; called by every rank at the same step, equal on all.
+        """One line for each slow rank, the same on all ranks; every rank calls it at the same step.
 
-        `share` is `Evaluator.own_share`. A new window of steps begins.
+        `share` is `Evaluator.own_share`. Starts a new window of steps.
         """
         if not self._hosts:
             return []
@@ -124,24 +123,24 @@ class HostStopwatch:
         self._began = time.perf_counter()
 
     def lap(self) -> None:
-        """As far as the step is now; the last call counts."""
+        """Record the time since `begin`; the last call of a step counts."""
         if self._seconds:  # none before the first step: warm-up
             self._seconds[-1] = time.perf_counter() - self._began
 
     def read(self) -> list[float]:
-        """Of the steps since the last call; 0 for one without a lap."""
+        """Seconds of the steps since the last call; 0 for a step without a lap."""
         seconds = list(self._seconds)
         self._seconds.clear()
         return seconds
 
 
 class DeviceStopwatch:
-    """The same by events on the current stream, which are read when they are asked for."""
+    """The same by events on the current stream, read on request."""
 
     def __init__(self) -> None:
         self._pairs = [(_event(), _event()) for _ in range(WINDOW_STEPS)]
         self._begun = 0
-        self._last = 0  # the pair of the step under way, or of warm-up
+        self._last = 0  # events of the current step, or of warm-up
 
     def begin(self) -> None:
         """See HostStopwatch."""
@@ -154,7 +153,7 @@ class DeviceStopwatch:
         self._pairs[self._last][1].record()
 
     def read(self) -> list[float]:
-        """See HostStopwatch; of the last WINDOW_STEPS steps."""
+        """See HostStopwatch; covers the last WINDOW_STEPS steps."""
         count = min(self._begun, WINDOW_STEPS)
         steps = range(self._begun - count, self._begun)
         self._begun = 0
@@ -169,7 +168,7 @@ def _event() -> torch.cuda.Event:
 
 
 def own_work(seconds: Sequence[float], planned: Sequence[tuple[float, int]]) -> OwnWork:
-    """Of steps' measured `seconds` and their (seconds waited for data, tokens)."""
+    """A rank's own work, from its steps' `seconds` and their (seconds waited for data, tokens)."""
     steps = [
         (wait + worked, tokens)
         for worked, (wait, tokens) in zip(seconds, planned, strict=True)
@@ -183,10 +182,10 @@ def own_work(seconds: Sequence[float], planned: Sequence[tuple[float, int]]) -> 
 
 
 def over_median(works: Sequence[OwnWork]) -> list[float]:
-    """Each rank's time over the median rank's, by step or by token: whichever is less.
+    """Each rank's time over the median rank's, per step or per token, whichever is less.
 
-    A rank with more tokens than others is slow by step alone, and one with fewer, whose steps have
-    costs that do not depend on tokens, by token alone. The lower median: of two ranks the fast one.
+    A rank with more tokens is slower per step only. A rank with fewer tokens is slower per token
+    only, because part of a step's cost is fixed. It is the lower median: of two ranks the fast one.
     """
     measured = [work for work in works if work.seconds > 0]
     if not measured:
@@ -203,7 +202,7 @@ def in_words(
     factor: float,
     what: str = "its own work of a step",
 ) -> list[str]:
-    """The slowest first; beyond MOST_NAMED they are counted."""
+    """Lines for the slow ranks, slowest first; ranks beyond MOST_NAMED are only counted."""
     slow = [rank for rank, ratio in enumerate(ratios) if ratio > factor]
     slow.sort(key=lambda rank: -ratios[rank])
     usual = median_low([work.seconds for work in works if work.seconds > 0] or [0.0])

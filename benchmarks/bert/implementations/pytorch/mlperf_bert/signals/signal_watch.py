@@ -1,11 +1,10 @@
-"""The signals that ask for an end, who catches them, and what they do at once.
+"""Handlers of the signals that ask a process to end.
 
-A command that does nothing else with them ends in order (`EndingInOrder`); `tune` notes them, and
-so do ranks in the loop (stop_request.py) and who started them. Ranks that have not come to the
-first step, or have none, end at once (`SignalWatch`), and at a second Ctrl-C all do. A handler
-in Python runs when the main thread is back in the interpreter, which it is not for minutes where it
-waits for other ranks: so there a thread is told, and acts whatever the main one does. A process
-also ends with the one that started it: nobody would see it go on.
+A plain command ends in order (`EndingInOrder`). `tune`, ranks in the loop (stop_request.py) and the
+process that started them note the signals. Ranks before the first step, or without steps, end at
+once (`SignalWatch`), and at a second Ctrl-C all do. A Python handler runs only when the main thread
+is back in the interpreter, which may take minutes while it waits for other ranks; so there another
+thread is told and acts. A process also ends with its parent, because nobody would see it go on.
 """
 
 import ctypes
@@ -25,22 +24,22 @@ from mlperf_bert.common.errors import INTERRUPTED, STOPPED, UserError, say
 from mlperf_bert.signals.whereabouts import Whereabouts
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
-TWICE_S = 1.0  # within which the first Ctrl-C may come again: from the terminal and from a launcher
+TWICE_S = 1.0  # within this time one Ctrl-C may arrive twice: from the terminal and from a launcher
 
-_PR_SET_PDEATHSIG = 1  # of Linux
-_LIBC = ctypes.CDLL(None)  # opened here: a child that has just been forked may not
-_SCRIPT = "MLPERF_BERT_SCRIPT"  # the process of run_and_time.sh, which set it
+_PR_SET_PDEATHSIG = 1  # in Linux's header
+_LIBC = ctypes.CDLL(None)  # opened here, because a child that has just been forked may not
+_SCRIPT = "MLPERF_BERT_SCRIPT"  # process id of run_and_time.sh, set by it
 
 
 class CtrlC:
-    """Tells a second Ctrl-C from the first one that came twice."""
+    """A filter that tells a second Ctrl-C from a first one that arrived twice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first_at: float | None = None
 
     def came_again(self) -> bool:
-        """To be called at each SIGINT: whether it asks for an end at once."""
+        """True if this SIGINT asks for an end at once; call it at each SIGINT."""
         if self._first_at is None:
             self._first_at = self._clock()
             return False
@@ -48,17 +47,17 @@ class CtrlC:
 
 
 class CaughtSignals:
-    """Notes signals while used as a context; then they do what they did before.
+    """A context that notes signals; afterwards they act as before.
 
-    Where `keeps_them`, they stay caught for good once one came: others may follow, and must not end
-    a process that leaves in order. Outside the main thread no signal can be caught, and none is.
-    SIGHUP is not where it is ignored: `nohup` began this, and the terminal does not count.
+    With `keeps_them` they stay caught for good once one came: others may follow, and must not end a
+    process that leaves in order. Outside the main thread no signal is caught, because none can be.
+    SIGHUP is not caught if it is ignored: then `nohup` started this process.
     """
 
     keeps_them = False
 
     def __init__(self, numbers: Sequence[signal.Signals] = SIGNALS) -> None:
-        self.first = 0  # number of the one that came first
+        self.first = 0  # number of the first signal
         self.at_once = False  # a second Ctrl-C came
         self._numbers = numbers
         self._ctrl_c = CtrlC()
@@ -79,23 +78,23 @@ class CaughtSignals:
                 signal.signal(number, handler)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Called in the main thread when one comes, as soon as that is back in the interpreter."""
+        """Note a signal; called in the main thread once that is back in the interpreter."""
         self.first = self.first or number
         self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
 
 
 class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C asked for the end; what is half done is left as after Ctrl-C."""
+    """Raised when a signal other than Ctrl-C asks for the end; cleanup is as after Ctrl-C."""
 
 
 class EndingInOrder(CaughtSignals):
-    """Has the first signal raise Ended, with its name; Ctrl-C does as before.
+    """A context in which the first signal raises Ended with its name; Ctrl-C acts as before.
 
-    Not while an error of the user's is being told, which ends the process by itself: a launcher
-    ends all ranks when the first has left, and what they had to say would be lost.
+    It does not while a user's error is being reported, which ends the process anyway: a launcher
+    ends all ranks when the first has left, and their messages would be lost.
     """
 
-    keeps_them = True  # a session that ends sends two or three
+    keeps_them = True  # a closing session sends two or three
 
     def __init__(self) -> None:
         super().__init__([number for number in SIGNALS if number != signal.SIGINT])
@@ -108,13 +107,13 @@ class EndingInOrder(CaughtSignals):
 
 
 class SignalPipe(CaughtSignals):
-    """Tells of signals through a pipe, at once, to whatever thread waits for them."""
+    """A pipe that reports signals at once to the thread that waits for them."""
 
     def __enter__(self) -> Self:
         self._hears, self._tells = os.pipe()
         os.set_blocking(self._tells, False)
         self._previous_fd = signal.set_wakeup_fd(self._tells, warn_on_full_buffer=False)
-        # A signal that Python has no handler for would not be told.
+        # A signal without a Python handler would not be reported.
         return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
@@ -125,24 +124,24 @@ class SignalPipe(CaughtSignals):
         super().__exit__()
 
     def wait(self, seconds: float | None = None) -> list[signal.Signals]:
-        """Those that came, as soon as one has; none when the time, or the context, is over."""
+        """Wait for signals; return those that came, none once the time or the context is over."""
         ready, _, _ = select.select([self._hears], [], [], seconds)
         return [signal.Signals(told) for told in os.read(self._hears, 512)] if ready else []
 
     def over(self) -> None:
-        """Called when no more will be told, before the pipe is closed."""
+        """Called when no more signals will be reported, before the pipe is closed."""
 
 
 class SignalWatch(SignalPipe):
-    """Acts on the signals of a rank while used as a context, in the main thread.
+    """A context of the main thread that acts on the signals of a rank.
 
-    Before the first step they end the process with status 75. After it a StopRequest sees them,
-    and this only says what the first Ctrl-C does and obeys the second.
+    Before the first step a signal ends the process with status 75. After it a StopRequest sees the
+    signals, and this only explains the first Ctrl-C and obeys the second.
 
     Args:
-        whereabouts: what this rank is doing; None where there are no steps.
-        speaks: whether this rank, of all, says what a Ctrl-C does.
-        status_file: gets the status as well, where a launcher may hide it (`--status-file`).
+        whereabouts: what this rank is doing; None if there are no steps.
+        speaks: true on the one rank that explains what a Ctrl-C does.
+        status_file: receives the status too, because a launcher may hide it (`--status-file`).
     """
 
     keeps_them = True
@@ -193,12 +192,12 @@ class SignalWatch(SignalPipe):
 
 
 def write_status(path: Path, status: int) -> bool:
-    """Write or replace the file in one step; whether it is there now. Raises nothing.
+    """Write or replace the file in one step; true if it was written. Raises nothing.
 
     Several ranks may write it at once; readers see one whole status. A file that cannot be written
     is a warning on stderr.
     """
-    # Ranks on two nodes may have the same process id.
+    # Ranks on two nodes may share a process id.
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         beside.write_text(f"{status}\n")
@@ -212,11 +211,11 @@ def write_status(path: Path, status: int) -> bool:
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `number` to this process when `parent`, which started it, is gone.
+    """Make the kernel send `number` to this process when `parent`, which started it, is gone.
 
-    Else it would train on, unseen, beside those that take its place. On Linux only, and what counts
-    there is the end of the thread that started it: a parent's main one. To be called before
-    anything else, as by `preexec_fn`: a parent that is gone by then is not missed either.
+    Otherwise it would train on unseen beside its replacement. Works on Linux only, where the end of
+    the parent's thread that started it counts: its main one. Call it before anything else, for
+    example in `preexec_fn`; a parent that is gone by then counts too.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
@@ -225,12 +224,12 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
-    """Have a command end in order, by SIGTERM, when run_and_time.sh, which started it, is gone."""
+    """End a command in order, by SIGTERM, when run_and_time.sh, which started it, is gone."""
     script = environ.get(_SCRIPT, "")
     if not (script.isdecimal() and len(script) < 10):
         return
     with suppress(ProcessLookupError, PermissionError):
         os.kill(int(script), 0)
         if os.getppid() != int(script):
-            return  # started by something between them, as ranks are
+            return  # started by a process between them, like ranks
     end_with_parent(int(script), signal.SIGTERM)

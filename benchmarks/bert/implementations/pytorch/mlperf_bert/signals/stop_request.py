@@ -1,9 +1,9 @@
-"""A signal asks the run to end: the ranks agree on the step after which all of them do.
+"""Agreement of the ranks on the step after which all end, when a signal asks for it.
 
-SLURM sends SIGTERM at `scancel` and at the time limit, SIGUSR1 where a job asks for it ahead of
-that (`sbatch --signal`), `docker stop` SIGTERM, Ctrl-C SIGINT, a closed terminal SIGHUP. They do
-not reach all ranks between the same two steps, and one that left by itself would leave the others
-waiting.
+SLURM sends SIGTERM at `scancel` and at the time limit, and SIGUSR1 if a job asks for it ahead of
+that (`sbatch --signal`); `docker stop` sends SIGTERM, Ctrl-C SIGINT, a closed terminal SIGHUP.
+Signals do not reach all ranks between the same two steps, and a rank that left by itself would
+leave the others waiting.
 """
 
 import signal
@@ -17,16 +17,16 @@ import torch.distributed as dist
 
 from mlperf_bert.signals.signal_watch import CaughtSignals
 
-CHECK_S = 1.0  # between two agreements, about
-MOST_STEPS = 1000  # between two agreements
+CHECK_S = 1.0  # seconds between two agreements, about
+MOST_STEPS = 1000  # steps between two agreements
 
 
 class StopRequest(CaughtSignals):
-    """Makes one decision of the signals on all ranks.
+    """One decision on all ranks about the signals they received.
 
     An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
     at the next one, so that the host does not wait for the device. SLURM and a shell may send a
-    signal twice, and the second must not end a rank that saves (a second Ctrl-C may:
+    signal twice, and the second must not end a rank that is saving (a second Ctrl-C may:
     signal_watch.py).
     """
 
@@ -55,12 +55,12 @@ class StopRequest(CaughtSignals):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step of the slowest rank, the same number on all; None until they agreed."""
+        """Seconds a step of the slowest rank, the same on all; None before an agreement."""
         return self._step_s
 
     def agreed(self, step: int) -> str | None:
-        """The signal's name where all ranks end after this step; called by each after each step."""
-        if self._checked_at is None:  # the first step of this process, not always that of the run
+        """The signal's name if all ranks end after this step; each calls it after each step."""
+        if self._checked_at is None:  # the first step of this process, not always the run's
             self._checked_at = (step - 1, self._entered_at)
         if self._world_size == 1:
             self._measure_alone(step, self._checked_at)
@@ -78,7 +78,7 @@ class StopRequest(CaughtSignals):
             self._checked_at = (step, now)
 
     def _largest_of_ranks(self, step: int, checked_at: tuple[int, float]) -> tuple[float, float]:
-        """Of signal number and seconds a step; on CUDA what the agreement before found."""
+        """The largest signal number and seconds a step; on CUDA from the previous agreement."""
         (before, then), now = checked_at, self._clock()
         self._checked_at = (step, now)
         agreement = _Agreement((float(self.first), (now - then) / (step - before)), self._device)
@@ -91,12 +91,12 @@ class StopRequest(CaughtSignals):
         return signal_number, self._step_s
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The largest is the one that counts: SIGTERM, where another came as well."""
+        """Note a signal; the largest number counts, so SIGTERM wins over the others."""
         self.first = max(self.first, number)
 
 
 class _Agreement:
-    """The larger of each of two numbers over all ranks, on its way."""
+    """An all-reduce under way: the maximum over ranks of each of two numbers."""
 
     def __init__(self, own: tuple[float, float], device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -111,7 +111,7 @@ class _Agreement:
     def outcome(self) -> tuple[float, float]:
         """Both numbers."""
         if self._event is not None:
-            self._event.synchronize()  # of a second ago
+            self._event.synchronize()  # from a second ago
         first, second = self._host.tolist()
         return first, second
 

@@ -1,4 +1,4 @@
-"""What a rank is doing just now, and threads that notice when it, or a step, goes on no more."""
+"""A rank's current activity, and threads that notice when it, or a step, hangs."""
 
 import math
 import os
@@ -9,10 +9,11 @@ from typing import Literal, Self
 
 from mlperf_bert.common.errors import LOST, say_error
 
-Doing = Literal["start-up", "batch", "step", "evaluation", "checkpoint", "end"]
+Doing = Literal["start-up", "warm-up", "batch", "step", "evaluation", "checkpoint", "end"]
 
 _IN_WORDS: dict[Doing, str] = {
     "start-up": "start-up",
+    "warm-up": "warm-up, which compiles kernels",
     "batch": "waiting for the batch of step {:d}",
     "step": "step {:d}",
     "evaluation": "evaluation after {:,d} samples",
@@ -25,44 +26,44 @@ POLL_S = 0.5
 
 
 class Whereabouts:
-    """Kept up to date by the thread that trains, read by others; begins with start-up."""
+    """The current activity: set by the training thread, read by others; begins with start-up."""
 
     def __init__(self) -> None:
         self._now: tuple[int, Doing, int] = (0, "start-up", 0)  # one object: read as a whole
 
     def at(self, doing: Doing, number: int | None = None) -> None:
-        """From now on this; `number` is the step's, or of an evaluation that of the samples."""
+        """Set the activity; `number` is the step's, or for an evaluation the samples."""
         self._now = (self._now[0] + 1, doing, number or 0)
 
     @property
     def in_start_up(self) -> bool:
-        """Whether the first step has not begun."""
-        return self._now[1] == "start-up"
+        """True before the first step."""
+        return self._now[1] in ("start-up", "warm-up")
 
     @property
     def in_words(self) -> str:
-        """As `step 37`."""
+        """The activity in words, like `step 37`."""
         _, doing, number = self._now
         return _IN_WORDS[doing].format(number)
 
     def sign_of_life(self) -> int | None:
-        """Another number after each `at`; None in what may take as long as it takes."""
+        """A number that changes with each `at`; None in an activity without a time limit."""
         count, doing, _ = self._now
         return count if doing in _MUST_GO_ON else None
 
 
 class Watch:
-    """Looks for signs of life from a thread of its own, while used as a context.
+    """A context whose own thread looks for signs of life.
 
-    Time is counted in looks: a process that was stopped and goes on (SIGSTOP, SIGCONT) has not
-    looked meanwhile, and so has not hung.
+    Time is counted in looks: a process that was stopped and continued (SIGSTOP, SIGCONT) did not
+    look meanwhile, so it does not count as hung.
 
     Args:
-        sign_of_life: what goes on, another number where something has happened since the last
-            look; None where there is nothing to wait for.
-        timeout_s: seconds without another sign after which it hangs.
+        sign_of_life: returns another number if something has happened since the last look; None if
+            there is nothing to wait for.
+        timeout_s: seconds without a new sign after which it counts as hung.
         on_hang: called in the thread with that sign and the seconds, at every look from then on
-            until it returns True: it is said, and the watch is over.
+            until it returns True, which ends the watch.
         poll_s: seconds between two looks.
     """
 
@@ -103,12 +104,12 @@ class Watch:
 
 
 class Heartbeat(Watch):
-    """Watches the steps that were queued on a device, while used as a context.
+    """A context that watches the steps queued on a device.
 
-    What a graph replays, NCCL's own watchdog cannot see.
+    NCCL's own watchdog cannot see what a graph replays.
 
     Args:
-        timeout_s: seconds after the last step that ended at which the next counts as hung.
+        timeout_s: seconds after the end of a step at which the next counts as hung.
         on_hang: called in a thread, once, with the number of that step.
         poll_s: seconds between two looks.
     """
@@ -124,17 +125,17 @@ class Heartbeat(Watch):
         super().__init__(self._oldest, timeout_s, say, poll_s=poll_s)
 
     def watch(self, step: int, is_done: Callable[[], bool]) -> None:
-        """From now on, wait for a step: `is_done` says whether it has ended, without waiting."""
+        """Start watching a step; `is_done` says without waiting whether it has ended."""
         self._steps.append((step, is_done))
 
     def _oldest(self) -> int | None:
-        """The step that the device is at."""
+        """The step that the device is computing."""
         while self._steps and self._steps[0][1]():
             self._steps.popleft()
         return self._steps[0][0] if self._steps else None
 
 
 def end_process(line: str) -> None:
-    """Say why and leave at once: a thread that waits for the device cannot be asked to."""
+    """Print why and exit at once: a thread that waits for the device cannot be asked to leave."""
     say_error(line)
     os._exit(LOST)

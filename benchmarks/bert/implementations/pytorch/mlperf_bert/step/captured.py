@@ -1,8 +1,8 @@
-"""The captured step: a whole update on tensors that stay where they are, one graph a capacity.
+"""The captured step: a whole update on static tensors, one graph for each capacity.
 
 Forward, backward, all-reduce, clipping, schedule and update of every accumulation step are captured
-in the untimed init phase. A replay reads static inputs, which the batches of its step overwrite.
-Without CUDA the same object runs the eager step over the same static inputs.
+in the untimed init phase. The batches of a step overwrite the static inputs, which the replay
+reads. Without CUDA the same object runs the eager step over the same static inputs.
 """
 
 import socket
@@ -21,28 +21,28 @@ from mlperf_bert.step.replay import Replay
 
 
 def use_capturable_stream(device: torch.device) -> None:
-    """Have this thread work on a stream of its own: the default one cannot be captured.
+    """Switch this thread to a stream of its own, because the default one cannot be captured.
 
     Gradients are accumulated on the stream on which a parameter was first used, or on which
-    DistributedDataParallel was built: so this comes before all else.
+    DistributedDataParallel was built, so this must be called first.
     """
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 class CapturedStep:
-    """An update when called, as EagerStep: batches padded to one of `shapes` are replayed.
+    """One update when called, like EagerStep; batches padded to one of `shapes` are replayed.
 
-    Batches that are not padded run eagerly. On all ranks the same steps must be replayed. On CUDA
-    everything, from the building of the model on, happens after `use_capturable_stream`.
+    Unpadded batches run eagerly. All ranks must replay the same steps. On CUDA, call
+    `use_capturable_stream` before the model is built.
 
     Args:
-        eager: what is captured.
-        shapes: of the capacities, the smallest first.
-        forwards: batches of an update.
-        rank: named where a step hangs.
-        warm_up_calls: of each shape before its capture.
-        hang_timeout_s: after which a step that has not ended ends the process.
+        eager: the step to capture.
+        shapes: shapes of the capacities, the smallest first.
+        forwards: batches an update.
+        rank: named if a step hangs.
+        warm_up_calls: calls of each shape before its capture.
+        hang_timeout_s: seconds after which an unfinished step ends the process.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class CapturedStep:
         )
 
     def prepare(self, make_batch: MakeBatch) -> None:
-        """Capture an update of each shape, on made-up batches: weights and moments change."""
+        """Capture an update of each shape on synthetic batches; weights and moments change."""
         is_cuda = self._device.type == "cuda"
         static = [StaticInputs(make_batch(s), self._forwards, self._device) for s in self.shapes]
-        # All warm-ups first: they cannot use the memory that the first capture keeps to itself.
-        # The largest first, so that the others find memory.
+        # All warm-ups first: they cannot use the memory that the first capture reserves. The
+        # largest runs first, so that the others find memory.
         for inputs in reversed(static):
             for _ in range(self._warm_up_calls if is_cuda else 0):
                 self._update_of(inputs)()
@@ -90,7 +90,7 @@ class CapturedStep:
     def _update_of(self, inputs: "StaticInputs") -> Callable[[], StepResult]:
         def update() -> StepResult:
             result = self._eager.update(inputs.batches)
-            self._eager.optimizer.settle()  # weights of other ranks: within the graph
+            self._eager.optimizer.settle()  # gather the other ranks' weights inside the graph
             return result
 
         return update
@@ -104,7 +104,7 @@ class CapturedStep:
             result = self._eager(step, micro_batches)
         else:
             inputs, replay = captured
-            self._eager.optimizer.settle()  # after an eager step, whose weights may still travel
+            self._eager.optimizer.settle()  # an eager step's weights may still travel
             self._eager.number.fill_(step)
             inputs.overwrite(micro_batches)
             result = replay()
@@ -116,42 +116,42 @@ class CapturedStep:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Free the graphs, before the process group goes that their collectives belong to.
+        """Free the graphs before the process group of their collectives is destroyed.
 
-        Not after an error: the device may never be done with them.
+        After an error they stay: the device may never finish them.
         """
         if kind is None:
             for _inputs, replay in self._captured.values():
                 replay.close()
             self._captured.clear()
-        self._heartbeat.__exit__()  # last: the device may hang until then
+        self._heartbeat.__exit__()  # last, because the device may hang until then
 
 
 class _Ending:
-    """Whether the device has done all that a step queued."""
+    """A mark that tells if the device has finished all that a step queued."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._queued = False  # on a CPU: and done
+        self._queued = False  # on a CPU: and finished
         self._event: torch.cuda.Event | None = None
 
     def is_queued(self) -> None:
-        """Say that the step has queued everything."""
+        """Mark that the step has queued everything."""
         if self._device.type == "cuda":
             self._event = torch.cuda.current_stream(self._device).record_event()
         else:
             self._queued = True
 
     def is_over(self) -> bool:
-        """Without waiting; called by another thread."""
+        """True if the device has finished; does not wait. Another thread calls it."""
         if self._event is None:
             return self._queued
-        with torch.cuda.device(self._device):  # a new thread's is GPU 0, whatever the rank's is
+        with torch.cuda.device(self._device):  # a new thread starts on GPU 0, not on the rank's
             return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 class StaticInputs:
-    """One padded batch a forward, in memory of its own that stays where it is."""
+    """One padded batch for each forward, in memory of its own that never moves."""
 
     def __init__(self, batch: UnpaddedBatch, forwards: int, device: torch.device) -> None:
         assert batch.shape is not None
@@ -159,15 +159,15 @@ class StaticInputs:
         self.overwrite((batch,) * forwards)
 
     def overwrite(self, batches: tuple[UnpaddedBatch, ...]) -> None:
-        """Copy batches of this shape in; on CUDA, on the current stream."""
+        """Copy in batches of this shape; on CUDA, on the current stream."""
         for static, batch in zip(self.batches, batches, strict=True):
             static.block.copy_(batch.block, non_blocking=True)
-        # Host copies of lengths matter where the step is not captured.
+        # Host copies of lengths matter if the step is not captured.
         self.batches = tuple(
             replace(static, lengths=batch.lengths, masked_counts=batch.masked_counts)
             for static, batch in zip(self.batches, batches, strict=True)
         )
 
 
-# What the loop calls. `shapes` are what batches are padded to, the smallest first.
+# The interface that the loop calls. Batches are padded to `shapes`, the smallest first.
 Step = EagerStep | CapturedStep

@@ -25,11 +25,11 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 class EagerStep:
     """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
 
-    `learning_rates` [steps + 1] float64, on the model's device: of each step from 1; element 0 is
-    not used. `step` int64 [1] is the bare model's own number of the step.
+    `learning_rates` [steps + 1] float64 on the model's device holds the rate of each step from 1;
+    element 0 is not used. `step` int64 [1] is the bare model's own step number.
     """
 
-    shapes: tuple[StaticShape, ...] = ()  # batches are not padded
+    shapes: tuple[StaticShape, ...] = ()  # batches stay unpadded
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class EagerStep:
         self._noise = noise
 
     def __enter__(self) -> Self:
-        """What was measured up to now was of synthetic steps."""
+        """Begin the run phase: forget measurements of synthetic steps."""
         if self._noise is not None:
             self._noise.forget()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing: an eager step holds nothing."""
 
     def prepare(self, make_batch: MakeBatch) -> None:
-        """Nothing to prepare."""
+        """Do nothing: an eager step needs no capture."""
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Update once, as step number `step` counted from 1.
+        """Make the update of step number `step`, counted from 1.
 
-        Where a gradient is not finite, no rank updates: weights, moments and the count behind their
-        bias correction stay as they are. The schedule goes by the step's number, which advances.
+        If a gradient is not finite, no rank updates: weights, moments and the count for their bias
+        correction do not change. The schedule follows the step's number, which advances.
         """
         self.number.fill_(step)
         if self._noise is not None:
@@ -73,7 +73,7 @@ class EagerStep:
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """The update of the step whose number was set: operations on the device alone."""
+        """Make the update of the step whose number was set, by device operations only."""
         self.optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
@@ -95,20 +95,20 @@ class EagerStep:
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
-    """What the model's weights and gradients are in: `otherwise` where a precision rounds none."""
+    """The dtype of the model's weights and gradients; `otherwise` if the precision rounds none."""
     rounded = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
     return rounded.get(precision, otherwise)
 
 
 def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:
-    """The model's logits: in the dtype of its weights, or under autocast where `precision` is."""
+    """The model's logits, in the dtype of its weights or under autocast, as `precision` says."""
     with _autocast(batch, precision):
         logits: PretrainingLogits = model(batch)
     return logits
 
 
 def training_loss_sums(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> LossSums:
-    """The model's summed losses, as `forward`; logits need not be there all at once."""
+    """The model's summed losses, computed like `forward`; it need not hold all logits at once."""
     with _autocast(batch, precision):
         sums: LossSums = model(batch, "loss_sums")
     return sums

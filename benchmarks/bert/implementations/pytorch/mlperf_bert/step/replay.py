@@ -1,4 +1,4 @@
-"""A function of tensors that stay where they are: captured once and replayed, or simply called."""
+"""A function of static tensors: captured once and replayed, or simply called."""
 
 import contextlib
 import gc
@@ -12,17 +12,17 @@ Result = TypeVar("Result")
 
 
 def finish_queued_work(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next to this means what it says."""
+    """Wait for the device, so that a clock read after this call counts all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Replay(Generic[Result]):
-    """Calls `function`; on CUDA it is captured at construction, and a call replays the graph.
+    """A callable `function`; on CUDA it is captured at construction, and a call replays the graph.
 
     A captured function has no host sync, no copy from the host and no shape that depends on data.
-    It reads its inputs where they lay at construction, so these are overwritten in place between
-    calls; its result is overwritten by the next call.
+    It reads its inputs at the addresses they had at construction, so callers overwrite them in
+    place between calls. The next call overwrites the result.
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class Replay(Generic[Result]):
         stream: torch.cuda.Stream | None = None,
         pool: Any = None,
     ) -> None:
-        """Capture where `device` is a CUDA device; elsewhere the function is not called yet.
+        """Capture on a CUDA device; elsewhere the function is not called yet.
 
         Args:
-            function: what to run; the device's current stream is its own in warm-up and capture.
-            device: of all its tensors.
+            function: called with its own stream as the device's current one in warm-up and capture.
+            device: device of all its tensors.
             warm_up_calls: real calls before the capture, in which kernels are compiled and chosen.
-            stream: for these and the capture; a new one if None. What has to be built on the
-                capturing stream, as DistributedDataParallel, is built on this one.
-            pool: memory of the graph's own tensors, by torch.cuda.graph_pool_handle(), shared with
-                other graphs that are captured on the same `stream` and never run at the same time;
-                a new one if None.
+            stream: stream of these and the capture; a new one if None. Objects that must be built
+                on the capturing stream, like DistributedDataParallel, are built on it.
+            pool: memory of the graph's own tensors, from torch.cuda.graph_pool_handle(), shared
+                with other graphs captured on the same `stream` that never run at the same time; a
+                new one if None.
 
-        Raises what the function raises, not what the end of a capture that it broke off says then.
+        Raises the function's own error, not that of the capture which it broke.
         """
         self._function = function
         self._device = device
@@ -57,16 +57,16 @@ class Replay(Generic[Result]):
                 self._capture(warm_up_calls, stream, pool)
 
     def __call__(self) -> Result:
-        """Run once, on the current stream where it is a graph; the host does not wait."""
+        """Run once; a graph runs on the current stream. The host does not wait."""
         if self._graph is None:
             return self._function()
         self._graph.replay()
         return self._result
 
     def close(self) -> None:
-        """Give the graph and its memory back, when all that was queued has run; call it once.
+        """Free the graph and its memory once all queued work has run; call it once.
 
-        To be done before the process group that captured collectives belong to is destroyed.
+        Call it before the process group of captured collectives is destroyed.
         """
         if self._graph is not None:
             torch.cuda.synchronize(self._device)
@@ -81,7 +81,7 @@ class Replay(Generic[Result]):
                 self._function()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        gc.collect()  # torch 2.11 no longer does: the graph's memory is then that of no dead cycle
+        gc.collect()  # torch 2.11 no longer does: dead cycles must free their memory
         with torch.cuda.stream(stream), _no_collection(), _capture_into(graph, stream, pool):
             self._result = self._function()
         self._graph = graph
@@ -90,7 +90,7 @@ class Replay(Generic[Result]):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's garbage collection, which might free another graph: a capture forbids it."""
+    """Switch Python's garbage collection off: it might free a graph, which a capture forbids."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,8 +104,8 @@ def _no_collection() -> Iterator[None]:
 def _capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 ) -> Iterator[None]:
-    """torch.cuda.graph, which after an error inside raises its own: that the capture is invalid."""
-    # Other threads, as the loader's, go on with CUDA calls that a capture must not see.
+    """torch.cuda.graph, but without the error about an invalid capture that it adds to others."""
+    # Other threads, like the loader's, continue CUDA calls that a capture must not see.
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     capture.__enter__()
     try:

@@ -1,7 +1,7 @@
-"""The untimed init phase: synthetic steps, then every bit of state as it was.
+"""The untimed init phase: synthetic steps, then all state restored bit for bit.
 
 DDP runs its first step with one bucket and rebuilds its buckets afterwards; kernels, allocators and
-communicators are set up at first use. A few steps on made-up batches before the clock starts take
+communicators are set up at first use. A few steps on synthetic batches before the clock starts move
 that out of the timed region without reading a sample, and make step 1 like every other step.
 """
 
@@ -28,8 +28,8 @@ def warm_up(
 ) -> None:
     """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
 
-    Weights, optimizer, FP8 scales and random streams are afterwards bit for bit what they were.
-    Raises ConfigError where an update does not fit into the GPU's memory.
+    Weights, optimizer, FP8 scales and random streams are restored bit for bit. Raises ConfigError
+    if an update does not fit into the GPU's memory.
     """
     # On the host: beside a batch as large as memory allows, a GPU has no room for copies.
     saved = {
@@ -57,7 +57,7 @@ def warm_up(
 def _too_large(
     config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
 ) -> ConfigError:
-    """That forwards of `batch`, or of the largest shape that was `captured`, take too much."""
+    """The error that forwards of `batch`, or of the largest `captured` shape, do not fit."""
     what, tokens, sequences = "a forward", len(batch.input_ids), len(batch.lengths)
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
@@ -68,9 +68,9 @@ def _too_large(
 
 
 def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
-    """A micro-batch on the host of equal sequences that fill a shape as far as sequences can.
+    """A micro-batch on the host of equal sequences that fill a shape as far as possible.
 
-    Without a shape, of full-length ones: the most memory that a real one can take.
+    Without a shape the sequences have full length, the most memory that a real batch can take.
     """
     count, length = config.parallel.local_batch_size, config.data.max_seq_length
     masked = config.data.max_predictions

@@ -1,4 +1,4 @@
-"""A vocabulary of either kind, word pieces or a tokenizer file: read, found, splitting lines."""
+"""Vocabularies of either kind, word pieces or tokenizer file: finding, reading, encoding."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,64 +19,54 @@ from mlperf_bert.vocabulary.word_pieces import (
 AnyVocabulary = Vocabulary | TokenizerFile
 MASK = "[MASK]"
 
-LEVELS_ABOVE = 3  # of a checkpoint: its run's checkpoints, the run, its directory
+LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
 _REMEDY = "give the vocabulary of its data with --vocab, or the data with --data"
 
 
 class Encoder(Protocol):
-    """Splits lines into token ids."""
+    """An encoder of lines into token ids."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the ids: uint16 or uint32."""
+        """The dtype of the ids: uint16 or uint32."""
 
     @property
     def joint(self) -> str:
-        """What stands before a sentence that is not its document's first."""
+        """The text before a sentence that is not its document's first."""
 
     def encode(self, line: str) -> bytes:
         """Token ids of one line as the bytes of an array of `dtype`."""
 
 
 def load_any_vocabulary(path: Path) -> AnyVocabulary:
-    """Read a vocab.txt, or a tokenizer.json where the name ends in .json.
+    """Read a vocab.txt, or a tokenizer.json if the name ends in .json.
 
-    Raises DataError as `load_vocabulary` and `tokenizer_file.load` do, and ConfigError.
+    Raises DataError like `load_vocabulary` and `tokenizer_file.load`, and ConfigError.
     """
     return tokenizer_file.load(path) if path.suffix == ".json" else load_vocabulary(path)
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
-    """What splits lines with a vocabulary."""
+    """The encoder of a vocabulary."""
     if isinstance(vocabulary, TokenizerFile):
         return FileEncoder(vocabulary)
     return Tokenizer(vocabulary)
 
 
 def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
-    """Under which name a prepared set keeps it."""
+    """The file name under which a prepared set keeps a vocabulary."""
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"
 
 
 def vocabulary_of(
     checkpoint: Path, sha256: str, given: Path | None, data: Path | None
 ) -> AnyVocabulary:
-    """The first that is there of: `given`, of the sets of `data`, in the checkpoint or above it.
+    """The first vocabulary found: `given`, in the sets of `data`, in the checkpoint or above it.
 
-    Raises CheckpointError where there is none or its digest is another; DataError and ConfigError
-    as `load_any_vocabulary`.
+    Raises CheckpointError if there is none or its digest differs; DataError and ConfigError like
+    `load_any_vocabulary`.
     """
-    if data is not None:
-        directories = [data, data / "train", data / "eval"]
-    else:
-        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
-    places = [directory / name for directory in directories for name in VOCABULARY_FILES]
-    path = given or next((place for place in places if place.exists()), None)
-    if path is None:
-        problem = f"no {' and no '.join(VOCABULARY_FILES)} in it" + (
-            "" if data else " nor above it"
-        )
-        raise CheckpointError(str(data or checkpoint), problem, _REMEDY)
+    path = given or find_file(checkpoint, data)
     vocabulary = load_any_vocabulary(path)
     if vocabulary.sha256 != sha256:
         problem = "is not the vocabulary that the checkpoint was trained with"
@@ -84,10 +74,28 @@ def vocabulary_of(
     return vocabulary
 
 
+def find_file(checkpoint: Path, data: Path | None = None) -> Path:
+    """The first vocabulary in the sets of `data`, or in the checkpoint or above it.
+
+    Raises CheckpointError if there is none.
+    """
+    if data is not None:
+        directories = [data, data / "train", data / "eval"]
+    else:
+        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
+    places = (directory / name for directory in directories for name in VOCABULARY_FILES)
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        where = "in it" if data else "in it nor above it"
+        problem = f"no {' and no '.join(VOCABULARY_FILES)} {where}"
+        raise CheckpointError(str(data or checkpoint), problem, _REMEDY)
+    return path
+
+
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
     """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
 
-    A mask is [MASK], or what the vocabulary calls it. Raises ConfigError where the text has none,
+    A mask is [MASK], or the vocabulary's own name for it. Raises ConfigError if the text has none,
     or is too long.
     """
     encoder = make_encoder(vocabulary)
@@ -96,7 +104,7 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
         ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
         return ids
 
-    # Where white space belongs to the word after it, the space before a mask is the mask's own.
+    # If white space belongs to the word after it, the space before a mask belongs to the mask.
     *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
     first, *others = [*(part.rstrip() for part in before), last]
     if not others:
@@ -112,7 +120,7 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
 
 
 def _own_mask(vocabulary: AnyVocabulary) -> str:
-    """What a text may have in the place of [MASK]."""
+    """The vocabulary's own name for [MASK]."""
     if isinstance(vocabulary, TokenizerFile):
         return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
     return MASK

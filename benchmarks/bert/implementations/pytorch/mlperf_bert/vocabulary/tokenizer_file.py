@@ -1,12 +1,12 @@
-"""A tokenizer as Hugging Face's library saves it (tokenizer.json), in place of word pieces.
+"""A tokenizer file of Hugging Face's library (tokenizer.json), in place of word pieces.
 
 Its special tokens are found by their role. The `tokenizers` package does the splitting; it is an
 optional extra. The file is read with a bound and parsed as strict JSON before that package sees it.
 
 The package runs every step that a file names. Each ByteLevel step writes a byte of 0x80 or above as
-a character of two such bytes, so that thirty of them make a terabyte of one "é"; where the package
-gets no memory it ends the process. How much longer its steps can make a text is told from the file
-alone (`growth`), and files that go too far are refused before.
+a character of two such bytes, so thirty of them make a terabyte of one "é"; when the package gets
+no memory, it ends the process. `growth` computes from the file alone how much longer its steps can
+make a text, and files that go too far are refused first.
 """
 
 import base64
@@ -24,11 +24,11 @@ from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regul
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 MOST_GROWTH = 256
-# Worst factors, in bytes of UTF-8, of steps that always do the same: one of each is in files in
-# use and is free, further ones count. Kinds that are not here (Split, Digits, ...) add nothing.
+# Worst growth, in bytes of UTF-8, of steps with a fixed effect: common files have one of each,
+# which is free; further ones count. Kinds that are not here (Split, Digits, ...) add nothing.
 _FIXED = {
-    "ByteLevel": 4,  # a byte as two, and a space before each piece
-    "Metaspace": 8,  # a space as a character of up to four bytes, and one before each piece
+    "ByteLevel": 4,  # one byte becomes two, and a space before each piece
+    "Metaspace": 8,  # a space becomes up to four bytes, and one before each piece
     "BertNormalizer": 3,  # spaces around Chinese characters, accents decomposed
     "Lowercase": 2,
     "NFC": 3,  # the four normal forms: tables of Unicode's UAX 15, section 12
@@ -36,9 +36,9 @@ _FIXED = {
     "NFKC": 11,
     "NFKD": 11,
 }
-_WITHOUT_TYPE = max(_FIXED.values())  # the package guesses the kind of a step that names none
+_WITHOUT_TYPE = max(_FIXED.values())  # for a step without a kind the package guesses one
 
-# What BERT's and RoBERTa's families call the token of a role; the first that is there is taken.
+# Names of each role's token in BERT's and RoBERTa's families; the first one present is used.
 ROLES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -47,14 +47,14 @@ ROLES: dict[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 REMEDY = "give the tokenizer.json of a masked language model"
-# `tokenizers` raises plain Exception, and its panics are not even that: all else is the file's.
+# `tokenizers` raises plain Exception, and its panics are not even that; the file causes all.
 _NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
 _MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
 _MOST_TOKENS = 2**22
 
 
 def growth(values: dict[str, Any]) -> float:
-    """How many times longer a text can get, beside what one step of each fixed kind does.
+    """The factor by which a text can grow, beyond one step of each fixed kind.
 
     `values` is a whole tokenizer file, whose members may be anything.
     """
@@ -71,7 +71,7 @@ def growth(values: dict[str, Any]) -> float:
 
 
 def _steps(value: object) -> Iterator[dict[str, Any]]:
-    """Every object inside a value, however nested; not what a step looks for, which is no step."""
+    """Every object inside a value, however nested, except a step's search pattern."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -83,7 +83,7 @@ def _steps(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _factor(step: dict[str, Any]) -> float:
-    """Of a step whose effect is written in it, whatever its name: texts that it puts in."""
+    """The growth by a step that inserts texts written in it, whatever its name."""
     factor = 1.0
     content = step.get("content")
     if isinstance(content, str):
@@ -126,10 +126,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer, and what of it decides examples; `sha256` is the digest of the file's bytes.
+    """A tokenizer, and its settings that decide examples; `sha256` digests the file's bytes.
 
-    Where no token has the role of the unknown word, as in byte-level vocabularies, which need none,
-    `unk_id` is `pad_id`: it never occurs.
+    If no token stands for unknown words, as in byte-level vocabularies, which need none, `unk_id`
+    is `pad_id`: it never occurs.
     """
 
     path: Path
@@ -148,10 +148,10 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """Lines to token ids, as `wordpiece.Tokenizer` gives them."""
+    """An encoder of lines to token ids, like `word_pieces.Tokenizer`."""
 
-    # Between two sentences of a document: it was white space that the line break stands for, and
-    # to vocabularies that keep white space a word after it is another one.
+    # Between two sentences of a document: the line break stands for white space, and in
+    # vocabularies that keep white space a word after it is a different token.
     joint = " "
 
     def __init__(self, file: TokenizerFile) -> None:
@@ -164,8 +164,8 @@ class FileEncoder:
     def encode(self, line: str) -> bytes:
         """Token ids of one line as the bytes of an array of `dtype`.
 
-        What reads as a special token is text; if it is one to the vocabulary alone, it is left out.
-        Raises DataError where the file contradicts itself, which shows only now.
+        Special tokens written in the text are text; one that only the vocabulary knows is left out.
+        Raises DataError if the file contradicts itself, which shows only now.
         """
         ids = self._split(line).ids
         if not self._special.isdisjoint(ids):
@@ -173,7 +173,7 @@ class FileEncoder:
         return np.array(ids, dtype=self.dtype).tobytes()
 
     def encode_with_offsets(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The same ids, and of each the line's characters, from the first to before the second."""
+        """The ids of `encode`, and for each its characters in the line, as start and end."""
         found = self._split(line)
         pairs = zip(found.ids, found.offsets, strict=True)
         kept = [pair for pair in pairs if pair[0] not in self._special]
@@ -192,9 +192,9 @@ class FileEncoder:
 def load(path: Path) -> TokenizerFile:
     """Read a tokenizer.json.
 
-    Raises ConfigError where the `tokenizers` package is not installed; DataError for a file that is
-    missing, too large, no tokenizer, one that splits text at random or makes it far longer, or
-    without a token for one of the roles.
+    Raises ConfigError if the `tokenizers` package is not installed. Raises DataError for a file
+    that is missing, too large or no tokenizer, that splits text at random or makes it far longer,
+    or that lacks a token for a role.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -245,9 +245,9 @@ def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
         raise DataError(str(path), problem, REMEDY) from None
     found.no_truncation()
     found.no_padding()
-    # It adds special tokens, which are not wanted here, and can repeat the text.
+    # The post-processor adds special tokens, unwanted here, and can repeat the text.
     found.post_processor = None
-    # "</s>" in the text is what somebody wrote: it must not end a segment.
+    # "</s>" in the text was written by its author and must not end a segment.
     found.encode_special_tokens = True
     return found
 

@@ -1,7 +1,7 @@
-"""The vocabulary file, one token a line, and text to word-piece ids, exactly as the reference's.
+"""Word pieces: the vocabulary file, one token a line, and text to ids, as in the reference.
 
 A line's number is the token's id. `PlainTokenizer` is the readable definition. `Tokenizer` gives
-the same ids much faster, since most words of a text are repeated. The `tokenizers` library is not
+the same ids much faster, because most words of a text are repeated. The `tokenizers` library is not
 used: it differs from the reference on some characters, and one differing word would change every
 example after it. For a new word it takes about as long as the definition does (5 and 7
 microseconds, measured together).
@@ -18,7 +18,7 @@ import numpy as np
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
 
-# What holds the vocabulary of a set: word pieces, or a tokenizer as `tokenizers` saves it.
+# The file that holds a set's vocabulary: word pieces, or a tokenizer of `tokenizers`.
 VocabularyFile = Literal["vocab.txt", "tokenizer.json"]
 VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
 
@@ -27,8 +27,8 @@ _REMEDY = "give the model's vocab.txt, one token a line"
 _MAX_BYTES = 64 * 2**20  # the largest in use, of several languages, have 5 MB
 
 MAX_WORD_CHARS = 200
-# About 50 MB of words of usual length, about 240 MB of words as long as are kept (text without
-# spaces); when so many are known, all are forgotten.
+# About 50 MB for words of usual length, about 240 MB for the longest that are kept (text without
+# spaces); at this number all are forgotten.
 MAX_KNOWN_WORDS = 2**18
 _CJK_RANGES = (
     (0x4E00, 0x9FFF),
@@ -83,7 +83,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
 
 
 def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
-    """Of a file's contents, as `load_vocabulary`; `where` opens every error message."""
+    """Parse a file's contents as in `load_vocabulary`; `where` opens every error message."""
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -106,12 +106,12 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The dtype of token ids: uint16 where they fit, else uint32."""
+    """The dtype of token ids: uint16 if they fit, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
 class PlainTokenizer:
-    """The definition: Python's own string methods and `unicodedata`, step by step."""
+    """The definition of word pieces, step by step, by Python's string methods and `unicodedata`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = vocabulary.ids
@@ -145,13 +145,13 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """The same ids as `PlainTokenizer`, in bulk: a word met before is looked up, here.
+    """A fast tokenizer with the ids of `PlainTokenizer`: words met before are looked up.
 
-    Exact for any text: a space ends a word in the definition, and a word's pieces depend on
+    It is exact for any text: a space ends a word in the definition, and a word's pieces depend on
     nothing outside it.
     """
 
-    joint = ""  # a word piece is the same wherever its word stands
+    joint = ""  # a word's pieces are the same wherever it stands
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -197,10 +197,10 @@ def _cleaned(text: str) -> str:
 
 
 def is_cjk(code: int) -> bool:
-    """Whether a code point is a Chinese character, a word of its own."""
+    """True for a Chinese character, which is a word of its own."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """Whether a character is a word of its own: Unicode's class P, and ASCII's symbols."""
+    """True if a character is a word of its own: Unicode's class P, and ASCII's symbols."""
     return char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")

@@ -1,7 +1,7 @@
-"""A checkpoint becomes a directory that `transformers` loads: weights, config and tokenizer.
+"""Export of a checkpoint to a directory that `transformers` loads: weights, config, tokenizer.
 
-Digests are checked first, and the directory is complete or is not there. Importing it again gives
-the same weights, bit for bit.
+Digests are checked first, and the directory is complete or absent. Importing it again gives the
+same weights, bit for bit. If the accuracy is known, a model card is added.
 """
 
 import json
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from mlperf_bert.checkpoint.huggingface.card import CARD, model_card, read_facts
+from mlperf_bert.checkpoint.huggingface.conversion import parameter_shapes
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
 from mlperf_bert.checkpoint.huggingface.tokenizer import remarks_on, tokenizer_files
 from mlperf_bert.checkpoint.huggingface.weights import (
@@ -18,7 +20,6 @@ from mlperf_bert.checkpoint.huggingface.weights import (
     SIZES,
     WORD_BIAS,
     WORDS,
-    parameter_shapes,
     rows_that_matter,
 )
 from mlperf_bert.checkpoint.manifest import (
@@ -45,7 +46,7 @@ _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: class of `transformers`, tensors, their numbers, rows of words, remarks."""
+    """The result of an export: class of `transformers`, counts, and remarks."""
 
     architecture: str
     out: str
@@ -59,13 +60,15 @@ class Exported:
 def export_huggingface(
     checkpoint: Path, out: Path, vocabulary: Path | None, data: Path | None
 ) -> Exported:
-    """Write `out`, which must not be there. Raises CheckpointError, ConfigError or DataError."""
+    """Write `out`, which must not exist. Raises CheckpointError, ConfigError or DataError."""
     found = resolve(checkpoint)
     manifest = read_manifest(found)
     verify_files(found, manifest, (MODEL, STATE))
     state = read_state(found)
     words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary, data)
-    model = read_config(found).model
+    run_config = read_config(found)
+    model = run_config.model
+    facts = read_facts(found.absolute().parents[1], state)
     tensors = read_tensors(found / MODEL)
     if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != {
         name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()
@@ -81,6 +84,8 @@ def export_huggingface(
         write_tensors(folder / SINGLE, tensors, metadata)
         config = config_json(model, architecture, num_rows, words.pad_id)
         files = tokenizer_files(words, model.max_position_embeddings)
+        if facts is not None:
+            files[CARD] = model_card(run_config, architecture, state.samples, facts)
         for name, contents in {CONFIG: config, **files}.items():
             write_file(folder / name, contents)
     return Exported(

@@ -1,14 +1,21 @@
-"""Opens a BERT in Hugging Face's form: safetensors, one file or several, and config.json.
+"""Reader of a BERT in Hugging Face's form: one or more safetensors files and config.json.
 
-Anybody may have written the files: their headers are checked, tensors read when asked.
+The files are untrusted: headers are checked, and tensors are read on request. The library reads
+them; this file refuses input that it would accept: a pipe, a header beyond 8 MiB, a duplicate name.
+Importing this file imports no torch.
 """
 
 import math
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_bert.checkpoint.huggingface.weights import (
     BUFFERS,
@@ -18,10 +25,14 @@ from mlperf_bert.checkpoint.huggingface.weights import (
     our_names,
     read_settings,
 )
-from mlperf_bert.checkpoint.tensors import StoredTensor, read_safetensors
 from mlperf_bert.common.errors import CheckpointError, DataError
 from mlperf_bert.common.records import Record, read_record
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.common.untrusted import (
+    MAX_JSON_BYTES,
+    in_brief,
+    open_regular_file,
+    parse_json_object,
+)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -34,17 +45,52 @@ _AS_SAFETENSORS = (
 _MOST_FILES = 1000
 _MOST_POSITIONS = 2**20
 _LONGEST_NAME = 60
-_REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
+_WHOLE = "give a complete file, as its source has it"
+_PREFIX_BYTES = 8  # the header's length
+_MOST_DIMENSIONS, _MOST_SIZE = 8, 2**40  # limit of a tensor, and of a dimension
+_KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}  # the format's word -> ours
+# Weights, and the integers in which older files keep positions.
+_READABLE = frozenset(("float64", "float32", "float16", "bfloat16", "int64", "int32"))
+REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a safetensors file; see `SourceTensor`."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Any  # the library's
+
+    def read(self) -> NDArray[Any]:
+        """Read the numbers, bfloat16 as float32.
+
+        Raises CheckpointError if the file was truncated since, or holds numbers of another kind
+        there.
+        """
+        from safetensors import SafetensorError
+
+        if self.dtype not in _READABLE:
+            problem = f"{in_brief(self.name)} holds {self.dtype}"
+            raise CheckpointError(str(self.path), problem, "give weights of 16, 32 or 64 bits")
+        try:
+            found = self.file.get_tensor(self.name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(str(self.path), f"is cut short ({error})", _WHOLE) from None
+        numbers: NDArray[Any] = (found.float() if self.dtype == "bfloat16" else found).numpy()
+        return numbers
 
 
 def open_huggingface(source: Path) -> Source:
     """Weights and settings of a directory, or of a safetensors file with config.json beside it.
 
-    Nothing is read but headers and JSON of at most 8 MiB a file. Raises CheckpointError.
+    It reads only headers and JSON, at most 8 MiB per file. Raises CheckpointError.
     """
     folder = source if source.is_dir() else source.parent
     try:
-        config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
+        config = read_record(folder / CONFIG, missing="is missing", remedy=REMEDY)
         settings = read_settings(config)
         stored = _stored_tensors(source)
     except DataError as error:
@@ -64,15 +110,15 @@ def open_huggingface(source: Path) -> Source:
 
 
 def _stored_tensors(source: Path) -> dict[str, StoredTensor]:
-    """By their names in the files."""
+    """Tensors by their names in the files."""
     if not source.is_dir():
         if source.suffix != ".safetensors":
-            raise CheckpointError(str(source), "is no safetensors file or directory", _REMEDY)
+            raise CheckpointError(str(source), "is no safetensors file or directory", REMEDY)
         return read_safetensors(source)
     if os.path.lexists(source / SINGLE) or not os.path.lexists(source / INDEX):
         _check_not_pickled(source)
         return read_safetensors(source / SINGLE)
-    record = read_record(source / INDEX, missing="is missing", remedy=_REMEDY)
+    record = read_record(source / INDEX, missing="is missing", remedy=REMEDY)
     names = record.record("weight_map")
     files = {name: names.file_name(name) for name in names.values}
     if len(set(files.values())) > _MOST_FILES:
@@ -90,6 +136,25 @@ def _stored_tensors(source: Path) -> dict[str, StoredTensor]:
     return found
 
 
+def names_of_weights(folder: Path) -> set[str]:
+    """Our names of the tensors in a directory. Raises CheckpointError."""
+    path = folder / SINGLE
+    if not os.path.lexists(path) and os.path.lexists(folder / INDEX):
+        path = folder / INDEX
+    else:
+        _check_not_pickled(folder)
+    try:
+        if path.name == INDEX:
+            record = read_record(path, missing="is missing", remedy=REMEDY)
+            return set(our_names(record.record("weight_map").values).values())
+        return set(our_names(_read_header(path)).values())
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "is no whole safetensors file"
+        raise CheckpointError(str(path), problem, REMEDY) from None
+
+
 def _check_not_pickled(folder: Path) -> None:
     for name in _PICKLED:
         if (folder / name).exists() and not (folder / SINGLE).exists():
@@ -99,7 +164,7 @@ def _check_not_pickled(folder: Path) -> None:
 def _sorted_out(
     stored: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, Weight], dict[str, str], dict[str, str]]:
-    """Weights by our names, copies of others, and what is passed over."""
+    """Weights by our names, duplicates, and ignored tensors."""
     weights: dict[str, Weight] = {}
     ignored = {}
     for name, ours in our_names(stored).items():
@@ -110,7 +175,7 @@ def _sorted_out(
         elif ours not in COPIES and not ours.startswith(("bert.", "cls.")):
             ignored[name] = "no part of pre-training"
         elif ours in weights:
-            raise CheckpointError(where, f"is {ours} a second time", _REMEDY)
+            raise CheckpointError(where, f"is {ours} a second time", REMEDY)
         else:
             weights[ours] = Weight(stored[name], where=where)
     copies = {}
@@ -123,19 +188,19 @@ def _sorted_out(
 
 
 def _check_buffer(tensor: StoredTensor, where: str, name: str) -> None:
-    """0, 1, 2 .. for positions, 0 for segments: with others the model would compute otherwise."""
+    """Check for 0, 1, 2 .. as positions and 0 as segments; others would change the results."""
     size = math.prod(tensor.shape)
     if size > _MOST_POSITIONS:
-        raise CheckpointError(where, f"has {size:,} numbers", _REMEDY)
+        raise CheckpointError(where, f"has {size:,} numbers", REMEDY)
     numbers = tensor.read().ravel()
     wanted = np.arange(size) if name.endswith("position_ids") else np.zeros(size)
     if not np.array_equal(numbers, wanted):
         problem = "are not 0, 1, 2 .." if name.endswith("position_ids") else "are not all 0"
-        raise CheckpointError(where, f"{problem}, as in every BERT", _REMEDY)
+        raise CheckpointError(where, f"{problem}, as in every BERT", REMEDY)
 
 
 def _form(config: Record, weights: Mapping[str, Weight]) -> str:
-    """The class that it was saved from, or what its heads say."""
+    """The class that the weights were saved from, else a description of their heads."""
     classes = config.values.get("architectures")
     named = classes[0] if isinstance(classes, list) and classes else None
     if isinstance(named, str) and named.isidentifier() and named.isascii():
@@ -144,3 +209,43 @@ def _form(config: Record, weights: Mapping[str, Weight]) -> str:
         return "BertForPreTraining"
     has_head = any(name.startswith("cls.predictions.") for name in weights)
     return "BertForMaskedLM" if has_head else "BertModel"
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file, without reading them.
+
+    Raises CheckpointError if the file is missing, no regular file or damaged. At most 8 MiB of
+    header are read, and every tensor lies within the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        _read_header(path)
+        # Not mapped: truncating a mapped file would end this process.
+        file: Any = safe_open(path, framework="pt", backend="pread")
+    except SafetensorError as error:
+        problem = f"is no whole safetensors file ({error})"
+        raise CheckpointError(str(path), problem, _WHOLE) from None
+    except OSError as error:
+        raise CheckpointError(str(path), error.strerror or "cannot be read", _WHOLE) from None
+    except ValueError as error:
+        problem = f"has a header that is not valid JSON ({error})"
+        raise CheckpointError(str(path), problem, _WHOLE) from None
+    found = {}
+    for name in file.keys():  # noqa: SIM118 (no mapping)
+        about = file.get_slice(name)
+        dtype = re.sub(r"^(BF|F|I|U)(?=\d)", lambda kind: _KINDS[kind[1]], about.get_dtype())
+        shape = tuple(about.get_shape())
+        if len(shape) > _MOST_DIMENSIONS or any(size > _MOST_SIZE for size in shape):
+            raise CheckpointError(f"{path}: {in_brief(name)}", "is larger than any file", _WHOLE)
+        found[name] = StoredTensor(path, name, dtype.lower(), shape, file)
+    return found
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """Read the header, if it is safe for the library. Raises OSError, ValueError."""
+    with BufferedReader(open_regular_file(path)) as file:
+        length = int.from_bytes(file.read(_PREFIX_BYTES), "little")
+        if length > MAX_JSON_BYTES:
+            raise OSError(0, f"has a header of more than {MAX_JSON_BYTES:,} bytes")
+        return parse_json_object(file.read(length))

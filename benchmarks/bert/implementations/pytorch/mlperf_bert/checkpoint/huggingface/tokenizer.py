@@ -1,7 +1,7 @@
 """The vocabulary of foreign weights, and our own as the tokenizer files that `transformers` reads.
 
-`tokenizer.json` is the format of the `tokenizers` library: cleaning, splitting and word pieces as
-`vocabulary/word_pieces.py` does them, which differs from the library on some characters (there).
+`tokenizer.json` is the format of the `tokenizers` library, for cleaning, splitting and word pieces.
+`vocabulary/word_pieces.py` differs from the library on some characters, named there.
 """
 
 import json
@@ -39,8 +39,8 @@ WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _REMEDY = "give the vocabulary of these weights with --vocab"
 _MOST_TOKENS = 2**24
-# How a tokenizer.json says what vocabulary/word_pieces.py does; ours says the first of each. Words
-# end at 200 letters there, the library's at 100 where nobody asked for more: that is no other one.
+# Settings of tokenizer.json equal to vocabulary/word_pieces.py; we write the first of each. Words
+# end at 200 letters there, at 100 by the library's default; that difference is accepted.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "normalizer": {
@@ -52,7 +52,7 @@ _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         },
         "pre_tokenizer": {"type": ("BertPreTokenizer",)},
         "model": {
-            "type": ("WordPiece", None),  # the first files did not say it
+            "type": ("WordPiece", None),  # missing in the first files
             "unk_token": ("[UNK]",),
             "continuing_subword_prefix": ("##",),
             "max_input_chars_per_word": (100, 200),
@@ -63,15 +63,15 @@ _DROPS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
 def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, bytes]:
-    """File name -> contents; `max_length` in tokens is what the model can read."""
-    # The class that takes tokenizer.json as it is: to BertTokenizer words end at 100 letters.
+    """File name -> contents; `max_length` is the model's limit in tokens."""
+    # This class uses tokenizer.json unchanged; BertTokenizer would end words at 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings["model_max_length"] = max_length
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
     else:
-        settings["do_lower_case"] = True  # for who reads vocab.txt alone
+        settings["do_lower_case"] = True  # for programs that read only vocab.txt
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         tokens = vocabulary.ids
         files = {
@@ -84,7 +84,7 @@ def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, byt
 
 
 def remarks_on(vocabulary: AnyVocabulary, files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """What a user should know of the files, in lines."""
+    """Remarks on the files for the user, one per line."""
     is_as_given = not isinstance(vocabulary, TokenizerFile) or (
         files[TOKENIZER] == vocabulary.contents
     )
@@ -92,15 +92,15 @@ def remarks_on(vocabulary: AnyVocabulary, files: Mapping[str, bytes]) -> tuple[s
 
 
 def _as_trained(file: TokenizerFile) -> bytes:
-    """The tokenizer's bytes; where it leaves out what every sequence of training has, with that.
+    """The tokenizer's bytes, completed with the special tokens of training sequences.
 
-    That is a special token at either end, and no space before a mask, which stands for the word
-    and its space in vocabularies that keep it.
+    Those are a special token at either end. In vocabularies that keep spaces no space stands before
+    a mask, which replaces the word and its space.
     """
     cls, sep, mask = (
         str(file.tokenizer.id_to_token(token)) for token in (file.cls_id, file.sep_id, file.mask_id)
     )
-    # As the library reads it: `file.tokenizer` takes special tokens in a text for text.
+    # As the library reads it: `file.tokenizer` treats special tokens in a text as text.
     theirs = type(file.tokenizer).from_str(file.contents.decode("utf-8"))
     wanted = tokens_of(_PROBE, file, len(_PROBE) + 2)
     if theirs.encode(_PROBE.replace(MASK, mask)).ids == wanted:
@@ -118,7 +118,7 @@ def _as_trained(file: TokenizerFile) -> bytes:
 
 
 def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
-    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    """The template for [CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
     (first,), (last,) = cls, sep
     ends = (_piece("SpecialToken", first, 0), _piece("SpecialToken", last, 0))
     single = (ends[0], _piece("Sequence", "A", 0), ends[1])
@@ -134,7 +134,7 @@ def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
 
 
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
-    """`tokenizer.json` of a list of word pieces."""
+    """The `tokenizer.json` of a list of word pieces."""
     as_ours = {
         section: {name: allowed[0] for name, allowed in settings.items()}
         for section, settings in _AS_OURS.items()
@@ -173,11 +173,11 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
-    """The one that was given, or that splits text as the tokenizer beside the weights does.
+    """The given vocabulary, or the one that splits text like the tokenizer beside the weights.
 
-    That is vocab.txt, unless a tokenizer.json beside it splits text otherwise than word pieces do
-    here, or is alone; then it is tokenizer.json. Raises DataError, ConfigError as
-    `load_any_vocabulary`, or CheckpointError where there is none, or none that splits as theirs.
+    That is tokenizer.json if it is alone or splits text differently from our word pieces, else
+    vocab.txt. Raises DataError and ConfigError like `load_any_vocabulary`, and CheckpointError if
+    no vocabulary is found or none splits like theirs.
     """
     if given is not None:
         return load_any_vocabulary(given)
@@ -202,7 +202,7 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
 
 
 def setting_against_ours(folder: Path) -> str | None:
-    """A setting by which the tokenizer keeps what word pieces drop here. Raises DataError."""
+    """A setting that makes the tokenizer keep characters that ours drops. Raises DataError."""
     if not os.path.lexists(folder / TOKENIZER_CONFIG):
         return None
     record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
@@ -210,7 +210,7 @@ def setting_against_ours(folder: Path) -> str | None:
 
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
-    """Whether a tokenizer.json has these words and splits as ours. Raises DataError."""
+    """True if a tokenizer.json has these words and splits like ours. Raises DataError."""
     record = read_record(path, missing="is missing", remedy=_REMEDY)
     for section, settings in _AS_OURS.items():
         values = record.values.get(section)
@@ -222,7 +222,7 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
 
 
 def _ids(record: Record) -> dict[str, int]:
-    """Token -> id of a tokenizer file, added ones too."""
+    """Token -> id of a tokenizer file, with added tokens."""
     words = record.record("model").record("vocab")
     ids = {token: words.integer(token, high=_MOST_TOKENS) for token in words.values}
     if record.has("added_tokens"):

@@ -1,12 +1,12 @@
-"""Foreign weights under our names, and what a source says of its model; all readers give these.
+"""Foreign weights under our names, and the model settings of a source; used by all readers.
 
-Our parameters have the names of Hugging Face's BertForPreTraining, so that only what other forms
-and older releases write differently stands here, as data that import and export both read.
+Our parameters have the names of Hugging Face's BertForPreTraining. This file only lists the
+differences of other forms and older releases, as data for import and export.
 
-Where a source has a row a word, as foreign ones often do, rows are added that never matter: the
-word embedding has a multiple of 8 rows (decision 0002). A row of zeros with a bias of PADDING_BIAS
-has a probability of exactly zero in the softmax, and so a gradient of zero: training leaves it as
-it is, loss and accuracy are those without it, and export knows it again and leaves it out.
+Our word embedding has a multiple of 8 rows (decision 0002). If a source has one row per word,
+padding rows are added that never matter. A row of zeros with a bias of PADDING_BIAS has a
+probability of exactly zero in the softmax, and so a gradient of zero. Training does not change it,
+loss and accuracy are the same without it, and export recognises and omits it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,31 +16,27 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import Record
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import in_brief
-from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.bert import BertForPretraining
 
-BODY = "bert."  # begins the names of all but the heads; BertModel leaves it out
+BODY = "bert."  # prefix of all names but the heads'; BertModel omits it
 BODY_PARTS = ("embeddings.", "encoder.", "pooler.")
-# Releases before 2020 took over TensorFlow's words.
+# Releases before 2020 used TensorFlow's names.
 OLD_ENDINGS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 WORD_BIAS = "cls.predictions.bias"
-# Tensors that many files hold a second time, and which of ours they must be equal to.
+PAIRS = "cls.seq_relationship.weight"  # if there is a next-sentence head
+# Tensors that many files duplicate, and our tensors that they must equal.
 COPIES = MappingProxyType(
     {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": WORD_BIAS}
 )
 # Numbers 0 .. n and zeros, which older releases kept among the weights.
 BUFFERS = frozenset(("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"))
-# What a form may leave out: beginning of its names, and what it is called.
+# Parts that a form may omit: prefix of their names, and what they are called.
 HEADS = MappingProxyType(
     {
         "bert.pooler.": "pooler",
@@ -67,7 +63,7 @@ NUMBERS = MappingProxyType(
         "initializer_range": "initializer_range",
     }
 )
-# What our model is, where a config says anything of it at all; also what an export says.
+# Settings that our model requires if a config states them; an export writes them too.
 FIXED = MappingProxyType(
     {
         "model_type": "bert",
@@ -87,19 +83,19 @@ _FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
 
 
 class SourceTensor(Protocol):
-    """One tensor of a file that anybody may have written; nothing of it is in memory before `read`.
+    """One tensor of an untrusted file; it is not in memory before `read`.
 
-    `open_tensorflow` and `open_huggingface` return a mapping of names to such.
+    `open_tensorflow` and `open_huggingface` return a mapping of names to such tensors.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the file says, and as fits its size."""
+        """The shape in the file, checked against its size."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Name of the numbers in the file, such as float32 or bfloat16."""
+        """Name of the number type in the file, such as float32 or bfloat16."""
         ...
 
     def read(self) -> NDArray[Any]:
@@ -108,7 +104,7 @@ class SourceTensor(Protocol):
 
 
 def our_names(theirs: Iterable[str]) -> dict[str, str]:
-    """Their name of each tensor -> ours; what is no part of BERT keeps its name."""
+    """Their name of each tensor -> ours; tensors outside BERT keep their names."""
     names = list(theirs)
     is_bare = not any(name.startswith(BODY) for name in names)
     return {name: _our_name(name, is_bare) for name in names}
@@ -124,7 +120,7 @@ def _our_name(name: str, is_bare: bool) -> str:
 
 
 def read_settings(config: Record) -> dict[str, Any]:
-    """Of our section [model]. Raises DataError where it is a model that we do not compute."""
+    """Settings of our section [model]. Raises DataError for a model that we do not support."""
     for name, value in FIXED.items():
         stated = config.values.get(name, value)
         if type(stated) is not type(value) or stated != value:
@@ -147,7 +143,7 @@ def read_settings(config: Record) -> dict[str, Any]:
 
 
 def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
-    """The first `num_rows` rows of an array [R] or [R, D], or all and filled rows after them."""
+    """The first `num_rows` rows of an array [R] or [R, D], with filled rows after its own."""
     if len(values) >= num_rows:
         return np.ascontiguousarray(values[:num_rows])
     padded = np.full((num_rows, *values.shape[1:]), fill, np.float32)
@@ -156,12 +152,12 @@ def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArra
 
 
 def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_tokens: int) -> int:
-    """How many rows are left without those at the end that pad as described above.
+    """The number of rows without the padding rows at the end (see the module's docstring).
 
     Args:
         words: float32 [R, D], the word embedding.
         bias: float32 [R], of the masked-LM head.
-        num_tokens: of the vocabulary; so many rows at least matter.
+        num_tokens: size of the vocabulary; at least so many rows matter.
     """
     spare = (bias == PADDING_BIAS) & ~words.any(axis=1)
     spare[:num_tokens] = False
@@ -170,19 +166,19 @@ def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a source that is one of our parameters, laid out as ours where it is read."""
+    """A tensor of a source that is one of our parameters; reading it gives our layout."""
 
     tensor: SourceTensor
-    is_transposed: bool = False  # in the source, against ours
+    is_transposed: bool = False  # in the source, relative to ours
     where: str = ""  # file and name, for messages
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As ours is laid out."""
+        """The shape in our layout."""
         return self.tensor.shape[::-1] if self.is_transposed else self.tensor.shape
 
     def read(self) -> NDArray[np.float32]:
-        """float32, contiguous. Raises CheckpointError where a number is not finite."""
+        """Read it as float32, contiguous. Raises CheckpointError if a number is not finite."""
         found = self.tensor.read()
         found = np.ascontiguousarray(found.T if self.is_transposed else found, dtype=np.float32)
         if not np.isfinite(found).all():
@@ -196,16 +192,16 @@ class Source:
     """Weights of another program.
 
     Args:
-        path: what was given.
+        path: the given path.
         name: of the checkpoint, without its directories.
         form: what it is, in a word or two: "BertForMaskedLM", "TensorFlow checkpoint".
-        weights: by our names; what is no part of the model has the name it came with.
+        weights: by our names; tensors outside the model keep their names.
         copies: tensors that must be equal to another: our name -> our name of the other.
-        ignored: names of the source, and why each is passed over.
+        ignored: names of the source, and the reason for ignoring each.
         settings: of our section [model], as far as the source states them.
         stated_in: the file that states them, for messages.
         folder: where a vocabulary may lie.
-        published: what it is, where its digest is one that its owner has published.
+        published: a description, if its owner has published its digest.
         remarks: what a user should know of the source.
     """
 
@@ -223,26 +219,20 @@ class Source:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a checkpoint's manifest says of it."""
+        """The origin for a checkpoint's manifest."""
         origin = {"name": self.name, "form": self.form, "published": self.published}
         return {key: value for key, value in origin.items() if value}
 
 
 class Sizes(NamedTuple):
-    """Of a model, as its tensors say."""
+    """Sizes of a model, from its tensors."""
 
     word_rows: int
     settings: Mapping[str, int]  # of our section [model]
 
 
-def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Our parameters by name; no memory is taken for them."""
-    parameters = BertForPretraining(model, torch.device("meta")).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-
-
 def sizes_of(source: Source) -> Sizes:
-    """Read the model's sizes off the shapes. Raises CheckpointError where they are not BERT's."""
+    """Read the model's sizes from the shapes. Raises CheckpointError if they are not BERT's."""
     rows, hidden = _matrix(source, "bert.embeddings.word_embeddings.weight")
     positions, _ = _matrix(source, "bert.embeddings.position_embeddings.weight")
     types, _ = _matrix(source, "bert.embeddings.token_type_embeddings.weight")
@@ -272,9 +262,9 @@ def sizes_of(source: Source) -> Sizes:
 
 
 def missing_heads(source: Source, wanted: Mapping[str, object]) -> dict[str, str]:
-    """Our names that the source has not -> the head that they are part of.
+    """Our names that the source lacks -> the head that they belong to.
 
-    Raises CheckpointError where something else is missing, or a part of a head.
+    Raises CheckpointError if something else is missing, or a part of a head.
     """
     missing = [name for name in wanted if name not in source.weights]
     found = {}
@@ -289,7 +279,7 @@ def missing_heads(source: Source, wanted: Mapping[str, object]) -> dict[str, str
 
 
 def check_floats(source: Source) -> None:
-    """Raise CheckpointError where a weight is stored as something else, such as 8-bit integers."""
+    """Raise CheckpointError if a weight is not floating-point, such as 8-bit integers."""
     for weight in source.weights.values():
         if weight.tensor.dtype not in _FLOATS:
             problem = f"holds {in_brief(weight.tensor.dtype)}, not floating-point numbers"
@@ -305,13 +295,3 @@ def _matrix(source: Source, name: str) -> tuple[int, int]:
         problem = f"has the shape {list(shape)}, not that of a matrix"
         raise CheckpointError(source.weights[name].where, problem, "give the weights of a BERT")
     return shape[0], shape[1]
-
-
-def drawn_weight(name: str, shape: tuple[int, ...], spread: float) -> Tensor:
-    """A parameter that a source has not: as `BertForPretraining.reset_parameters`, seed 0."""
-    if name.endswith("bias"):
-        return torch.zeros(shape)
-    if "LayerNorm" in name:
-        return torch.ones(shape)
-    generator = torch.Generator().manual_seed(derive_seed(0, f"drawn {name}"))
-    return torch.empty(shape).normal_(0.0, spread, generator=generator)

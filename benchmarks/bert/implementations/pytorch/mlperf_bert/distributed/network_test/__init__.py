@@ -1,1 +1,1 @@
-"""Whether the ranks of a job reach each other, and how fast."""
+"""The network test: do the ranks of a job reach each other, and how fast."""

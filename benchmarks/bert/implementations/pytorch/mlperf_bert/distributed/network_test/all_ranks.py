@@ -1,7 +1,7 @@
-"""The network test on every rank of a job: who came, each node's own checks, then the network.
+"""The network test on every rank of a job: presence, each node's own checks, the network.
 
-Ranks meet in a store of rank 0's, where each leaves what it has to say as JSON. No collective is
-needed, so one that is missing can be named, and a device can be judged alone.
+Ranks meet in a store on rank 0 and leave their findings there as JSON. No collective is needed, so
+a missing rank can be named and each device judged alone.
 """
 
 import hashlib
@@ -55,12 +55,12 @@ _CLOCK_ROUNDS = 5
 _LATENCY_ROUNDS = 20
 _LARGE_ROUNDS = 5
 _PAIR_ROUNDS = 3
-_LARGE_SECONDS = 5.0  # of all large ones; a slow link gets fewer of them
-_FAREWELL_S = 5.0  # for the others to read the last word of rank 0, whose process serves it
+_LARGE_SECONDS = 5.0  # for all large rounds; a slow link gets fewer
+_FAREWELL_S = 5.0  # for the others to read rank 0's last word from its store
 _POLL_S = 0.05
-_ASKED_PER_S = 4000  # by all ranks together, while they wait
-_LAST_WORDS_S = 2.0  # for the reasons of other ranks, once rank 0's collectives failed
-_MORE_S = 30.0  # over a limit that other ranks keep, and of patience with a request to the store
+_ASKED_PER_S = 4000  # polling rate of all waiting ranks together
+_LAST_WORDS_S = 2.0  # wait for other ranks' reasons once rank 0's collectives failed
+_MORE_S = 30.0  # allowed beyond other ranks' limits, and for a request to the store
 
 OwnChecks = Sequence[Callable[[], list[Finding]]]
 """What the first rank of each node looks at alone; none of them raises."""
@@ -71,7 +71,7 @@ class MeetingError(UserError):
 
 
 class Meeting:
-    """The ranks' common place. `send` is everyone's; `receive` and `announce` are rank 0's.
+    """The ranks' meeting place. All ranks `send`; only rank 0 calls `receive` and `announce`.
 
     `store` is a `torch.distributed.Store`, which torch's stubs lack.
     """
@@ -81,11 +81,11 @@ class Meeting:
         self.store = store
 
     def send(self, topic: str, value: Any) -> None:
-        """Leave what rank 0 shall have."""
+        """Leave a value for rank 0."""
         self._guarded(lambda: self.store.set(f"{topic}/{self._info.rank}", json.dumps(value)))
 
     def receive(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """What these ranks sent within that time; one that did not is left out."""
+        """The values that these ranks sent in time; missing ranks are left out."""
         ranks = list(ranks)
         self._wait([f"{topic}/{rank}" for rank in ranks], seconds)
         there = {rank: f"{topic}/{rank}" for rank in ranks if self.store.check([f"{topic}/{rank}"])}
@@ -93,11 +93,11 @@ class Meeting:
         return {rank: json.loads(text) for rank, text in zip(there, texts, strict=True)}
 
     def announce(self, topic: str, value: Any) -> None:
-        """Tell the others."""
+        """Leave a value for all other ranks."""
         self.store.set(topic, json.dumps(value))
 
     def hear(self, topic: str, seconds: float) -> Any:
-        """What rank 0 announces. Raises MeetingError where it does not within that time."""
+        """The value that rank 0 announces. Raises MeetingError if none comes in time."""
 
         def heard() -> Any:
             if not self._wait([topic], seconds):
@@ -107,16 +107,16 @@ class Meeting:
         return self._guarded(heard)
 
     def part(self, others: int = 0) -> None:
-        """Rank 0 stays until the others that came, which call this too, heard its last word."""
-        with suppress(RuntimeError):  # a rank that is gone needs nothing any more
+        """Leave; rank 0 stays until all present ranks, which call this too, heard its last word."""
+        with suppress(RuntimeError):  # a rank that is gone needs nothing more
             if self._info.rank != 0:
                 self.store.add("parted", 1)
                 return
             _until(lambda: self.store.add("parted", 0) >= others, _FAREWELL_S, _POLL_S)
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Whether all keys were there in time."""
-        # Not by the store's own wait: where that ends, torch prints what it thinks of it.
+        """True if all keys arrived in time."""
+        # Not by the store's own wait, because torch prints a message when that times out.
         return _until(
             lambda: self.store.check(keys),
             seconds,
@@ -129,21 +129,22 @@ class Meeting:
         except RuntimeError:
             remedy = "look at rank 0's output"
             raise MeetingError(
-                f"rank {self._info.rank}", "rank 0 does not answer any more", remedy
+                f"rank {self._info.rank}", "rank 0 no longer answers", remedy
             ) from None
 
 
 def meet(info: RankInfo, timeout_s: float) -> Meeting:
-    """Open rank 0's store, or reach it. Raises MeetingError where that takes over `timeout_s`.
+    """Open rank 0's store, or reach it.
 
-    Raises ConfigError where rank 0 cannot serve it.
+    Raises MeetingError if that takes over `timeout_s`. Raises ConfigError if rank 0 cannot serve
+    it.
     """
     try:
         store = open_store(info, timedelta(seconds=timeout_s))
         store.set_timeout(timedelta(seconds=timeout_s + _MORE_S))
     except LostRanksError as error:
         raise MeetingError(*error.args) from None
-    except RuntimeError as error:  # of torch's agent
+    except RuntimeError as error:  # value of torch's agent
         problem = f"cannot reach torchrun's store ({error})"
         raise MeetingError(f"rank {info.rank}", problem, "look at torchrun's output") from None
     names: Any = dist
@@ -158,13 +159,13 @@ def examine(
     *,
     network: bool = True,
 ) -> int:
-    """Make the nodes' own checks, and with `network` that of all ranks; every rank must call it.
+    """Make the nodes' own checks, and with `network` the common one; every rank must call it.
 
-    All findings are shown on rank 0. A rank that cannot reach rank 0 shows that, if it is the first
-    of its node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
+    Rank 0 shows all findings. A rank that cannot reach rank 0 says so if it is the first of its
+    node. Returns the exit status, the same on all ranks; 1 on those that lost rank 0.
     """
-    # A process group that was given up leaves threads behind: with this module loaded,
-    # __main__ ends the process without waiting for them.
+    # An abandoned process group leaves threads behind: with this module loaded, __main__ ends the
+    # process without waiting for them.
     importlib.import_module("mlperf_bert.distributed.session")
     try:
         return _examine(info, own_checks, options, show, network)
@@ -207,14 +208,14 @@ def _examine(
         findings += _network(info, here, meeting, options)
     findings = local + findings
     status = exit_status(findings)
-    show(findings)  # before any rank ends: where one fails, the launcher ends the others
+    show(findings)  # before any rank ends, because the launcher ends the others if one fails
     meeting.announce("status", status)
     meeting.part(others=len(here) - 1)
     return status
 
 
 def introduction(info: RankInfo, options: Options) -> dict[str, Any]:
-    """What this rank says of itself: host, node, versions, and what its device is or lacks."""
+    """This rank's introduction: host, node, versions, and its device or what it lacks."""
     error, shares = None, False
     try:
         device = _device(info, options)
@@ -231,7 +232,7 @@ def introduction(info: RankInfo, options: Options) -> dict[str, Any]:
 
 
 def versions() -> str:
-    """What must not differ between ranks; of this package also the digest of its files."""
+    """Versions that must not differ between ranks; for this package also a digest of its files."""
     digest = hashlib.sha256()
     root = Path(mlperf_bert.__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -253,7 +254,7 @@ def _made(checks: OwnChecks) -> list[Finding]:
 def _of_all_nodes(
     own: list[Finding], here: Here, meeting: Meeting, options: Options, num_checks: int
 ) -> list[Finding]:
-    """The nodes' own checks in one list; `own` are those of rank 0's node."""
+    """All nodes' own checks in one list; `own` are those of rank 0's node."""
     if not own:
         return []
     firsts: dict[int, int] = {}
@@ -274,7 +275,7 @@ def _of_all_nodes(
 
 
 def _label(here: Here, rank: int) -> str:
-    """A node's host, with its number where two nodes have one host."""
+    """A node's host, with its number if two nodes share a host."""
     host, node = here[rank]["host"], here[rank]["node"]
     twins = {facts["node"] for facts in here.values() if facts["host"] == host}
     return f"{host} (node {node})" if len(twins) > 1 else str(host)
@@ -306,10 +307,10 @@ def _measured(info: RankInfo, meeting: Meeting, options: Options) -> dict[str, A
             if device.type == "cpu":
                 set_cpu_threads(info)
             result.update(measure(info, device, meeting.store, options.timeout_s + _MORE_S))
-        except Exception as error:  # what gloo and NCCL raise has no type of its own
+        except Exception as error:  # errors of gloo and NCCL have no type of their own
             result["error"] = in_short(error)
 
-    # In a thread: where another rank hangs, NCCL waits without end, or ends the process.
+    # In a thread: if another rank hangs, NCCL waits without end, or ends the process.
     thread = threading.Thread(target=run, name="network test", daemon=True)
     thread.start()
     thread.join(options.timeout_s)
@@ -319,7 +320,7 @@ def _measured(info: RankInfo, meeting: Meeting, options: Options) -> dict[str, A
 
 
 def _until(condition: Callable[[], bool], seconds: float, poll_s: float) -> bool:
-    """Ask again and again; whether it came true in time."""
+    """Poll a condition; true if it held in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -329,10 +330,10 @@ def _until(condition: Callable[[], bool], seconds: float, poll_s: float) -> bool
 
 
 def measure(info: RankInfo, device: torch.device, store: Any, timeout_s: float) -> dict[str, Any]:
-    """Join the other ranks and try the network; what this rank saw, ready for JSON.
+    """Join the other ranks and test the network; return this rank's measurements, ready for JSON.
 
-    Every rank must call it. Raises RuntimeError where a collective fails; the process group is then
-    left as it is, because taking it down may wait for ever.
+    Every rank must call it. Raises RuntimeError if a collective fails; the process group then
+    stays, because destroying it may wait for ever.
     """
     backend = backend_for(info, device)
     place = device if backend == "nccl" else torch.device("cpu")
@@ -348,7 +349,7 @@ def measure(info: RankInfo, device: torch.device, store: Any, timeout_s: float) 
         device_id=place if backend == "nccl" else None,
     )
     start = time.perf_counter()
-    sum_is_right = small_sum_is_right(info, place)  # the first one makes the connections
+    sum_is_right = small_sum_is_right(info, place)  # the first call makes the connections
     seen = {
         "sum_is_right": sum_is_right,
         "connected_s": time.perf_counter() - start,
@@ -362,7 +363,7 @@ def measure(info: RankInfo, device: torch.device, store: Any, timeout_s: float) 
 
 
 def small_sum_is_right(info: RankInfo, place: torch.device) -> bool:
-    """Whether an all-reduce of rank numbers, each times 1 .. 1024, is exactly right."""
+    """True if an all-reduce of rank numbers, each times 1 .. 1024, is exact."""
     factors = torch.arange(1, 1025, device=place)
     numbers = factors * info.rank
     dist.all_reduce(numbers)
@@ -372,7 +373,7 @@ def small_sum_is_right(info: RankInfo, place: torch.device) -> bool:
 def clock_round(info: RankInfo, place: torch.device) -> list[float]:
     """This rank's time of day before an all-gather and after it.
 
-    No rank is through before all have begun, which bounds how far two clocks are apart.
+    No rank finishes before all have begun, which bounds the difference of two clocks.
     """
     everyone = [torch.zeros(1, device=place) for _ in range(info.world_size)]
     began = time.time()
@@ -390,7 +391,7 @@ def latency(place: torch.device) -> float:
 
 
 def large_all_reduce(info: RankInfo, place: torch.device) -> dict[str, Any]:
-    """LARGE_BYTES in fp32: median seconds, and whether every sum was exactly right."""
+    """An all-reduce of LARGE_BYTES in fp32: median seconds, and whether every sum was exact."""
     values = torch.empty(LARGE_BYTES // 4, device=place)
     total = float(info.world_size * (info.world_size + 1) // 2)  # exact in fp32 to 5,792 ranks
     is_right, rounds = True, 1 + _LARGE_ROUNDS
@@ -405,7 +406,7 @@ def large_all_reduce(info: RankInfo, place: torch.device) -> dict[str, Any]:
 
 
 def _affordable_rounds(seconds: float, place: torch.device) -> int:
-    """The same number on every rank, so they agree on the slowest one's time."""
+    """The number of rounds, the same on every rank, from the slowest rank's time."""
     slowest = torch.tensor([seconds], device=place)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return max(1, min(_LARGE_ROUNDS, int(_LARGE_SECONDS / max(slowest.item(), 1e-6))))
@@ -414,7 +415,7 @@ def _affordable_rounds(seconds: float, place: torch.device) -> int:
 def pair_rates(info: RankInfo, place: torch.device) -> dict[str, float]:
     """Bytes a second to and from each neighbour in the ring, at the same time: rank -> rate.
 
-    In three turns of pairs that have no rank in common, so that a slow one slows no other.
+    It runs in three turns of disjoint pairs, so that a slow pair slows no other.
     """
     rates: dict[str, float] = {}
     for turn in range(3):
@@ -427,9 +428,9 @@ def pair_rates(info: RankInfo, place: torch.device) -> dict[str, float]:
 
 
 def ring_pairs(world_size: int, turn: int) -> list[tuple[int, int]]:
-    """Neighbours of a turn, no rank in two of them; turns 0 to 2 hold each link of the ring once.
+    """Disjoint pairs of neighbours of a turn; turns 0 to 2 hold each link of the ring once.
 
-    The third turn has the link that an odd ring leaves over.
+    The third turn has the link that remains in an odd ring.
     """
     if world_size < 2:
         return []
@@ -462,4 +463,4 @@ def _seconds(action: Callable[[], object], place: torch.device) -> float:
 
 def _wait_for(place: torch.device) -> None:
     if place.type == "cuda":
-        torch.cuda.synchronize(place)  # a measurement: the host has to know when it is over
+        torch.cuda.synchronize(place)  # a measurement: the host must know when it ends

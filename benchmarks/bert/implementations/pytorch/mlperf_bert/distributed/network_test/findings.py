@@ -1,4 +1,4 @@
-"""What a check is asked and what it found, and what rank 0 makes of the numbers of all ranks."""
+"""Options and findings of checks, and rank 0's judgement of all ranks' numbers."""
 
 import statistics
 import threading
@@ -11,17 +11,17 @@ from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.config.run_config import RunConfig
 
 SCHEMA_VERSION = 1
-EXIT_REFUSED = 1  # something fails: for schedulers
-Status = Literal["ok", "warn", "fail"]
+EXIT_REFUSED = 1  # something fails; schedulers read this
+Status = Literal["ok", "info", "warn", "fail"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 _NAME_WIDTH = 23
-NETWORK = "network"  # the check that all ranks make together
+NETWORK = "network"  # name of the check that all ranks make together
 
-LARGE_BYTES = 64 * 2**20  # of the all-reduce that shows the bandwidth
+LARGE_BYTES = 64 * 2**20  # size of the all-reduce that measures bandwidth
 LARGEST_SKEW_S = 1.0
-SLOW_PAIR = 0.5  # of the median of its kind, within a node or between nodes
-# BERT-large's 16-bit gradients are 0.67 GB, and a step of one A100 node 0.19 s. A GPU's own bus
-# bandwidth below these makes the all-reduce as long as the step, or points to a lost NVLink or NIC.
+SLOW_PAIR = 0.5  # share of the median rate of its kind, within a node or between nodes
+# BERT-large's 16-bit gradients are 0.67 GB, and a step of one A100 node 0.19 s. A bus bandwidth a
+# GPU below these makes the all-reduce as long as the step, or points to a lost NVLink or NIC.
 LEAST_NCCL_BYTES_PER_S = {"node": 10e9, "nodes": 5e9}
 LARGEST_NCCL_LATENCY_S = 1e-3
 _MPI_HINT = "start all ranks of the job (srun, mpirun, torchrun on every node)"
@@ -35,15 +35,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """`config` and `data` are those of the run to come, where they were given.
+    """Options of a check; `config` and `data` are those of the coming run, if given.
 
-    `timeout_s`: for one check, and for a rank to come. `command`: the words that say the same to
-    another process of this command. Raises ConfigError for a `timeout_s` that is no time.
+    `all_packages`: list optional packages that nothing here needs, too.
+    `timeout_s`: limit for one check, and for a rank to arrive. `command`: the same options as words
+    for another process of this command. Raises ConfigError for an invalid `timeout_s`.
     """
 
     config: RunConfig | None = None
     data: Path | None = None
     device: DeviceName = "auto"
+    all_packages: bool = False
     timeout_s: float = 60.0
     command: tuple[str, ...] = ()
 
@@ -60,9 +62,10 @@ class Options:
 
     @property
     def share_gpu(self) -> Literal["refuse", "allow"]:
-        """Whether ranks may share GPUs: as the config says.
+        """The config's setting: whether ranks may share GPUs.
 
-        Without one nobody knows what is to run, and half of `mpi_readers`' processes use none.
+        Without a config they may, because the run is unknown and half of `mpi_readers`' processes
+        use no GPU.
         """
         if self.config is None or self.config.data.loader == "mpi_readers":
             return "allow"
@@ -71,7 +74,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `name` is the check's, or `<check>.<part>`.
+    """One finding; `name` is the check's, or `<check>.<part>`.
 
     `remedy` is empty where the status is `ok`.
     """
@@ -82,31 +85,36 @@ class Finding:
     remedy: str = ""
 
     def line(self) -> str:
-        """For people."""
+        """The finding as a line for people."""
         text = f"{self.status:<4}  {self.name:<{_NAME_WIDTH}}  {_one_line(self.found)}"
         return text + (f"; {_one_line(self.remedy)}" if self.remedy else "")
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """A finding that all is well."""
     return Finding("ok", name, found)
 
 
+def info(name: str, found: str, remedy: str) -> Finding:
+    """A finding about something absent that a healthy machine may lack."""
+    return Finding("info", name, found, remedy)
+
+
 def warn(name: str, found: str, remedy: str) -> Finding:
-    """Training runs, slower or with less than there could be."""
+    """A finding with which training runs, but slower or with less."""
     return Finding("warn", name, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Finding:
-    """Training does not run, or not rightly."""
+    """A finding with which training does not run, or not correctly."""
     return Finding("fail", name, found, remedy)
 
 
 def examined(name: str, check: Callable[[], Sequence[Finding]], limit_s: float) -> list[Finding]:
-    """What `check` finds; where it raises, or does not end within `limit_s`, that is what it found.
+    """The findings of `check`; an error, or no end within `limit_s`, is a finding too.
 
-    It runs in a thread of its own, which is left behind when it hangs: a file system that does not
-    answer must not keep the other checks from being made.
+    It runs in a thread of its own, which is abandoned when it hangs: a file system that does not
+    answer must not block the other checks.
     """
     found: list[Finding] = []
 
@@ -135,7 +143,7 @@ def in_short(error: BaseException) -> str:
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """0, or EXIT_REFUSED where something fails."""
+    """The exit status: 0, or EXIT_REFUSED if something fails."""
     return EXIT_REFUSED if any(finding.status == "fail" for finding in findings) else 0
 
 
@@ -152,8 +160,8 @@ def from_json(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
 def merged(by_host: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """The findings of many hosts as those of one.
 
-    What is `ok` on several hosts is one line with the first one's facts; the others are a line for
-    each text, which opens with the hosts that have it.
+    Findings that are `ok` on several hosts become one line with the first host's facts; the others
+    become one line for each text, which opens with its hosts.
     """
     of_name = _grouped(
         (finding.name, (host, finding)) for host, found in by_host.items() for finding in found
@@ -172,7 +180,7 @@ def merged(by_host: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 
 
 def _grouped(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, list[Any]]:
-    """The values of each key, both in their order."""
+    """The values of each key, both in order of appearance."""
     groups: dict[Key, list[Any]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -180,7 +188,7 @@ def _grouped(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, list[Any]]:
 
 
 def in_words(names: Sequence[str], most: int = 8) -> str:
-    """`a, b, c`, and how many more there are."""
+    """`a, b, c`, and the number of further ones."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -195,7 +203,7 @@ def _one_line(text: str) -> str:
 
 
 def judge_presence(here: Here, world_size: int, timeout_s: float, took_s: float) -> Finding:
-    """Whether all ranks came."""
+    """A finding: whether all ranks came."""
     name = "network.ranks"
     hosts = list(dict.fromkeys(str(here[rank]["host"]) for rank in sorted(here)))
     missing = [str(rank) for rank in range(world_size) if rank not in here]
@@ -208,7 +216,7 @@ def judge_presence(here: Here, world_size: int, timeout_s: float, took_s: float)
 
 
 def judge_versions(here: Here) -> list[Finding]:
-    """Whether all ranks run the same software on a device each."""
+    """Findings: whether all ranks run the same software, and have a device each."""
     findings = []
     kinds = _grouped((str(facts["versions"]), rank) for rank, facts in here.items())
     if len(kinds) > 1:
@@ -230,7 +238,7 @@ def judge_versions(here: Here) -> list[Finding]:
 
 
 def judge_failure(own: str, measured: Measured, here: Here, timeout_s: float) -> Finding:
-    """The collectives did not come to an end; `own` is rank 0's reason, `measured` what came."""
+    """The finding if collectives did not end; `own` is rank 0's reason, `measured` what arrived."""
     reasons = _grouped((str(r["error"]), rank) for rank, r in measured.items() if "error" in r)
     words = [f"{_ranks(ranks, here)}: {reason}" for reason, ranks in reasons.items()]
     silent = [rank for rank in here if rank not in measured and rank != 0]
@@ -245,7 +253,7 @@ def judge_failure(own: str, measured: Measured, here: Here, timeout_s: float) ->
 
 
 def judge(measured: Measured, here: Here, backend: str) -> list[Finding]:
-    """What every rank's numbers say."""
+    """Findings from every rank's numbers."""
     return [
         _exactness(measured, here, backend),
         _bandwidth(measured, here, backend),
@@ -271,7 +279,7 @@ def _exactness(measured: Measured, here: Here, backend: str) -> Finding:
 
 def _bandwidth(measured: Measured, here: Here, backend: str) -> Finding:
     seconds = max(float(result["large"]["seconds"]) for result in measured.values())
-    # Of the bus, independent of the ranks: what each moves over its link, each way.
+    # Bus bandwidth, independent of the number of ranks: bytes over each rank's link, each way.
     rate = 2 * (len(measured) - 1) / len(measured) * LARGE_BYTES / seconds
     found = (
         f"{rate / 1e9:.2f} GB/s bus bandwidth, all-reduce of {LARGE_BYTES // 2**20} MiB in "
@@ -296,7 +304,7 @@ def _latency(measured: Measured, backend: str) -> Finding:
 
 
 def _pairs(measured: Measured, here: Here) -> list[Finding]:
-    """Neighbours that are slower than the others of their kind: where there are any to compare."""
+    """Findings on neighbours slower than others of their kind, if there are any to compare."""
     by_kind: dict[bool, dict[tuple[int, int], float]] = {True: {}, False: {}}
     for rank, result in measured.items():
         for peer, rate in result["pairs"].items():
@@ -323,7 +331,7 @@ def _links(links: Mapping[tuple[int, int], float], here: Here, within_node: bool
 
 
 def _clocks(clocks: Mapping[int, Sequence[Sequence[float]]], here: Here) -> Finding:
-    """Whether the clocks of all hosts agree with rank 0's."""
+    """A finding: whether the clocks of all hosts agree with rank 0's."""
     name = "network.clocks"
     offsets = {rank: clock_offset(clocks[0], rounds) for rank, rounds in clocks.items() if rank}
     wrong = {
@@ -342,11 +350,11 @@ def _clocks(clocks: Mapping[int, Sequence[Sequence[float]]], here: Here) -> Find
 def clock_offset(
     reference: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """By how many seconds `other` is ahead of `reference`, and the largest error of that.
+    """The seconds by which `other` is ahead of `reference`, and the largest error of that.
 
     Args:
-        reference: seconds of day before and after each round, in which no one is through before
-            all have begun.
+        reference: seconds of day before and after each round, which no rank finishes before all
+            have begun.
         other: the same rounds by the other clock.
     """
     low = max(o[0] - r[1] for r, o in zip(reference, other, strict=True))

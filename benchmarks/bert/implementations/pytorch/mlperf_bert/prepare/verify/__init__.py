@@ -1,1 +1,1 @@
-"""Verification of prepared sets: `check.py` says what is checked, in which order."""
+"""Verification of prepared sets; `check.py` gives the checks in their order."""

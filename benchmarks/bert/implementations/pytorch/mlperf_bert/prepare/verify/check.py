@@ -1,8 +1,8 @@
-"""Whether a prepared set, or a pair of train/ and eval/, is whole and right.
+"""Checks that a prepared set, or a pair of train/ and eval/, is complete and right.
 
-The fast checks read no sample: manifest, vocabulary, sidecars, sizes and index are compared with
-each other, so that a damaged, missing or foreign file is found in seconds. The full ones read every
-byte of every shard, in parallel. Nothing is trusted: names and counts may be hostile.
+The fast checks read no sample: they compare manifest, vocabulary, sidecars, sizes and index with
+each other, and find a damaged, missing or foreign file in seconds. The full checks read every byte
+of every shard, in parallel. Nothing is trusted: names and counts may be hostile.
 """
 
 import sys
@@ -92,7 +92,7 @@ def verify(
 
 
 class _Set:
-    """One prepared set: its fast checks are made here, its full ones when `judge` is called."""
+    """One prepared set: it runs the fast checks at once, the full ones in `judge`."""
 
     def __init__(self, set_dir: Path, name: str, *, full: bool) -> None:
         self.set_dir = set_dir
@@ -112,7 +112,7 @@ class _Set:
         self.checks += [vocabulary, sidecars, check_sizes(set_dir, manifest, self.sidecars)]
         if self.sidecars:
             total = len(self.sidecars)
-            # No two preparations are mixed, and no two shards were made from the same text.
+            # All shards come from one preparation, and no two from the same text.
             wrong = wrong_settings(set_dir, manifest, self.sidecars)
             self.checks.append(_of_all("settings alike", total, wrong))
             repeated = repeated_texts(set_dir, self.sidecars)
@@ -125,11 +125,11 @@ class _Set:
             self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
 
     def jobs(self, layouts: Sandbox) -> Iterator[VerifyJob]:
-        """The shards to read for the full check."""
+        """Jobs for the shards that the full check reads."""
         return iter(()) if self.full is None else self.full.jobs(layouts)
 
     def judge(self) -> None:
-        """Add the full checks, once every shard was read."""
+        """Add the full checks after every shard was read."""
         if self.full is None:
             problem = "not read: manifest or vocabulary is wrong"
             if self.manifest is not None and is_partial(self.set_dir):
@@ -149,7 +149,7 @@ def _examine(sets: list[_Set], layouts: Sandbox, workers: int, quiet: bool) -> N
         jobs,
         workers,
         sizes=[_size(job.path) for job in jobs],
-        # Not the file's name: it may be hostile, and the bar takes it for markup.
+        # Not the file's name: it may be hostile, and the bar would read it as markup.
         label=lambda job: parts[job.set_dir].name,
         words=("verified", "shards"),
         quiet=quiet,
@@ -193,7 +193,7 @@ def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:
 
 
 def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
-    """The vocabulary file is the one of the manifest: digest, size and the five special ids."""
+    """The vocabulary file matches the manifest: digest, size and the five special ids."""
     path = set_dir / manifest.vocabulary_file
     try:
         vocabulary = load_any_vocabulary(path)
@@ -215,7 +215,7 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> Check:
 
 
 def check_sidecars(set_dir: Path, manifest: Manifest) -> tuple[Check, dict[str, Sidecar]]:
-    """Each sidecar is there, has its digest, parses, and says of its shard what the manifest says.
+    """Each sidecar exists, has its digest, parses, and agrees with the manifest about its shard.
 
     Returns the check and the sidecars that parse, by the shard's file name.
     """
@@ -243,7 +243,7 @@ def check_sidecars(set_dir: Path, manifest: Manifest) -> tuple[Check, dict[str, 
 
 
 def check_sizes(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar]) -> Check:
-    """Each shard is there and has the size that its sidecar says."""
+    """Each shard exists and has the size that its sidecar gives."""
     problems: list[DataError] = []
     for entry in manifest.shards:
         path = set_dir / "shards" / entry.file
@@ -256,7 +256,7 @@ def check_sizes(set_dir: Path, manifest: Manifest, sidecars: dict[str, Sidecar])
 
 
 def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
-    """`shards/` and `index/` hold what the manifest names and nothing else; no left-overs."""
+    """`shards/` and `index/` hold only the files that the manifest names; no left-overs."""
     shards = {entry.file for entry in manifest.shards}
     known: dict[Path, set[str]] = {
         set_dir: {manifest.vocabulary_file},
@@ -274,9 +274,9 @@ def check_file_names(set_dir: Path, manifest: Manifest) -> Check:
         for name in found:
             path = str(directory / name)
             if is_temporary(name, names):
-                remedy = "delete it once no `mlperf_bert prepare` is at work here"
+                remedy = "delete it once no `mlperf_bert prepare` is running here"
                 problems.append(DataError(path, "was left by an interrupted writer", remedy))
-            elif directory != set_dir and name not in names:  # its user's notes may lie there
+            elif directory != set_dir and name not in names:  # the user's notes may lie there
                 remedy = "move it away, or prepare the set again with its text"
                 problems.append(DataError(path, "is not in the manifest", remedy))
     return Check("no other files", "", tuple(problems))

@@ -1,4 +1,4 @@
-"""Checks of the arrays of one shard, vectorised: structure, ranges, masked counts, tallies, hashes.
+"""Vectorised checks of one shard's arrays: structure, ranges, masked counts, tallies, hashes.
 
 Shape letters: n samples of one chunk, T their tokens, P their masked positions, V vocabulary.
 The rules are those of examples.py; a sample's text is its tokens with the labels put back.
@@ -16,10 +16,10 @@ from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import Baseline, Manifest, masked_count_table
 from mlperf_bert.data.shards import ShardArrays
 
-TOKENS_AT_A_TIME = 2**16  # its arrays stay in the processor's cache: larger was half as fast
+TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 MIN_LENGTH_SINGLE = 3  # [CLS] a [SEP]
-# Two maskings of one text agree by chance once in 2**32 or less: an equal example is a copy.
+# Two maskings of one text agree by chance at most once in 2**32: an equal example is a copy.
 COPY_BITS = 32
 EQUAL_INPUT_CHANCE = 0.8**2 + 0.1**2  # both [MASK] or both kept; equal random tokens are rarer
 
@@ -49,11 +49,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ShardContents:
-    """What the arrays of one shard hold.
+    """Findings from the arrays of one shard.
 
-    `faults` is empty where all is right; `texts` hashes the text of each sample, `copies` each
-    whole sample that has enough choices of masking for an equal one to be a copy. `copied` counts
-    those that are copies of others of this shard.
+    `faults` is empty if all is right; `texts` hashes the text of each sample, `copies` each whole
+    sample with so many possible maskings that an equal one must be a copy. `copied` counts the
+    samples that are copies of others in this shard.
     """
 
     faults: tuple[str, ...]
@@ -85,7 +85,7 @@ class _Faults:
         self._found: dict[str, tuple[int, int]] = {}
 
     def add(self, kind: str, chunk: _Chunk, samples: NDArray[np.int64]) -> bool:
-        """Note the chunk's samples of these numbers; whether there are any."""
+        """Note samples of the chunk by number; True if there are any."""
         if len(samples):
             first, count = self._found.get(kind, (chunk.first + int(samples[0]), 0))
             self._found[kind] = (first, count + len(samples))
@@ -101,7 +101,7 @@ class _Faults:
 def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
     """Check all samples of a shard whose offset tables already ascend within their limits.
 
-    Memory beside the mapped file: a few megabytes and 16 bytes a sample (hashes).
+    Memory beside the mapped file: a few megabytes and 16 bytes per sample (hashes).
     """
     checker = _Checker(manifest)
     hashes = [checker.check(chunk) for chunk in _chunks(arrays)]
@@ -128,7 +128,7 @@ def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
 
 
 def repeated(hashes: Hashes) -> int:
-    """How many of these sorted hashes are equal to the one before."""
+    """The number of sorted hashes that equal the one before."""
     return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
 
 
@@ -158,7 +158,7 @@ def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
 
 
 class _Checker:
-    """Checks chunk after chunk; holds the tables that every chunk needs."""
+    """Checks one chunk at a time, with tables that all chunks share."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.faults = _Faults()
@@ -182,7 +182,7 @@ class _Checker:
     def check(self, chunk: _Chunk) -> tuple[Hashes, Hashes]:
         """Note faults and tallies; returns the hashes of texts and of whole samples."""
         nothing = np.empty(0, dtype=np.uint64)
-        # Only numbers within their ranges can be used to look anything up.
+        # Only numbers within their ranges can be used as indices.
         if self._has_wrong_ranges(chunk) or self._has_wrong_positions(chunk):
             return nothing, nothing
         rows = chunk.starts[chunk.sample_of_masked] + chunk.positions
@@ -278,7 +278,7 @@ class _Checker:
         )
 
     def _choice_bits(self) -> NDArray[np.float64]:
-        """-log2 of the chance that two maskings of one text agree, by the text's length."""
+        """For each text length, -log2 of the chance that two maskings of one text agree."""
         bits = np.zeros(len(self._masked_counts))
         for length in range(self._min_length, len(bits)):
             candidates, count = length - self._special, int(self._masked_counts[length])

@@ -1,16 +1,16 @@
 """The full check of one set: each shard's digest, structure as HDF5 and contents, and their rates.
 
 The structure is compared with the sidecar (datasets, dtypes, sizes, places): training never opens
-HDF5, so a file that others cannot read would train all the same.
+HDF5, so it would accept a file that other programs cannot read.
 
-Rates are held against what the reference procedure makes of any text. Each masked position is drawn
-by itself, so a shard's counts are binomial. Shards are judged one by one, never summed: all start
-from the same seed, so their draws are alike and their deviations can add up. A count is refused
-where chance gives it with less than e**-20, about 6.3 standard errors; the bound (Chernoff's) holds
-for small counts too.
+Rates are compared with those of the reference procedure on any text. Masked positions are drawn
+independently, so a shard's counts are binomial. Each shard is judged alone: all start from the same
+seed, so their draws are alike and their deviations can add up. A count is refused if its
+probability is below e**-20, about 6.3 standard errors; the bound (Chernoff's) holds for small
+counts too.
 
-Examples that occur twice, and held-out texts that occur in training, are found by 64-bit hashes, 16
-bytes a sample. By chance two of 160 million hashes agree in one set of a thousand.
+Duplicate examples, and held-out texts that occur in training, are found by 64-bit hashes, 16 bytes
+per sample. By chance two of 160 million hashes agree in one set of a thousand.
 """
 
 import math
@@ -54,14 +54,14 @@ SAMPLES_AT_A_TIME = 2**22
 MAX_SURPRISE = 20.0
 MAX_UNKNOWN_SHARE = 0.5
 
-# A handful of copies does no harm to training; a text that was prepared twice makes far more.
+# A few copies do not harm training; a text that was prepared twice makes far more.
 MAX_COPIED_SHARE = 0.001
-# Short texts are found in both sets by chance and boilerplate does occur; more is a leak.
+# Short texts and boilerplate may occur in both sets by chance; more is a leak.
 MAX_LEAKED_SHARE = 0.01
 
 
 def check_structure(path: Path, sidecar: Sidecar, sandbox: Sandbox) -> tuple[DataError, ...]:
-    """What in the file differs from its sidecar; `sandbox` runs LAYOUT_READER."""
+    """Differences between the file and its sidecar; `sandbox` runs LAYOUT_READER."""
     try:
         entries = sandbox.read_record(path, SHARD_REMEDY).record("entries")
         problems = [
@@ -98,8 +98,8 @@ def check_structure(path: Path, sidecar: Sidecar, sandbox: Sandbox) -> tuple[Dat
 class VerifyJob:
     """One shard of the set `set_dir`.
 
-    `manifest` comes without its long lists; `first_id` is None where the index is not to be
-    compared; `with_contents` is false where the shard's sidecar is already known to be wrong.
+    `manifest` comes without its long lists; `first_id` is None if the index is not compared;
+    `with_contents` is false if the shard's sidecar is already known to be wrong.
     """
 
     set_dir: Path
@@ -117,14 +117,14 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong with a shard, by the name of each check that was made, and what it holds."""
+    """Faults of a shard by the name of each check that was made, and the shard's contents."""
 
     problems: dict[str, tuple[DataError, ...]]
     contents: ShardContents | None = None
 
 
 def verify_shard(job: VerifyJob) -> Findings:
-    """Read one shard; never raises for what its files hold."""
+    """Read one shard; never raises for the contents of its files."""
     problems = _structure(job)
     try:
         check_digest(job.path, job.entry.sha256, SHARD_REMEDY)
@@ -145,7 +145,7 @@ def verify_shard(job: VerifyJob) -> Findings:
 
 
 def _structure(job: VerifyJob) -> dict[str, tuple[DataError, ...]]:
-    """Looked at whatever the digest: of a damaged file, whether HDF5 can still read it."""
+    """Check the structure whatever the digest: HDF5 may still read a damaged file."""
     if not job.path.is_file():
         return {}
     try:
@@ -169,10 +169,10 @@ def _compare_index(job: VerifyJob, arrays: tuple[NDArray[np.int64], ...]) -> Ite
 
 
 class FullCheck:
-    """Hands out the shards of a set, takes their findings in any order, then judges.
+    """The full check of a set: gives the jobs, takes findings in any order, then judges.
 
-    The vocabulary file must be right, as tables are sized by it. `sidecars` are those that parse,
-    by the shard's file name; `index_is_right` says whether the index files have their digests, so
+    The vocabulary file must be right, because it gives the size of tables. `sidecars` are those
+    that parse, by the shard's file name; `index_is_right` if the index files have their digests, so
     that they can be compared.
     """
 
@@ -187,13 +187,13 @@ class FullCheck:
         self._set_dir = set_dir
         self._manifest = manifest
         self._index_is_right = index_is_right
-        # A shard is read where its sidecar fits the manifest in all that sizes a table.
+        # A shard is read if its sidecar agrees with the manifest on all sizes of tables.
         self._readable = {
             entry.file
             for entry in manifest.shards
             if entry.file in sidecars and _fits(set_dir, entry, sidecars[entry.file], manifest)
         }
-        # No more than the shards have room for: their sizes are what the sidecars say.
+        # At most as many as fit into shards of the sizes that the sidecars give.
         most = sum(sidecars[file].num_samples for file in self._readable)
         self.texts, self._copies = CollectedHashes(most), CollectedHashes(most)
         self._problems: dict[str, dict[str, tuple[DataError, ...]]] = {}
@@ -202,7 +202,7 @@ class FullCheck:
         self._label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
 
     def jobs(self, sandbox: Sandbox) -> Iterator[VerifyJob]:
-        """One job a shard; `sandbox` runs LAYOUT_READER."""
+        """Yield one job per shard; `sandbox` runs LAYOUT_READER."""
         small = replace(self._manifest, shards=(), length_histogram=(), index_files=())
         first_id = 0
         for entry in self._manifest.shards:
@@ -217,7 +217,7 @@ class FullCheck:
             first_id += entry.num_samples
 
     def take(self, job: VerifyJob, findings: Findings) -> None:
-        """Keep what the reading of one shard found."""
+        """Keep the findings of one shard."""
         self._problems[job.entry.file] = findings.problems
         if findings.contents is not None:
             self._tallies[job.path] = findings.contents.tally
@@ -227,7 +227,7 @@ class FullCheck:
             self._copies.add(findings.contents.copies)
 
     def checks(self) -> tuple[list[Check], dict[str, Any]]:
-        """All checks, and the set's rates. Call once, after the last `take`."""
+        """Return all checks and the set's rates. Call it once, after the last `take`."""
         texts, copies = self.texts.values, self._copies.values
         texts.sort()
         copies.sort()
@@ -284,8 +284,8 @@ def _fits(set_dir: Path, entry: ShardEntry, sidecar: Sidecar, manifest: Manifest
 def check_order(set_dir: Path) -> Check:
     """`order_by_length` numbers every sample once, by length, ties by number.
 
-    Neighbours that ascend in (length, number) are all different, so N of them below N are all.
-    Call only where `check_index` found nothing.
+    Neighbours ascend in (length, number), so all differ; N different numbers below N are all. Call
+    only where `check_index` found nothing.
     """
     index = LengthIndex.open(set_dir)
     lengths, order = index.lengths, index.order_by_length
@@ -303,7 +303,7 @@ def check_order(set_dir: Path) -> Check:
 
 
 def surprise(trials: int, count: int, chance: float) -> float:
-    """-log of a bound on the chance to be this far off: trials x relative entropy, in nats."""
+    """-log of a bound on a deviation's probability: trials x relative entropy, in nats."""
     share = count / trials
     terms = ((share, chance), (1 - share, 1 - chance))
     return trials * sum(p * math.log(p / q) for p, q in terms if p > 0)
@@ -312,7 +312,7 @@ def surprise(trials: int, count: int, chance: float) -> float:
 def rate_checks(
     where: Path, manifest: Manifest, tallies: Mapping[Path, Tally], total: Tally
 ) -> list[Check]:
-    """The checks of what a set or file, `where`, was drawn by chance: shard by shard, or in all."""
+    """Checks of the random draws in a set or file `where`, for each shard or in total."""
     special = special_ids(manifest)
     is_pair = manifest.segments == "pair"
     checks = [
@@ -327,11 +327,11 @@ def rate_checks(
 def check_masking(
     tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, num_excluded: int
 ) -> Check:
-    """80 % [MASK], 10 % kept, 10 % random, where a random token is one of all V alike.
+    """Check 80 % [MASK], 10 % kept, 10 % random, where a random token is uniform over all V.
 
-    In single segments it is none of the special ones, which are `num_excluded` (data/index.py).
+    In single segments it is never one of the `num_excluded` special tokens (data/index.py).
     """
-    by_chance = 0.1 / (vocab_size - num_excluded)  # the random token is the one that was there
+    by_chance = 0.1 / (vocab_size - num_excluded)  # the random token equals the label
     is_mask = 0.0 if num_excluded else by_chance  # it is [MASK]
     expected = {
         "[MASK]": 0.8 + is_mask,
@@ -354,17 +354,17 @@ def check_masking(
 def check_vocabulary_size(
     tallies: Mapping[Path, Tally], total: Tally, vocab_size: int, special: NDArray[np.int64]
 ) -> Check:
-    """Random tokens reach up to the end of the vocabulary, as they are any of it alike.
+    """Check that random tokens, uniform over the vocabulary, reach its end.
 
-    Ids that end early are of a smaller vocabulary, whose tokens mean something else. Only those of
-    `special` may never be put in for a word: int64, ascending.
+    Ids that end early come from a smaller vocabulary, whose tokens mean something else. `special`,
+    int64 and ascending, are the ids that never replace a word.
     """
     problems = []
     for path, tally in tallies.items():
         replaced = _outcomes(tally)["replaced"]
         unseen = vocab_size - 1 - tally.highest_id
         unseen -= int(np.count_nonzero(special > tally.highest_id))
-        # -log of the chance that none of them is one of these.
+        # -log of the probability that none of them is one of these.
         if unseen > 0 and -replaced * math.log1p(-unseen / vocab_size) > MAX_SURPRISE:
             problem = (
                 f"has no token above {tally.highest_id:,}, among them {replaced:,} random ones: "
@@ -376,7 +376,7 @@ def check_vocabulary_size(
 
 
 def check_next_sentence(tallies: Mapping[Path, Tally], total: Tally) -> Check:
-    """The share of label 1 is a half or, with short documents or samples, more: up to all."""
+    """Check that label 1 has a share of a half or, with short documents or samples, more."""
     problems = []
     for path, tally in tallies.items():
         if 2 * tally.random_next >= tally.samples:
@@ -393,7 +393,7 @@ def check_next_sentence(tallies: Mapping[Path, Tally], total: Tally) -> Check:
 
 
 def check_unknown(set_dir: Path, total: Tally) -> Check:
-    """At most half of the text is [UNK]; more means another language or vocabulary."""
+    """Check that at most half of the text is [UNK]; more means another language or vocabulary."""
     problems = []
     if total.unknown > MAX_UNKNOWN_SHARE * total.tokens:
         problem = f"{_percent(total.unknown, total.tokens)} of the tokens are [UNK]"
@@ -403,7 +403,7 @@ def check_unknown(set_dir: Path, total: Tally) -> Check:
 
 
 def check_baseline(set_dir: Path, baseline: Baseline, measured: Baseline) -> Check:
-    """The stored context-free baseline is that of the contents; see prepare/build."""
+    """Check that the stored context-free baseline is that of the contents; see prepare/build."""
     problems = []
     if measured != baseline:
         problem = f"is {baseline} where the shards give {measured}"
@@ -414,7 +414,7 @@ def check_baseline(set_dir: Path, baseline: Baseline, measured: Baseline) -> Che
 
 
 def rate_statistics(total: Tally) -> dict[str, float]:
-    """The shares of a set, for the report."""
+    """Rates of a set for the report."""
     masked = max(1, total.masked)
     return {
         "masked_share": total.masked / max(1, total.tokens),
@@ -434,14 +434,14 @@ def _percent(count: int, total: int) -> str:
 
 
 class CollectedHashes:
-    """Hashes of the samples of a set, `most` at most, in an array made once."""
+    """Hashes of at most `most` samples of a set, in an array that is allocated once."""
 
     def __init__(self, most: int) -> None:
         self._room = np.empty(most, dtype=np.uint64)
         self.values: Hashes = self._room[:0]
 
     def add(self, hashes: Hashes) -> None:
-        """Take those of one shard."""
+        """Add the hashes of one shard."""
         first = len(self.values)
         self.values = self._room[: first + len(hashes)]
         self.values[first:] = hashes
@@ -450,9 +450,9 @@ class CollectedHashes:
 def check_duplicates(
     set_dir: Path, texts: Hashes, copies: Hashes, copied: Mapping[Path, int]
 ) -> Check:
-    """Whole examples hardly ever repeat: each pass over a text draws other masks.
+    """Check that whole examples hardly ever repeat: each pass over a text draws new masks.
 
-    Only samples count that have 2**32 ways of masking or more; shorter ones repeat by chance.
+    Only samples with at least 2**32 possible maskings count, because shorter ones repeat by chance.
     Both kinds of hashes are sorted; `copied` counts the copies within each shard.
     """
     total = repeated(copies)
@@ -472,7 +472,7 @@ def check_duplicates(
 
 
 def check_leak(eval_dir: Path, train: Hashes, held_out: Hashes) -> Check:
-    """Held-out texts do not occur in train; the hashes of both are sorted."""
+    """Check that held-out texts do not occur in train; the hashes of both are sorted."""
     name = "held-out texts"
     if not len(train) or not len(held_out):
         return Check(name, "not compared: a set could not be read", was_made=False)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="with --full: processes (default: the cores of this process)",
+        help="with --full: worker processes (default: the cores of this process)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report; returns 0.
 
-    Raises DataError where a check failed, ConfigError for a wrong option.
+    Raises DataError if a check failed, ConfigError for a wrong option.
     """
     from mlperf_bert.prepare.verify.check import verify
 
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table: what was looked at, and everything found wrong with it.
+    """One line of the table: a check and all its problems.
 
-    `was_made` is false where there was nothing to look at, or an earlier failure hid a part of it.
+    `was_made` is false if there was nothing to check, or an earlier failure hid a part of it.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class SetReport:
-    """The checks of one prepared set, or of two together, and the set's statistics."""
+    """The checks of one prepared set, or of a pair, and the statistics of the set."""
 
     name: str
     checks: tuple[Check, ...]
@@ -80,14 +80,14 @@ class SetReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it."""
+    """The report of all sets."""
 
     directory: Path
     mode: str
     sets: tuple[SetReport, ...]
 
     def problems(self) -> list[DataError]:
-        """Everything found wrong, in the order of the checks."""
+        """All problems, in the order of the checks."""
         return [
             problem for part in self.sets for check in part.checks for problem in check.problems
         ]
@@ -121,7 +121,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """One object; keys are only ever added within a schema version."""
+        """The report as one object; a schema version only ever gains keys."""
         sets = {
             part.name: {
                 "checks": [_check_values(check) for check in part.checks],

@@ -1,0 +1,58 @@
+# shellcheck shell=bash disable=SC2154 # names of run_and_time.sh
+# Sourced by run_and_time.sh and tools/venv.sh: what comes, and that a command that says nothing goes on.
+
+# Run a command, and meanwhile say that it goes on and for how long: in place on a terminal, where the command's own
+# line comes over it; else as a line every 10 s. Returns the command's status.
+ticking() { # command that prints what goes on, or "", command...
+    local words=$1 status=0 ticker
+    shift
+    if [ -z "$words" ]; then
+        "$@"
+        return
+    fi
+    tick "$words" &
+    ticker=$!
+    "$@" || status=$?
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    if [ -t 1 ]; then printf '\r\033[K'; fi
+    return "$status"
+}
+
+tick() { # command that prints what goes on; ends with the script
+    local start=$SECONDS every=10 due=10 line passed
+    if [ -t 1 ]; then every=2 due=2; fi
+    while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        passed=$((SECONDS - start))
+        [ "$passed" -ge "$due" ] || continue
+        due=$((passed + every))
+        line="$((passed / 60)):$(printf %02d $((passed % 60))) $($1)"
+        if [ -t 1 ]; then printf '\r\033[K%s\r' "${line:0:79}"; else echo "$line"; fi
+    done
+}
+
+steps=() at_step=0
+
+say_plan() { # what comes and about how long it takes, before any of it
+    local seconds=0 long="how long, training says once it knows its rate" i
+    # Seconds on two cores. Installation: 48.6 by pip and 21.1 by uv, and the text: one call each on a shared machine
+    # (logs/2026-11-23-first-run). Training: the median of results/cpu_2core_pytorch.
+    if [ -z "${PYTHON:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
+        steps+=(install) seconds=60 # and the download
+    fi
+    if [ -n "${CORPUS:-}" ]; then
+        echo "own text${asked:+ by $config_name}:${steps[*]+ install,} text, training, evaluation, export"
+        return
+    fi
+    [ -n "${DATADIR:-}" ] || steps+=(text) seconds=$((seconds + 20))
+    for ((i = 0; i < NEXP; i++)); do steps+=(train check) seconds=$((seconds + 110)); done
+    [ "$CONFIG" != "$configs/cpu_tiny.toml" ] || [ ${#overrides[@]} != 0 ] ||
+        long="about $(((seconds + 59) / 60)) minutes in all on two cores"
+    echo "$config_name, ${#steps[@]} steps: $(tr ' ' , <<<"${steps[*]}" | sed 's/,/, /g'); $long"
+}
+
+phase() { # what begins now
+    [ "$leads" = 1 ] && [ -z "${CORPUS:-}" ] || return 0
+    at_step=$((at_step + 1))
+    echo "[$at_step of ${#steps[@]}, $((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $1"
+}

@@ -1,0 +1,462 @@
+"""The sub-command `own-text`: train an encoder on a user's own text and export it.
+
+    choose a model -> prepare -> train -> measure -> export, with a model card
+
+Each step can be resumed: the same command continues an interrupted call, and reports a finished one
+without repeating it. `run_and_time.sh` starts the ranks itself, so it calls the steps one by one
+(`--only`).
+"""
+
+import argparse
+import time
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlperf_bert.checkpoint.huggingface.card import CARD
+from mlperf_bert.common.console import LiveLine, as_clock
+from mlperf_bert.common.errors import (
+    STOPPED,
+    TARGET_MISSED,
+    ConfigError,
+    DataError,
+    one_line,
+    say,
+    typed,
+)
+from mlperf_bert.common.machine import usable_cpus
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.prepare.cli import SEED, add_of_own_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.checkpoint.huggingface.card import Facts
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.model.bert import BertForPretraining
+    from mlperf_bert.prepare.own_text import OwnText
+
+DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
+# Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
+# 1810.04805, appendix A.2), not run.
+PASSES = {"own_text_cpu": 20, "own_text_gpu": 40}
+LEAST_STEPS = 400  # smaller texts get more passes
+MOST_CPU_RANKS = 8
+BYTES_A_WORD = 300  # bytes of text per vocabulary entry; with fewer, entries are too rare
+LEAST_VOCABULARY = 512
+BYTES_A_TOKEN = 3  # of a full sequence: 3.7 of English, and sequences are 0.8 full
+CONTINUED_SHARE = 0.25  # of the passes, where weights are trained already: not tuned
+GPU_FLOPS = 1e14  # a second: assumed, not measured; a third of what an A100 can
+MEASUREMENTS, MEASURED_S = 5, 3.0  # at most, before training
+_BATCH_OF_A_RANK = {"parallel.local_batch_size", "parallel.grad_accum_steps"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The planned training: a config file, settings from text and machine, and the result."""
+
+    config_path: Path
+    settings: tuple[str, ...]
+    config: RunConfig
+    num_gpus: int
+
+    def in_words(self) -> str:
+        """The model that was chosen, in one line."""
+        model, ranks = self.config.model, self.config.parallel.world_size
+        where = {0: "the CPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
+        return (
+            f"model: {self.config_path.stem} on {where}: {model.num_layers} layers of "
+            f"{model.hidden_size}, {model.num_parameters / 1e6:,.1f} M weights, a vocabulary of "
+            f"{model.vocab_size:,}, up to {self.config.data.max_seq_length} tokens "
+            f"of text at a time, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `own-text`."""
+    parser.add_argument("text", type=Path, metavar="TEXT", help="a directory or a file of text")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="gets data/, run/ and exported/"
+    )
+    default = "default: own_text_gpu where there is a GPU, else own_text_cpu"
+    add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
+    add_of_own_text(parser)
+    add_init_checkpoint(parser)
+    data_help = "where prepared data go (default: OUT/data)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
+    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the remaining steps; 0, or the status of a training that gave no model."""
+    if not args.text.exists():
+        raise ConfigError("TEXT", f"there is no file or directory '{args.text}'", "give your text")
+    if args.only:
+        return _only(args)
+    args.data = args.data or args.out / DATA
+    card = args.out / EXPORTED / CARD
+    if card.exists():
+        print(f"already finished: see {card}; another --out makes another model")
+        return 0
+    try:
+        return _text_to_model(args)
+    except KeyboardInterrupt:
+        say(f"to go on: {typed(*args.command_line)}")
+        raise
+
+
+def _text_to_model(args: argparse.Namespace) -> int:
+    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.run.lock import RunLock
+
+    if read_rank_info().world_size > 1:
+        remedy = "start it once, it starts its own ranks; or use CORPUS= of run_and_time.sh"
+        raise ConfigError("own-text", "was started once for each rank", remedy)
+    print(f"own text: looking at {args.text}", flush=True)
+    from mlperf_bert.prepare.own_text import check_place  # which takes a while
+
+    for place in (args.out, args.data):
+        check_place(args.text, place)
+    run_dir = args.out / RUN
+    with LiveLine().never_silent(lambda: "choosing the model"):
+        plan = _choose(args)
+        is_over = (run_dir / "run_0" / "outcome.json").exists()
+        lines = [plan.in_words(), *([] if is_over else [_expected(plan)])]
+    print(*lines, sep="\n", flush=True)
+    with RunLock(run_dir, "run_0") as lock:
+        lock.check()
+        _prepare(args, plan)
+        words = ["train", "--config", plan.config_path, "--data", args.data, "--run-dir", run_dir]
+        words += ["--resume", "auto", "--go-on-by", typed(*args.command_line)]
+        if args.init_checkpoint is not None:
+            words += ["--init-checkpoint", args.init_checkpoint]
+        words += [f"--set={each}" for each in (*plan.settings, *args.set)]
+        ranks, agreed = plan.config.parallel.ranks_per_node, (STOPPED, TARGET_MISSED)
+        status = run_on_ranks([*map(str, words)], ranks, agreed_statuses=agreed)
+        if status not in (0, TARGET_MISSED):
+            return status
+        return _finish(run_dir / "run_0", args.data, args.out / EXPORTED)
+
+
+def _only(args: argparse.Namespace) -> int:
+    """One step, for run_and_time.sh, which says itself how training ended."""
+    if args.only == "finish":
+        _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
+        return 0
+    plan = _choose(args)
+    if args.only == "choose":  # the config's file, a name for the prepared data, the settings
+        print(plan.config_path, _name_of_data(args, plan), *plan.settings, sep="\n")
+    else:
+        print(f"{plan.in_words()}\n{_expected(plan)}", flush=True)
+        _prepare(args, plan)
+    return 0
+
+
+# Choose -------------------------------------------------------------------------------------------
+
+
+def _choose(args: argparse.Namespace) -> Plan:
+    """Choose the config, and settings from text and machine that the user left open.
+
+    The choice depends on the size of the raw text only, so the scripts of all ranks agree on it.
+    """
+    import torch
+
+    from mlperf_bert.prepare.own_files import find_files
+    from mlperf_bert.prepare.own_parts import text_bytes
+    from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+
+    halves = (each.partition("=") for each in args.set)
+    own = {name.strip(): value.strip(" '\"") for name, _, value in halves}
+    num_gpus = 0 if own.get("run.device") == "cpu" else torch.cuda.device_count()
+    path = args.config or find_config(f"own_text_{'gpu' if num_gpus else 'cpu'}")
+    settings: dict[str, Any] = {}
+
+    def words() -> tuple[str, ...]:
+        return tuple(f"{name}={value}" for name, value in settings.items() if name not in own)
+
+    def config_with(more: dict[str, Any]) -> RunConfig:
+        settings.update(more)
+        return load_config(path, [*words(), *args.set], args.init_checkpoint)
+
+    file = load_config(path)
+    if args.init_checkpoint is not None:
+        settings |= _as_the_weights(args, file.data.max_seq_length)
+    if args.vocab is not None:
+        settings["model.vocab_size"] = len(load_any_vocabulary(args.vocab))
+    if path.stem in PASSES:
+        num_bytes = text_bytes(find_files(args.text, args.vocab))
+        settings["schedule.warmup_steps"] = 0  # so that any number of steps may be set
+        if args.vocab is None:
+            size = 2 ** max(0, (num_bytes // BYTES_A_WORD).bit_length() - 1)
+            size = min(file.model.vocab_size, max(LEAST_VOCABULARY, size))
+            settings["model.vocab_size"] = size
+        batch = _ranks(config_with({}), set(own), num_gpus, file.parallel.global_batch_size)
+        config = config_with(batch)
+        share = 1.0 if args.init_checkpoint is None else CONTINUED_SHARE
+        steps = _steps(config, num_bytes * PASSES[path.stem], share)
+        warm_up = min(file.schedule.warmup_steps, steps // 10)
+        settings |= {"schedule.decay_steps": steps, "schedule.warmup_steps": warm_up}
+    config = config_with({})
+    return Plan(config_path=path, settings=words(), config=config, num_gpus=num_gpus)
+
+
+def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
+    """Model, vocabulary, `length` at most and learning rate to go on with weights of somebody."""
+    from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, model_of, vocabulary_of
+
+    if args.vocab is None:
+        args.vocab = vocabulary_of(args.init_checkpoint)
+    model = model_of(args.init_checkpoint)
+    if model.get("objective") != "mlm":
+        model.pop("objective", None)  # what trains both tasks can train masked LM alone
+    settings = {f"model.{name}": value for name, value in model.items()}
+    settings["data.max_seq_length"] = min(length, model.get("max_position_embeddings", length))
+    if args.config is None:
+        settings["optim.learning_rate"] = RATE_TO_CONTINUE
+    return settings
+
+
+def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -> dict[str, Any]:
+    """A rank a GPU, or a core, and a launcher's; together about the file's global batch."""
+    from mlperf_bert.distributed.launch import read_rank_info
+
+    parallel, info = config.parallel, read_rank_info()
+    nodes, on_node = parallel.nodes, num_gpus or min(MOST_CPU_RANKS, len(usable_cpus()))
+    if info.world_size > 1:
+        nodes, on_node = info.world_size // info.local_world_size, info.local_world_size
+    elif "parallel.ranks_per_node" in own:
+        on_node = parallel.ranks_per_node
+    settings: dict[str, Any] = {"parallel.nodes": nodes, "parallel.ranks_per_node": on_node}
+    if not own & _BATCH_OF_A_RANK:
+        rows = max(1, global_batch // (nodes * on_node))
+        accumulated = -(-rows // parallel.local_batch_size)
+        settings["parallel.local_batch_size"] = rows // accumulated
+        settings["parallel.grad_accum_steps"] = accumulated
+    if nodes * on_node > 1 and config.run.step_mode == "captured":
+        settings["parallel.data_parallel"] = "flat"  # no futures inside a capture
+    return settings
+
+
+def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
+    """A share of the steps that read `num_bytes` of text; at most the config's `run.max_steps`."""
+    bytes_a_step = BYTES_A_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
+    steps = min(config.schedule.decay_steps, max(LEAST_STEPS, num_bytes // bytes_a_step))
+    return max(1, int(share * steps))
+
+
+# Prepare ------------------------------------------------------------------------------------------
+
+
+def _prepare(args: argparse.Namespace, plan: Plan) -> None:
+    """What `prepare --corpus` does, in the config's sizes. Raises ConfigError and DataError."""
+    from mlperf_bert.prepare.own_text import prepare_own_text
+
+    if not prepare_own_text(_wanted(args, plan), args.data, workers=len(usable_cpus())):
+        print(f"{args.data}: already prepared with these settings")
+
+
+def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
+    from mlperf_bert.data.index import ShardSettings
+    from mlperf_bert.prepare.own_text import OwnText
+
+    names = ["max_seq_length", "max_predictions", "dupe_factor"]
+    values: dict[str, Any] = {name: getattr(plan.config.data, name) for name in names}
+    if plan.config.model.objective == "mlm":
+        values |= {"segments": "single", "dupe_factor": 1}
+    return OwnText(
+        source=args.text,
+        documents=args.documents,
+        text_field=args.text_field or "text",
+        held_out_share=args.held_out,
+        vocab_path=args.vocab,
+        vocab_size=plan.config.model.vocab_size,
+        settings=ShardSettings(seed=SEED, **values),
+    )
+
+
+def _name_of_data(args: argparse.Namespace, plan: Plan) -> str:
+    """A name unique to the text and its preparation; `prepare` reports text that cannot be read."""
+    from mlperf_bert.prepare.own_text import text_digest
+
+    try:
+        made_of = f"{text_digest(args.text, args.vocab)} {_wanted(args, plan)}"
+    except DataError:
+        made_of = ""
+    name = "".join(char if char.isalnum() or char in "._-" else "_" for char in args.text.name)
+    return f"own-{name}-{zlib.crc32(made_of.encode()):08x}"
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+def _expected(plan: Plan) -> str:
+    """The expected training time in one line, for full sequences and without optimizer updates."""
+    config = plan.config
+    sequences = config.max_steps * config.parallel.global_batch_size
+    if plan.num_gpus:
+        # 6 floating-point operations a weight and token (arXiv 2001.08361, section 2.1).
+        tokens, rate = sequences * config.data.max_seq_length, GPU_FLOPS * plan.num_gpus
+        seconds, how = 6 * config.model.num_parameters * tokens / rate, "assumed, not measured"
+    else:
+        forwards = config.max_steps * config.parallel.grad_accum_steps
+        seconds, how = forwards * _seconds_a_forward(config), "measured on made-up text"
+    return (
+        f"training: {config.max_steps:,} steps, {sequences:,} sequences, about "
+        f"{as_clock(seconds)} ({how}; progress lines correct it)"
+    )
+
+
+def _seconds_a_forward(config: RunConfig) -> float:
+    """Seconds of one rank's forward and backward on its CPU cores: the fastest of several."""
+    import torch
+
+    from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
+    from mlperf_bert.parts.build import make_model
+    from mlperf_bert.step.eager import training_loss_sums
+    from mlperf_bert.step.warm_up import synthetic_batch
+
+    ranks, device = config.parallel.ranks_per_node, torch.device("cpu")
+    set_cpu_threads(RankInfo(0, ranks, 0, ranks, 0, "local"))
+    model, batch = make_model(config, 0, device), synthetic_batch(config).to(device)
+    taken: list[float] = []
+    while len(taken) < MEASUREMENTS and sum(taken) < MEASURED_S:
+        begun = time.perf_counter()
+        loss = training_loss_sums(model, batch, config.model.precision).mlm
+        loss.backward()  # type: ignore[no-untyped-call]
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
+# Finish -------------------------------------------------------------------------------------------
+
+
+def _finish(run_dir: Path, data: Path, exported: Path) -> int:
+    """Measure what a run saved, export it with a card; 0, or 3 where training diverged."""
+    from mlperf_bert.checkpoint.huggingface.card import FACTS_VERSION, OWN_TEXT
+    from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+    from mlperf_bert.checkpoint.manifest import read_config
+    from mlperf_bert.common.atomic import write_file
+    from mlperf_bert.common.records import write_json
+    from mlperf_bert.run.outcome import read_outcome
+
+    if (exported / CARD).exists():
+        print(f"already finished: see {exported / CARD}")
+        return 0
+    checkpoints = run_dir / "checkpoints"
+    outcome, target = read_outcome(run_dir / "outcome.json"), read_config(checkpoints).eval.target
+    if target is None and outcome.status != "success":
+        remedy = "begin again with another --out and a lower --set optim.learning_rate"
+        say(f"training diverged, so no model is exported; {remedy}")
+        return TARGET_MISSED
+    with LiveLine().never_silent(lambda: "measuring and exporting the model") as shown:
+        facts = _measure(run_dir, data, shown)
+        values = {"schema_version": FACTS_VERSION, **asdict(facts)}
+        write_file(run_dir / OWN_TEXT, write_json(values))
+        export_huggingface(checkpoints, exported, None, data)
+    if facts.example:
+        print(f"an example: {facts.example}")
+    print(f"exported to {exported}, which transformers loads; {exported / CARD} tells of it")
+    print(f"own text: {facts.accuracy_in_words()}")
+    return 0
+
+
+def _measure(run_dir: Path, data: Path, shown: LiveLine) -> "Facts":
+    """The held-out accuracy before and after training, an example, and counts of the text."""
+    from mlperf_bert.checkpoint.huggingface.card import Facts
+    from mlperf_bert.checkpoint.load import load_first_weights, load_weights
+    from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve
+    from mlperf_bert.data.set_checks import open_index
+    from mlperf_bert.data.shards import SampleReader
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.parts.build import make_evaluator, make_model
+    from mlperf_bert.step.eager import weights_dtype
+
+    checkpoints = run_dir / "checkpoints"
+    config = read_config(checkpoints)
+    # The attention policy changes no result, and the one used in training may not run here.
+    config = replace(config, model=replace(config.model, attention="auto"))
+    seed = read_state(resolve(checkpoints)).seed
+    found: list[Facts] = []
+
+    def tell(done: int, of: int) -> None:
+        if shown.is_due():
+            shown.update(f"measured {done:,} of {of:,} batches")
+
+    def run_rank(info: "RankInfo", device: "torch.device") -> int:
+        index = open_index(data / "eval", config)
+        evaluator = make_evaluator(
+            config, index, SampleReader(data / "eval", index.manifest), info, device
+        )
+        model = make_model(config, seed, device)
+        if config.run.init_checkpoint:
+            load_first_weights(model, config, index.manifest.vocabulary_sha256, seed)
+        model.to(weights_dtype(config.model.precision))
+        evaluator.on_batch = tell
+        untrained = evaluator(model).mlm_accuracy
+        state = load_weights(model, checkpoints, index.manifest.vocabulary_sha256)
+        baseline = index.manifest.baseline
+        found.append(
+            Facts(
+                accuracy=evaluator(model).mlm_accuracy,
+                steps=state.step,
+                untrained=untrained,
+                guess=None if baseline is None else baseline.context_free_accuracy,
+                example=_example(model.eval(), checkpoints, data),
+                **_text_facts(data),
+            )
+        )
+        return 0
+
+    alone = RankInfo(0, 1, 0, 1, 0, "single")  # even if mpiexec started this script
+    in_session(run_rank, config.run.device, "allow", alone)
+    return found[0]
+
+
+def _text_facts(data: Path) -> dict[str, int]:
+    """Counts from corpus.json; empty for data that were not made from a user's text."""
+    from mlperf_bert.common.records import read_record
+
+    path = data / "corpus.json"
+    if not path.exists():
+        return {}
+    record = read_record(path, missing="is missing", remedy="prepare again")
+    counts = record.record("documents")
+    facts = {"documents": counts.integer("train"), "held_out_documents": counts.integer("eval")}
+    if record.has("characters"):
+        characters = record.record("characters")
+        facts["characters"] = characters.integer("of_the_text")
+        facts["left_out"] = characters.integer("left_out")
+    return facts
+
+
+def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
+    """A held-out sentence with one word masked, and the words that the model predicts."""
+    from mlperf_bert.checkpoint.manifest import read_manifest, resolve
+    from mlperf_bert.evaluation.fill import fill
+    from mlperf_bert.vocabulary.any_vocabulary import MASK, vocabulary_of
+
+    path = data / "text" / "eval.txt"  # the docs allow deleting it
+    if not path.exists():
+        return None
+    manifest = read_manifest(resolve(checkpoints))
+    vocabulary = vocabulary_of(resolve(checkpoints), manifest.vocabulary_sha256, None, data)
+    with path.open(encoding="utf-8") as file:
+        sentences = (line.split() for line in file)
+        words = next((each for each in sentences if 8 <= len(each) <= 20), None)
+    if words is None:
+        return None
+    place = max(range(len(words) // 2, len(words)), key=lambda number: words[number].isalpha())
+    text = " ".join([*words[:place], MASK, *words[place + 1 :]])
+    try:
+        (candidates,) = fill(model, vocabulary, text, 3)
+    except ConfigError:  # longer than the model's limit, or it contains a mask already
+        return None
+    guesses = ", ".join(f"{each.token} {each.probability:.2f}" for each in candidates)
+    return one_line(f"{text} ({words[place]}): {guesses}")

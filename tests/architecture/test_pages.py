@@ -1,0 +1,84 @@
+"""Pages for readers: short enough, and every link, path and make target on them is there."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import REPOSITORY
+
+MAX_WORDS, MAX_README_LINES = 30_000, 120
+DOCS = REPOSITORY / "docs"
+PACKAGES = [REPOSITORY / "benchmarks/bert/implementations/pytorch", REPOSITORY / "tools"]
+FRONT = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    PACKAGES[0] / "README.md",
+]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+FILE = re.compile(r"`([\w/.]+/[\w.]+\.(?:py|sh|toml|md))`")
+
+
+def pages() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "*.md"], cwd=REPOSITORY, capture_output=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = (REPOSITORY / name for name in listed.stdout.decode().split("\0") if name)
+    return [path for path in paths if path.exists()]
+
+
+def anchors(page: Path) -> set[str]:
+    """Heading names as a web view of the repository makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = (
+        re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "]", each)).lower() for each in headings
+    )
+    return {each.replace(" ", "-") for each in plain}
+
+
+def test_documentation_is_short() -> None:
+    words = {page: len(page.read_text("utf-8").split()) for page in DOCS.rglob("*.md")}
+    assert len(words) > 30
+    assert sum(words.values()) <= MAX_WORDS, sorted(words.items(), key=lambda each: -each[1])[:8]
+    assert len(FRONT[0].read_text("utf-8").splitlines()) <= MAX_README_LINES
+
+
+def test_every_link_leads_somewhere() -> None:
+    wrong = []
+    for page in pages():
+        for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+            place = (page.parent / target).resolve() if target else page
+            if not place.exists():
+                wrong.append(f"{page}: {target}")
+            elif anchor and place.suffix == ".md" and anchor not in anchors(place):
+                wrong.append(f"{page}: {target}#{anchor}")
+    assert wrong == []
+
+
+def test_every_page_is_found_from_the_index() -> None:
+    index = DOCS / "index.md"
+    linked = {(DOCS / target).resolve() for target, _ in LINK.findall(index.read_text("utf-8"))}
+    rooms = [
+        page for room in ("start", "how", "tools", "reference") for page in DOCS.glob(f"{room}/*")
+    ]
+    assert len(rooms) > 25
+    assert [page for page in rooms if page.resolve() not in linked] == []
+
+
+def test_files_and_make_targets_that_front_pages_name_are_there() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    roots = [REPOSITORY, *PACKAGES, *(root / "mlperf_bert" for root in PACKAGES[:1])]
+    found = 0
+    for page in FRONT:
+        text = page.read_text(encoding="utf-8")
+        for name in FILE.findall(text):
+            found += 1
+            assert any((root / name).exists() for root in roots), f"{page.name}: {name}"
+        for target in re.findall(r"\bmake ([a-z][\w-]+)", text):
+            found += 1
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
+    assert found > 30

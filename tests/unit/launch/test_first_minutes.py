@@ -1,0 +1,276 @@
+"""The first minutes: a bad start is one line and status 2, and nothing is silent for long.
+
+Installations are those of a stand-in for .venv's interpreter: it has the real standard library, and
+its pip says what it is told to.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlperf_bert.common import console
+from support import REPOSITORY
+
+RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"
+LAUNCH = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
+LEAVES_OUT = "leave PYTHON out for .venv, made at first use, or give an interpreter that has"
+Install = Callable[..., tuple[subprocess.CompletedProcess[str], list[str]]]
+INTERPRETER = f"""#!/bin/sh
+case "$*" in
+*" versions --timeout 5 --retries 1 "*) echo "Available: ${{OFFERED:-2.14.0, 2.13.0}}" ;;
+*" install "*)
+    echo "$*" >>"$ASKED"; echo "$PIP_SAYS"; sleep ${{PIP_S:-0}}; exit ${{PIP_STATUS:-0}} ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+UV = """#!/bin/sh
+echo "uv $*" >>"$ASKED"
+case "$*" in *--dry-run*) [ $UV_HTTP_TIMEOUT$UV_HTTP_RETRIES = 51 ] && exit $DRY ;; esac
+echo "  error: no such index"; exit 1
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The files of a bare clone that a start reads."""
+    implementation = LAUNCH.parent.relative_to(REPOSITORY)
+    for name in (implementation / "launch", implementation / "mlperf_bert/configs", "requirements"):
+        shutil.copytree(REPOSITORY / name, tmp_path / "tree" / name)
+    (tmp_path / "tree" / "tools").mkdir()
+    scripts = ("run_and_time.sh", "run_tests.sh", "tools/venv.sh", "tools/lock.py")
+    for name in (*scripts, "pyproject.toml"):
+        shutil.copy2(REPOSITORY / name, tmp_path / "tree" / name)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes a program into a directory that is first on PATH."""
+    (tmp_path / "bin").mkdir()
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def start(*command: object, **variables: object) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    kept["PATH"] = kept["PATH"].removeprefix(f"{Path(sys.executable).parent}:")
+    environ = kept | {name: str(value) for name, value in variables.items()}
+    words = [str(word) for word in command]
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The only line on stderr, of a start that left with status 2."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1 and ": error: " in done.stderr, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no program '"),
+        ("exit 3", "is older than Python 3.11"),
+        (f'exec {sys.executable} -S "$@"', "lacks the package or torch"),
+        ("exit 126", "does not run Python (status 126)"),
+    ],
+)
+def test_another_python_is_one_line(
+    text: str | None, said: str, programs: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    python = tmp_path / "bin" / "python"
+    if text is not None:
+        programs("python", f"#!/bin/sh\n{text}\n")
+    begun = time.monotonic()
+    line = one_line(start(REPOSITORY / "run_and_time.sh", PYTHON=python, LOGDIR=tmp_path / "run"))
+    assert time.monotonic() - begun < 2
+    assert line.startswith("run_and_time.sh: error: PYTHON: ") and f"'{python}'" in line
+    assert said in line and LEAVES_OUT in line
+    assert not (tmp_path / "run").exists()
+
+
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs unshare -rm",
+)
+@pytest.mark.parametrize(
+    ("command", "variables", "said"),
+    [
+        ("run_and_time.sh", {}, "LOGDIR: '{tree}/runs/"),
+        (
+            "run_and_time.sh",
+            {"PYTHON": sys.executable, "LOGDIR": "/tmp/none-such"},
+            "{tree}/.cache/embedded-",
+        ),
+        ("tools/venv.sh", {}, "{tree} cannot be written to, and the package is installed there"),
+        ("run_tests.sh", {}, "{tree} cannot be written to; make it writable, or test a copy"),
+    ],
+)
+def test_a_read_only_tree_is_one_line(
+    tree: Path, command: str, variables: dict[str, str], said: str
+) -> None:
+    private = ("unshare", "-rm", "sh", "-c", READ_ONLY, tree)
+    line = one_line(start(*private, tree / command, **variables))
+    assert said.format(tree=tree) in line
+    assert not Path("/tmp/none-such").exists()
+
+
+def test_a_full_or_read_only_place_for_temporary_files(tree: Path) -> None:
+    assert "set TMPDIR to another" in one_line(start(tree / "tools/venv.sh", TMPDIR="/none/such"))
+
+
+def test_no_python_to_make_the_environment_of(
+    tree: Path, programs: Callable[[str, str], Path]
+) -> None:
+    for name in ("python3", "python3.11", "python3.12"):
+        path = programs(name, "#!/bin/sh\nexit 1\n").parent
+    done = start(tree / "run_tests.sh", PATH=f"{path}:{os.environ['PATH']}")
+    assert "no Python 3.11 or newer with venv and ensurepip is on PATH; install" in one_line(done)
+    assert not (tree / ".venv").exists()
+
+
+@pytest.fixture
+def install(tree: Path, programs: Callable[[str, str], Path]) -> Install:
+    """Runs tools/venv.sh by the stand-in: what came of it, and what it asked of pip and uv."""
+    (tree / ".venv" / "bin").mkdir(parents=True)
+    (tree / ".venv" / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    python = programs("python", INTERPRETER)
+    (tree / ".venv" / "bin" / "python").symlink_to(python)
+    asked = tree.parent / "asked"
+
+    def call(**variables: object) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        path = f"{python.parent}:{os.environ['PATH']}" if "DRY" in variables else "/usr/bin:/bin"
+        done = start(tree / "tools/venv.sh", PATH=path, ASKED=asked, **variables)
+        return done, asked.read_text().splitlines() if asked.exists() else []
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("pip_says", "said"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full at .venv"),
+        ("Retrying: NewConnectionError(name resolution)", "the package index cannot be reached"),
+    ],
+)
+def test_an_installation_that_cannot_be_says_why(
+    install: Install, tree: Path, pip_says: str, said: str
+) -> None:
+    done, _ = install(PIP_SAYS=pip_says, PIP_STATUS=1)
+    assert said in one_line(done)
+    assert not (tree / ".venv" / "installed").exists()
+
+
+def test_ctrl_c_during_the_installation_says_how_to_go_on(install: Install, tree: Path) -> None:
+    stopped = ("timeout", "--preserve-status", "-s", "INT", "2", "env", "--default-signal=INT")
+    done = start(*stopped, tree / "run_and_time.sh", PIP_S=9, ASKED="/dev/null", LOGDIR=tree / "a")
+    assert (done.returncode, done.stderr) == (130, ""), done.stdout
+    hint = f"to go on: RESUME=auto LOGDIR={tree}/a {tree}/run_and_time.sh"
+    assert done.stdout.splitlines()[-1] == hint
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")
+def test_which_torch_and_by_what(
+    install: Install, programs: Callable[[str, str], Path], tree: Path
+) -> None:
+    """Packages are counted, and CUDA's are among them only where torch will bring them."""
+
+    def count(done: subprocess.CompletedProcess[str]) -> int:
+        found = re.match(r"installing (\d+) packages into .venv \(once\), about", done.stdout)
+        assert done.returncode == 0 and found, done.stdout + done.stderr
+        (tree / ".venv" / "installed").unlink()
+        return int(found[1])
+
+    offered = "2.14.0, 2.13.0+cpu, 2.13.0"
+    of_cpu, asked = install(OFFERED=offered, TORCH_INDEX="file:///more")
+    assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
+    locked, pinned, own = asked
+    assert "--require-hashes --no-deps --only-binary :all:" in locked and "///more" not in locked
+    assert "--extra-index-url file:///more" in pinned and own.endswith(f"--editable {tree}")
+    assert start(tree / "tools/venv.sh").stdout == ""  # at once, the second time
+    (tree / ".venv" / "installed").unlink()
+    of_cuda, _ = install()
+    assert "no index here has a CPU build, TORCH_INDEX may name one" in of_cuda.stdout
+    assert count(of_cuda) > 40
+    programs("uv", UV)
+    by_both, asked = install(DRY="0")
+    lines = by_both.stdout.splitlines()
+    assert lines[0].endswith("torch 2.13.0 for CPUs, by uv") and 20 < count(by_both) < 40
+    assert lines[1] == "uv cannot install what the lock names (error: no such index): pip does"
+    assert any(line.startswith("uv ") and "--require-hashes" in line for line in asked)
+    assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
+
+
+def test_no_tick_is_dropped_where_they_come_late() -> None:
+    late = "sleep() { SECONDS=$((SECONDS + 3)); [ $SECONDS -lt 40 ]; }"
+    done = start("bash", "-c", f". {LAUNCH}/ticking.sh; {late}; tick 'echo on'")
+    assert done.stdout.split() == ["0:12", "on", "0:24", "on", "0:36", "on"]
+
+
+def test_a_quiet_command_ticks_and_the_recorder_measures_it(
+    programs: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """The model for a text is chosen in silence, and its answer is captured."""
+    quiet = "*choose*) sleep 3; echo a; echo b ;;"
+    quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
+    python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} *) echo 1 ;; esac\n')
+    given = {"CORPUS": tmp_path, "PYTHON": python, "LOGDIR": tmp_path / "run"}
+    script = REPOSITORY / "run_and_time.sh"
+    done = start(sys.executable, RECORDER, tmp_path / "a.cast", script, **given)
+    assert done.returncode == 75, done.stderr
+    head, *events = map(json.loads, (tmp_path / "a.cast").read_text().splitlines())
+    times = [0.0, *(event[0] for event in events)]
+    assert (head["version"], events[0][1:]) == (
+        2,
+        ["o", "own text: text, training, evaluation, export\r\n"],
+    )
+    assert any("0:02 choosing a model for the text" in event[2] for event in events)
+    figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    begun, at_step, at_result, silence = (
+        float(figures[name].split()[0])
+        for name in ("first line", "first step", "result", "longest silence")
+    )
+    assert begun < 2 and 3 <= at_step <= at_result
+    assert silence == pytest.approx(max(np.diff(times)), abs=0.06)
+    plain = start(
+        *(sys.executable, RECORDER, tmp_path / "b.cast", "--as-file"),
+        *("bash", "-c", "echo begun; sleep .4; printf dots; sleep .4; exit 3"),
+    )
+    assert plain.returncode == 3  # the command's
+    found = re.search(r"longest silence: (.*) s", plain.stdout)
+    assert "step: none" in plain.stdout and found and float(found[1]) >= 0.8  # dots are no line
+
+
+def test_a_line_says_what_goes_on_where_nothing_was_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "TICK_S", 0.01)
+    monkeypatch.setattr(console, "SILENCE_S", (0.02, 0.1))
+    doing = iter(["start-up", "step 1", *["step 2"] * 99])
+    with console.LiveLine(stderr=False).never_silent(lambda: next(doing)) as shown:
+        time.sleep(0.3)
+        shown.line("a line")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["... start-up (0:00:00)", "... step 1 (0:00:00)"] and lines[-1] == "a line"
+    assert len(lines) <= 5  # not every tick
+    with console.LiveLine(stderr=False, speaks=False).never_silent(lambda: "none"):
+        time.sleep(0.2)
+    assert capsys.readouterr().out == ""

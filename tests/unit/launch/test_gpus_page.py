@@ -1,0 +1,87 @@
+"""docs/start/gpus.md, launch/jobset.yaml: commands that parse, as many ranks as their configs."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from mlperf_bert.__main__ import _parser
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.options import find_config
+from mlperf_bert.config.run_config import RunConfig
+from support import PACKAGE, REPOSITORY
+
+PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
+COMMANDS = [
+    *re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE),
+    *(
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+        for line in block.splitlines()
+    ),
+]
+JOBSET = PACKAGE.parent / "launch/jobset.yaml"
+# Fields of v1alpha2 (kubernetes-sigs/jobset, jobset_types.go) and of batch/v1 that it uses.
+FIELDS = [
+    {"failurePolicy", "replicatedJobs"},
+    {"maxRestarts"},
+    {"name", "replicas", "template"},
+    {"completionMode", "parallelism", "completions", "backoffLimit", "template"},
+]
+
+
+def trained(words: list[str]) -> tuple[Any, RunConfig]:
+    """The arguments of torchrun, and the config of the `train` that it starts."""
+    asked = get_args_parser().parse_args(words)
+    assert asked.module and asked.training_script == "mlperf_bert"
+    args = _parser(asked.training_script_args).parse_args(asked.training_script_args)
+    config = load_config(args.config, args.set)
+    assert config.parallel.nodes == int(asked.nnodes)
+    assert config.parallel.ranks_per_node == int(asked.nproc_per_node)
+    assert args.resume == "auto" and args.run_dir and args.init_checkpoint  # a closed config
+    return asked, config
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_parses(command: str) -> None:
+    words = shlex.split(command)
+    named = re.search(r"CONFIG=(\w+)|config slurm (\w+)", command)
+    if named and not command.startswith("CONFIG=runs/"):
+        config = load_config(find_config(named[1] or named[2]))
+        started = re.search(r"mpiexec -n (\d+)", command)
+        assert started is None or int(started[1]) == config.parallel.world_size
+    if words[0] == ".venv/bin/torchrun":
+        trained(words[1:])
+    elif words[0] == ".venv/bin/mlperf_bert":
+        assert _parser(words[1:]).parse_args(words[1:]).out == Path("runs/two.toml")
+    elif words[0] == "kubectl":
+        assert (REPOSITORY / words[-1]).samefile(JOBSET)
+    else:
+        assert "run_and_time.sh" in words[-1]
+
+
+def test_the_jobset_starts_the_ranks_of_its_config() -> None:
+    yaml = pytest.importorskip("yaml")
+    jobset = yaml.safe_load(JOBSET.read_text("utf-8"))
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    spec, (replicated,) = jobset["spec"], jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [set(each) for each in (spec, spec["failurePolicy"], replicated, job)] == FIELDS
+    assert container["command"] == ["python", "-m", "torch.distributed.run"]
+    args = [each.replace("$(JOB_COMPLETION_INDEX)", "1") for each in container["args"]]
+    asked, config = trained(args)
+    nodes = replicated["replicas"] * job["parallelism"]
+    assert nodes == job["completions"] == config.parallel.nodes and asked.node_rank == 1
+    assert job["completionMode"] == "Indexed" and job["backoffLimit"] == 0
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == config.parallel.ranks_per_node
+    # JobSet's name of the first pod: <jobset>-<replicated job>-<job>-<pod>.<subdomain>
+    name = jobset["metadata"]["name"]
+    assert asked.master_addr == f"{name}-{replicated['name']}-0-0.{name}"
+    volumes = {each["name"] for each in pod["volumes"]}
+    assert {each["name"] for each in container["volumeMounts"]} == volumes

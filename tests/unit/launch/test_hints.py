@@ -1,0 +1,179 @@
+"""Each command that a run prints does its work, typed into the shell that started the run."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.common.errors import MISTAKE, TARGET_MISSED, DataError
+from mlperf_bert.run.metrics import MetricsFile
+from resume_cases import run_train
+from support import REPOSITORY
+
+HINT = re.compile(r"^to [a-z ]+: (.+)$", re.MULTILINE)
+TRAIN = (
+    f"{sys.executable} -m mlperf_bert train --config $CONFIG --data 'the data' --run-dir 'a run'"
+)
+SCRIPT = (
+    f"LOGDIR='a run' DATADIR='the data' PYTHON={sys.executable} {REPOSITORY}/run_and_time.sh --"
+)
+TASKS = "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS"
+# Busy with the text the first time.
+STAND_IN = """#!/bin/sh
+case "$*" in
+*" prepare "* | *" own-text "*)
+    [ -e "$0.busy" ] || { >"$0.busy"; exec sleep 20; }
+    echo a; echo b ;;
+*" data.corpus"*) echo embedded ;;
+*" --only-check "*) ;;
+*" train "*) echo "$*"; exit 75 ;;
+*) echo 7 ;;
+esac
+"""
+# Long enough to be stopped on the way, short enough to be gone on with to its end.
+SETTINGS = {
+    "run.max_steps": "150",
+    "run.log_interval_steps": "5",
+    "eval.interval_samples": "2400",
+    "eval.target_accuracy": "none",
+    "mlperf.submission_org": "'an org'",
+}
+
+
+def foreign_path() -> str:
+    """The directories of PATH without that of our programs."""
+    own = str(Path(sys.executable).parent)
+    return ":".join(path for path in os.environ["PATH"].split(":") if path != own)
+
+
+def shell(command: str, directory: Path) -> subprocess.Popen[str]:
+    """Begin a command in a shell that finds no program of ours by its short name."""
+    return subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=directory,
+        env={**os.environ, "PATH": foreign_path(), "CLEAR_CACHES": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def said(process: subprocess.Popen[str], *statuses: int) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode in statuses, output
+    return output
+
+
+def type_all(output: str, directory: Path) -> dict[str, str]:
+    """Type every hint; by its command's name what that has said."""
+    hints = HINT.findall(output)
+    begun = [(hint, shell(hint, directory)) for hint in hints]
+    # The diagnosis says by its status what it has found.
+    statuses = {hint: (0, 1, 3) if "report doctor" in hint else (0,) for hint in hints}
+    return {hint: said(process, *statuses[hint]) for hint, process in begun}
+
+
+@pytest.mark.parametrize(
+    ("given", "launcher"),
+    [
+        ("", ""),
+        ("CORPUS=. ", ""),
+        (f"{TASKS}=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 ", "mpiexec -n 2 "),
+        (f"{TASKS}=1 PMI_SIZE=4 PMI_RANK=0 ", "mpiexec -n 4 "),
+        (f"{TASKS}=4 PMI_SIZE=4 PMI_RANK=0 ", "srun -n 4 "),
+    ],
+)
+def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    start = f"{given}LOGDIR='a run' PYTHON={python} {REPOSITORY}/run_and_time.sh"
+    process = shell(f"{start} -- --set a.b='c d'", tmp_path)
+    while not python.with_suffix(".busy").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    stopped = said(process, 130)
+    assert stopped.startswith("own text: text," if "CORPUS" in given else "cpu_tiny, 3 steps: text")
+    (going_on,) = HINT.findall(stopped)
+    assert f" {launcher}{REPOSITORY}" in going_on
+    trains = said(shell(going_on.replace(launcher, ""), tmp_path), 75)
+    assert re.search(r" train .*--run-dir a run .*--resume auto .* --set a\.b=c d$", trains, re.M)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("start", [TRAIN, SCRIPT], ids=["train", "script"])
+def test_after_ctrl_c_and_after_the_end(
+    start: str, synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "the data").symlink_to(synthetic_data)
+    sets = " ".join(f"--set {name}={value}" for name, value in SETTINGS.items())
+    config = f"CONFIG={shlex.quote(str(tiny_config))}"
+    command = f"export {config}; exec {start}" if start == TRAIN else f"{config} {start}"
+    process = shell(f"{command} {sets}", tmp_path)
+    metrics = tmp_path / "a run/run_0/metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    stopped = said(process, 75)
+    assert re.search(r"^stopped by SIG(INT|TERM) after [\d,]+ samples", stopped, re.MULTILINE)
+    (_, going_on) = HINT.findall(stopped)
+    ended = said(shell(going_on, tmp_path), 0)
+    assert re.search(r"^150 steps, 2,400 samples, [\d.]+ s of training; accuracy 0", ended, re.M)
+    assert "target" not in ended.replace("no target", "") and "RESULT," not in ended
+    if start == SCRIPT:
+        assert "ruleset 5.0.0: a run/result_0.txt; no result is claimed\n" in ended
+    watched, reported, filled = type_all(ended, tmp_path).values()
+    assert "finished, no target" in watched
+    assert re.search("finished, no target, (on track|behind)", reported)
+    assert (tmp_path / "a run/run_0/report.html").is_file()
+    assert re.search(r"^0\.\d{4}  \S+$", filled, re.MULTILINE)
+
+
+def test_after_a_missed_target(
+    synthetic_data: Path,
+    tiny_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", foreign_path())
+    assert run_train(tiny_config, synthetic_data, tmp_path / "a run") == TARGET_MISSED
+    output = capsys.readouterr().out
+    assert re.search(r"^target NOT reached after 320 samples, .*; accuracy 0\.\d+ of", output, re.M)
+    watched, reported, judged = type_all(output, tmp_path).values()
+    assert "NOT reached" in watched and "target missed" in reported and "run_0: " in judged
+
+
+def test_after_an_error(
+    synthetic_data: Path,
+    tiny_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write = MetricsFile.write
+
+    def fills_up(file: MetricsFile, record: dict[str, Any]) -> None:
+        if record["step"] == 15:
+            raise DataError("metrics.jsonl", "no space", "free some")
+        write(file, record)
+
+    settings = ("eval.target_accuracy=none", "checkpoint.interval_steps=5")
+    monkeypatch.setattr(MetricsFile, "write", fills_up)
+    assert run_train(tiny_config, synthetic_data, tmp_path / "a run", *settings) == MISTAKE
+    _, going_on = HINT.findall(capsys.readouterr().out)
+    monkeypatch.setattr(MetricsFile, "write", write)
+    assert main(shlex.split(going_on)[1:]) == 0  # as typed, but for the new process
+    assert "20 steps, 320 samples" in capsys.readouterr().out
