@@ -136,6 +136,20 @@ def test_another_vocabulary_or_another_model_is_one_line(
     assert "intermediate_size" in refusal(capsys, "train", "--config", config, *place)
 
 
+def test_the_file_may_fit_the_weights_by_a_change_alone(
+    bert: Path, config: Path, capsys: Any
+) -> None:
+    """The closed walk shrinks a file of 512 tokens; the weights know fewer positions."""
+    text = config.read_text().replace("max_seq_length = 32", "max_seq_length = 512")
+    config.write_text(text)
+    assert "max_seq_length = 512" in text
+    shorter = ("data.max_seq_length=32",)
+    assert load_config(config, shorter, bert, take_model).data.max_seq_length == 32
+    config.write_text(text + "[nothing]\n")
+    place = ["train", "--config", str(config), "--init-checkpoint", str(bert), "--data", "D"]
+    assert f"{config}: [nothing]" in refusal(capsys, *place, "--set", shorter[0])
+
+
 def test_a_next_sentence_head_that_is_asked_for_is_drawn(
     bert: Path, config: Path, words: Path
 ) -> None:

@@ -74,7 +74,7 @@ def answer(args: argparse.Namespace) -> Answer:
         raise ConfigError("--out", f"{path} does not end in .toml", f"name it {found.name}")
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
-    check_file_name(path, found.config)
+    check_file_name(path, found.config.parallel)
     expected = expected_time(found)
     if args.out is None:
         make_directory(path.parent)

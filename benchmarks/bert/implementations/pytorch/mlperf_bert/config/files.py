@@ -20,7 +20,7 @@ from typing import Any
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import bounds_of
+from mlperf_bert.config.sections import ParallelSection, bounds_of
 
 Tables = dict[str, dict[str, Any]]
 TakeModel = Callable[[Path, dict[str, Any]], None]  # directory of weights, settings of [model]
@@ -51,36 +51,41 @@ def load_config(
     changes = [_parse_override(override) for override in overrides]
     if init_checkpoint is not None:
         changes.append(("run", "init_checkpoint", str(init_checkpoint)))
-    if take_model is not None:
-        _complete_model(tables, changes, take_model)
-    from_file = config_from_tables(tables, str(path))
-    check_file_name(path, from_file)
-    if not changes:
-        return from_file
+    is_taken = take_model is not None and _complete_model(tables, changes, take_model)
+    sections = _sections_from_tables(tables, str(path))
+    check_file_name(path, sections["parallel"])
+    if not is_taken:  # the weights' model fits the changes, perhaps not what they replace
+        RunConfig(**sections)
     for section, field, value in changes:
         tables.setdefault(section, {})[field] = value
-    return config_from_tables(tables, "--set")
+    return config_from_tables(tables, "--set" if changes else str(path))
 
 
 def _complete_model(
     tables: Tables, changes: Sequence[tuple[str, str, Any]], take_model: TakeModel
-) -> None:
-    """Give [model] its changes and, if a run begins with weights, the weights' settings."""
+) -> bool:
+    """Give [model] its changes and the weights' settings; False if the run begins without any."""
     run, model = (tables.setdefault(name, {}) for name in ("run", "model"))
     if not (isinstance(run, dict) and isinstance(model, dict)):
-        return  # `config_from_tables` refuses it
+        return False  # `config_from_tables` refuses it
     given = run.get("init_checkpoint")
     for section, field, value in changes:
         given = value if (section, field) == ("run", "init_checkpoint") else given
-    if given and isinstance(given, str):
-        for section, field, value in changes:
-            if section == "model":
-                model[field] = checked_setting(f"model.{field}", value, "--set")
-        take_model(Path(given), model)
+    if not given or not isinstance(given, str):
+        return False
+    for section, field, value in changes:
+        if section == "model":
+            model[field] = checked_setting(f"model.{field}", value, "--set")
+    take_model(Path(given), model)
+    return True
 
 
 def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
     """Build the config from nested dictionaries; `origin` opens every error message."""
+    return RunConfig(**_sections_from_tables(tables, origin))
+
+
+def _sections_from_tables(tables: Mapping[str, Any], origin: str) -> dict[str, Any]:
     sections = _hints(RunConfig)
     for name in tables:
         if name not in sections:
@@ -92,7 +97,7 @@ def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
         if not isinstance(table, Mapping):
             raise ConfigError(f"{origin}: {name}", "is not a table", f"write it as [{name}]")
         built[name] = _build_section(kind, name, table, origin)
-    return RunConfig(**built)
+    return built
 
 
 def config_to_toml(config: RunConfig) -> str:
@@ -231,13 +236,13 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     return section, field, value
 
 
-def check_file_name(path: Path, config: RunConfig) -> None:
-    """Raise ConfigError if a file's name states another size than its config."""
+def check_file_name(path: Path, parallel: ParallelSection) -> None:
+    """Raise ConfigError if a file's name states another size than its section [parallel]."""
     match = _SIZE_IN_NAME.search(path.stem)
     if match is None:
         return
     names = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
-    size = [getattr(config.parallel, name) for name in names]
+    size = [getattr(parallel, name) for name in names]
     if [int(number) for number in match.groups()] != size:
         problem = f"[parallel] says {'x'.join(map(str, size))}"
         raise ConfigError(str(path), problem, "rename the file or mend [parallel]")
