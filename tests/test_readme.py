@@ -5,6 +5,7 @@ target. Left out: `./run_tests.sh`, a block behind `<!-- not tested: long -->`, 
 table that need a cluster, a study, or published weights.
 """
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -66,12 +67,25 @@ def test_the_two_commands_are_the_first() -> None:
     assert [row for row in table() if row.startswith(NEEDS_MORE)]
 
 
-def test_what_you_see_is_what_the_log_has() -> None:
-    shown = re.search(
-        r"```text\n(.*?)```\n\n\(Run 0 of \[ten\]\((.+?)README\.md\)", README, re.DOTALL
-    )
-    assert shown is not None
-    log = (REPOSITORY / shown[2] / "output.txt").read_text(encoding="utf-8").splitlines()
-    run = log[: next(place for place, line in enumerate(log) if "accepted" in line) + 1]
-    quoted = [line for line in shown[1].splitlines() if line != "..."]
-    assert [line for line in run if line in quoted] == quoted
+RECORDING = REPOSITORY / "logs" / "2026-11-23-first-run"
+
+
+def test_what_you_see_is_what_was_recorded() -> None:
+    shown = re.search(r"recording\]\((.+?)README\.md\)\)\.\n\n```text\n(.*?)```", README, re.DOTALL)
+    assert shown is not None and REPOSITORY / shown[1] == RECORDING
+    events = [json.loads(line) for line in (RECORDING / "first.cast").read_text().splitlines()[1:]]
+    lines = re.split(r"(?:\x1b\[[\d?]*[A-Za-z]|[\r\n])+", "".join(data for _, _, data in events))
+    quoted = [line for line in shown[2].splitlines() if line != "..."]
+    assert [line for line in lines if line in quoted] == quoted
+
+
+def test_the_first_and_second_runs_times_are_those_recorded() -> None:
+    words = " ".join(README.split("## You want")[0].split())
+    said = "the first line comes at {} s, the first step at {} s, the result at {} s"
+    again = "at the second run {}, {} and {} s"
+    for name, text in (("first", said), ("second", again)):
+        figures = (RECORDING / f"{name}.txt").read_text()
+        times = re.findall(r"^(?:first line|first step|result): ([\d.]+) s$", figures, re.MULTILINE)
+        assert text.format(*times) in words
+        longest = re.search(r"^longest silence: ([\d.]+) s", figures, re.MULTILINE)
+        assert longest and float(longest[1]) < 3 and "still for more than 3 s" in words

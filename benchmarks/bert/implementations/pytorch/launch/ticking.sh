@@ -35,16 +35,16 @@ steps=() at_step=0
 
 say_plan() { # what comes and about how long it takes, before any of it
     local seconds=0 long="how long, training says once it knows its rate" i
-    # Seconds on two cores. Installation: 48.6 by pip and 21.1 by uv, and the text: one call each on a shared machine
-    # (logs/2026-11-23-first-run). Training: the median of results/cpu_2core_pytorch.
+    # Seconds on two cores. Installation from an index nearby, and the text: logs/2026-11-23-first-run. Training: the
+    # median of results/cpu_2core_pytorch.
     if [ -z "${PYTHON:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
-        steps+=(install) seconds=60 # and the download
+        steps+=(install) seconds=31
     fi
     if [ -n "${CORPUS:-}" ]; then
         echo "own text${asked:+ by $config_name}:${steps[*]+ install,} text, training, evaluation, export"
         return
     fi
-    [ -n "${DATADIR:-}" ] || steps+=(text) seconds=$((seconds + 20))
+    [ -n "${DATADIR:-}" ] || steps+=(text) seconds=$((seconds + 9))
     for ((i = 0; i < NEXP; i++)); do steps+=(train check) seconds=$((seconds + 110)); done
     [ "$CONFIG" != "$configs/cpu_tiny.toml" ] || [ ${#overrides[@]} != 0 ] ||
         long="about $(((seconds + 59) / 60)) minutes in all on two cores"
