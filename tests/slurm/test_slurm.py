@@ -112,7 +112,7 @@ def assert_the_target_stands_for_something(output: str, tree: Path) -> None:
     last = [line for line in output.splitlines() if "on [MASK] inputs" in line][-1]
     reached = re.search(r"accuracy ([\d.]+) .*on \[MASK\] inputs ([\d.]+)", last)
     assert reached and float(reached[1]) >= target
-    assert float(reached[2]) >= 4 * baseline.mask_only_accuracy
+    assert float(reached[2]) >= 3.5 * baseline.mask_only_accuracy
 
 
 @pytest.fixture(scope="module")
