@@ -1,7 +1,7 @@
 """Checks of the update kernels of every device, against readable updates in float64."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, trust_ratio
 
-RULES = ("adamw", "lamb")
+RULES = ("adamw", "lamb", "muon")
 DTYPES = {  # name: of masters, gradients and weights
     "fp64": (torch.float64, torch.float64, None),
     "fp32": (torch.float32, torch.float32, None),
@@ -21,12 +21,13 @@ DTYPES = {  # name: of masters, gradients and weights
     "fp64 from fp32": (torch.float64, torch.float32, None),
 }
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6}  # relative; a hundredth of it absolute
-CONSTANTS = Constants(beta_1=0.8, beta_2=0.817, epsilon=1e-6)
+CONSTANTS = Constants(beta_1=0.8, beta_2=0.817, epsilon=1e-6, momentum=0.7)
 RATES = (0.01, 0.03, 0.02, 0.005)
 FACTOR = 0.37
 NUMEL = {4: 2100, 0: 1024, 2: 1, 5: 500, 1: 2500}  # by tensor, in the buffer's order; 3 is not here
 WEIGHT_DECAY = (0.1, 0.0, 0.1, 0.1, 0.0, 0.1)
 ADAPTED = (True, False, True, True, True, True)
+DIRECTION_SCALE = (0.0, 1.5, 0.0, 0.7, 0.5, 0.0)  # Muon's matrices are those above 0
 ZERO_WEIGHTS, ZERO_UPDATE = 5, 4  # each of them makes a trust ratio of 1
 CHANGING = ("masters", "weights", "exp_avg", "exp_avg_sq")
 
@@ -63,6 +64,8 @@ def make_case(dtypes: str, device: str, numel: dict[int, int] = NUMEL) -> Case:
         tensor_of_block=present.repeat_interleave(blocks).to(device),
         weight_decay=torch.tensor(WEIGHT_DECAY, device=device),
         adapted=torch.tensor(ADAPTED, device=device),
+        direction=torch.zeros_like(masters, device=device),
+        direction_scale=torch.tensor(DIRECTION_SCALE, dtype=torch.float64, device=device),
     )
     return Case(shard, elements)
 
@@ -90,9 +93,13 @@ def make_scalars(step: int, device: str, skip: float = 0.0) -> StepScalars:
 
 
 def update(kernels: Any, rule: str, shard: FlatShard, scalars: StepScalars) -> None:
-    """One whole update by the kernels."""
+    """One whole update by the kernels; Muon's directions are not orthogonalised."""
     if rule == "adamw":
         kernels.adamw(shard, CONSTANTS, scalars)
+        return
+    if rule == "muon":
+        kernels.muon_momentum(shard, CONSTANTS, scalars)
+        kernels.muon_apply(shard, CONSTANTS, scalars)
         return
     ratios = ratios_of(shard, kernels.lamb_norms(shard, CONSTANTS, scalars))
     kernels.lamb_apply(shard, CONSTANTS, scalars, ratios)
@@ -119,11 +126,18 @@ class Reference:
         decays = case.shard.weight_decay.tolist()
         for tensor, (masters, exp_avg, exp_avg_sq) in self.state.items():
             gradient = case.shard.gradients[case.elements[tensor]].double().cpu() * factor
+            scale = DIRECTION_SCALE[tensor] if self.rule == "muon" else 0.0
+            if scale:
+                exp_avg.lerp_(gradient, 1 - CONSTANTS.momentum)
+                direction = gradient.lerp(exp_avg, CONSTANTS.momentum)
+                masters.mul_(1 - RATES[step - 1] * decays[tensor])
+                masters.sub_(RATES[step - 1] * scale * direction)
+                continue
             of_lamb = {"layer_adaptation": ADAPTED[tensor]} if self.rule == "lamb" else {}
             (lamb_update if of_lamb else adamw_update)(
                 *(masters, gradient, exp_avg, exp_avg_sq, step),
                 lr=RATES[step - 1],
-                **{field.name: getattr(CONSTANTS, field.name) for field in fields(CONSTANTS)},
+                **{name: getattr(CONSTANTS, name) for name in ("beta_1", "beta_2", "epsilon")},
                 weight_decay=decays[tensor],
                 **of_lamb,
             )
@@ -199,10 +213,9 @@ def check_parts(kernels: Any, rule: str, dtypes: str, device: str) -> None:
     scalars = make_scalars(1, device)
     for case in (whole, cut):
         set_gradients(case, 1)
-    if rule == "adamw":
-        kernels.adamw(whole.shard, CONSTANTS, scalars)
-        for part in parts:
-            kernels.adamw(part, CONSTANTS, scalars)
+    if rule != "lamb":
+        for shard in (whole.shard, *parts):
+            update(kernels, rule, shard, scalars)
     else:
         squares = kernels.lamb_norms(whole.shard, CONSTANTS, scalars)
         of_parts = [kernels.lamb_norms(part, CONSTANTS, scalars) for part in parts]

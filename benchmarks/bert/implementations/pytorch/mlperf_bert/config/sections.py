@@ -270,14 +270,15 @@ class OptimSection(_Section):
     """Update rule and its constants; `loss_normalization` says over what the loss is a mean.
 
     The loss scale matters to precision `fp16` only. `implementation = "apex"` uses NVIDIA apex's
-    kernels for the updates.
+    kernels for the updates. `momentum` is that of Muon's matrices, `beta_1` of all else.
     """
 
-    name: Literal["adamw", "lamb"]
+    name: Literal["adamw", "lamb", "muon"]
     implementation: OptimImplementation = "ours"
     learning_rate: Annotated[float, _FROM_ZERO]
     beta_1: Annotated[float, _BETA] = 0.9
     beta_2: Annotated[float, _BETA] = 0.999
+    momentum: Annotated[float, _BETA] = 0.95
     epsilon: Annotated[float, _ABOVE_ZERO] = 1e-6
     weight_decay: Annotated[float, _FROM_ZERO] = 0.01
     loss_normalization: LossNormalization = "global"

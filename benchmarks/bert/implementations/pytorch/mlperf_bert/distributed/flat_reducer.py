@@ -166,6 +166,21 @@ class ShardGroup:
         if self._shards is not None:
             dist.all_reduce(tensor, group=self._shards)
 
+    def exchange(
+        self, sent: Tensor, sent_to: Sequence[int], received_from: Sequence[int]
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Begin to send rows of `sent` [rows, n] to the shards, `sent_to` many to each.
+
+        Returns the rows from the shards, `received_from` many from each, and what waits for them
+        (on a GPU: work queued later waits).
+        """
+        if self._shards is None:
+            return sent, lambda: None
+        received = sent.new_empty((sum(received_from), sent.size(1)))
+        sizes = list(received_from), list(sent_to)
+        work = dist.all_to_all_single(received, sent, *sizes, group=self._shards, async_op=True)
+        return received, work.wait
+
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
         """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
         if self._shards is not None:

@@ -1,11 +1,11 @@
-"""One AdamW or LAMB update of a flat shard on a CPU: torch's fused kernel, and compiled loops.
+"""One AdamW, LAMB or Muon update of a flat shard on a CPU: torch's kernels, and compiled loops.
 
 The mathematics is that of `adamw_update` and `lamb_update`; here the constants include the bias
 corrections, and a thread takes a range of blocks.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
 Floats = NDArray[Any]  # in the masters' dtype
+Run = tuple[slice, tuple[float, ...]]  # elements, and what holds for all of them
 
 BLOCKS_OF_A_THREAD = 1024  # a thread's least: a million elements take far longer than its start
 
@@ -28,30 +29,62 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
     """See `Kernels`."""
     if scalars.skip.item() == 1.0:
         return
-    gradients = shard.gradients.to(shard.masters.dtype)
-    if (factor := scalars.gradient_factor.item()) != 1.0:
-        gradients.mul_(factor)
+    _fused_adamw(shard, constants, scalars, list(_runs(shard, shard.weight_decay)))
+    if shard.weights is not None:
+        shard.weights.copy_(shard.masters)
+
+
+def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """See `Kernels`."""
+    if scalars.skip.item() == 1.0:
+        return
+    assert shard.direction is not None and shard.direction_scale is not None
+    factor, momentum = scalars.gradient_factor.item(), constants.momentum
+    for run, (scale,) in _runs(shard, shard.direction_scale):
+        if scale > 0:
+            gradient = shard.gradients[run].to(shard.masters.dtype) * factor
+            shard.exp_avg[run].lerp_(gradient, 1 - momentum)
+            torch.lerp(gradient, shard.exp_avg[run], momentum, out=shard.direction[run])
+
+
+def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """See `Kernels`."""
+    if scalars.skip.item() == 1.0:
+        return
+    assert shard.direction is not None and shard.direction_scale is not None
+    rate, by_adamw = scalars.learning_rate.item(), []
+    for run, (scale, decay) in _runs(shard, shard.direction_scale, shard.weight_decay):
+        if scale > 0:
+            values = shard.masters[run].mul_(1 - rate * decay)
+            values.add_(shard.direction[run], alpha=-rate * scale)
+        else:
+            by_adamw.append((run, (decay,)))
+    _fused_adamw(shard, constants, scalars, by_adamw)
+    if shard.weights is not None:
+        shard.weights.copy_(shard.masters)
+
+
+def _fused_adamw(
+    shard: FlatShard, constants: Constants, scalars: StepScalars, runs: list[Run]
+) -> None:
+    """AdamW of runs of blocks, each with its weight decay."""
+    factor = scalars.gradient_factor.item()
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
     # lr * (m / c1) / (sqrt(v / c2) + eps) equals the form without corrections with another lr and
     # eps, and torch drops the corrections after infinitely many steps.
     forever = torch.tensor(math.inf)
-    sizes, decays = _runs_of_decay(shard)
-    buffers = [
-        buffer.split_with_sizes(sizes)
-        for buffer in (shard.masters, gradients, shard.exp_avg, shard.exp_avg_sq)
-    ]
-    for decay in set(decays):
-        masters, grads, exp_avgs, exp_avg_sqs = (
-            [run for run, of_run in zip(runs, decays, strict=True) if of_run == decay]
-            for runs in buffers
-        )
+    for decay in {decay for _, (decay,) in runs}:
+        chosen = [run for run, (of_run,) in runs if of_run == decay]
+        gradients = [shard.gradients[run].to(shard.masters.dtype) for run in chosen]
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
         torch._fused_adamw_(
-            masters,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
+            [shard.masters[run] for run in chosen],
+            gradients,
+            [shard.exp_avg[run] for run in chosen],
+            [shard.exp_avg_sq[run] for run in chosen],
             [],
-            [forever] * len(masters),
+            [forever] * len(chosen),
             lr=scalars.learning_rate.item() * root_2 / correction_1,
             beta1=constants.beta_1,
             beta2=constants.beta_2,
@@ -60,8 +93,6 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
             amsgrad=False,
             maximize=False,
         )
-    if shard.weights is not None:
-        shard.weights.copy_(shard.masters)
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
@@ -111,12 +142,13 @@ def lamb_apply(
         shard.weights.copy_(shard.masters)
 
 
-def _runs_of_decay(shard: FlatShard) -> tuple[list[int], list[float]]:
-    """Elements and weight decay of each run of neighbouring blocks that have the same."""
-    decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
-    starts = np.flatnonzero(np.diff(decays, prepend=math.nan))
-    sizes = np.diff(starts, append=len(decays)) * BLOCK
-    return sizes.tolist(), decays[starts].tolist()
+def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
+    """Runs of blocks with the same numbers in the tables [tensors], and the numbers."""
+    numbers = torch.stack(tables, dim=1).numpy()[shard.tensor_of_block.numpy()]
+    changes = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]).any(axis=1))
+    edges = [0, *changes.tolist(), len(numbers)]
+    for first, last in pairwise(edges):
+        yield slice(first * BLOCK, last * BLOCK), tuple(numbers[first].tolist())
 
 
 def _of_update(shard: FlatShard, constants: Constants, scalars: StepScalars) -> tuple[Any, ...]:

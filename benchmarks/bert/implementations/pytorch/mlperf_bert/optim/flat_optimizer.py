@@ -1,4 +1,4 @@
-"""A rank's optimizer state and its update on flat buffers, common to AdamW and LAMB.
+"""A rank's optimizer state and its update on flat buffers, common to all rules.
 
 With one shard, a rank updates everything without communication. With several (ZeRO stage 1, arXiv
 1910.02054), it holds masters and moments of its own pieces only and updates those. The pieces are
@@ -7,7 +7,7 @@ Any other reader of the model's weights must call `settle` first.
 
 A flat buffer holds many tensors one after the other, each starting at a multiple of BLOCK elements
 and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, also
-in slices cut at multiples of BLOCK, and a kernel looks up which. The zeros stay zero under both
+in slices cut at multiples of BLOCK, and a kernel looks up which. The zeros stay zero under all
 update rules.
 """
 
@@ -42,6 +42,9 @@ class FlatShard:
     tensor_of_block: Tensor  # [n / BLOCK] int32: the tensor of each block
     weight_decay: Tensor  # [tensors] float64, of the whole model
     adapted: Tensor  # [tensors] bool: whether LAMB scales the tensor's update
+    # Of Muon alone:
+    direction: Tensor | None = None  # [n]: matrices' Nesterov momentum, then its orthogonal form
+    direction_scale: Tensor | None = None  # [tensors] float64: its factor; 0: AdamW updates it
 
     def part(self, start: int, stop: int) -> "FlatShard":
         """Views of the elements `start` to `stop`, both multiples of BLOCK."""
@@ -55,6 +58,8 @@ class FlatShard:
             tensor_of_block=self.tensor_of_block[blocks],
             weight_decay=self.weight_decay,
             adapted=self.adapted,
+            direction=None if self.direction is None else self.direction[elements],
+            direction_scale=self.direction_scale,
         )
 
 
@@ -65,6 +70,7 @@ class Constants:
     beta_1: float
     beta_2: float
     epsilon: float
+    momentum: float = 0.95  # of Muon
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +148,12 @@ class Kernels(Protocol):
         `ratios` [tensors], float32 or float64, are the factors of the tensors' updates.
         """
 
+    def muon_momentum(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+        """The first half of `muon_update`: new momentum of the matrices, and their directions."""
+
+    def muon_apply(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+        """The second half, from orthogonalised directions; `adamw_update` of all else."""
+
 
 class FlatOptimizer:
     """The common base of the optimizers; an update rule is a subclass with `update`.
@@ -203,6 +215,10 @@ class FlatOptimizer:
             )
         )
         self.loss_scale.update(skip)
+
+    def second_moments(self) -> Tensor:
+        """This rank's shard of the second moments [shard_numel], each rank at the same time."""
+        return self.shard.exp_avg_sq
 
     def correction_2(self) -> Tensor:
         """1 - beta_2^t after the t updates made so far, 0-d float64: 0 before the first."""

@@ -85,7 +85,7 @@ class ForwardMeter:
         if step % self._config.run.noise_interval_steps:
             return
         optimizer, self._found = self._optimizer, []
-        moments = optimizer.whole(optimizer.shard.exp_avg_sq)
+        moments = optimizer.whole(optimizer.second_moments())
         self._least = least_moments(moments, optimizer)
         correction = optimizer.correction_2()
         places = zip(
@@ -118,7 +118,7 @@ class ForwardMeter:
         # The forwards' mean of |A g|^2, as A gradients g of one rank add up to its gradient.
         scale = optimizer.loss_scale.scale.double()
         small = torch.stack(self._found).sum(0) * forwards / scale.square()
-        scaling = scaling_of_shard(optimizer, self._least)
+        scaling = scaling_of_shard(optimizer, optimizer.second_moments(), self._least)
         big = squared_norms(optimizer.reduced().gradients, scaling)
         # Averaged over the ranks, this is the sum over the shards.
         big *= _inverse_scale(self._config.clip, outcome).square() * optimizer.num_shards
@@ -173,7 +173,8 @@ class ConsecutiveMeter:
         gradient = gradient * _inverse_scale(self._config.clip, outcome)
         counts = _counts(self._config.clip, outcome)
         if keeps:
-            scaling = scaling_of_shard(optimizer, least_moments(shard.exp_avg_sq, optimizer))
+            moments = optimizer.second_moments()
+            scaling = scaling_of_shard(optimizer, moments, least_moments(moments, optimizer))
             self._kept = _Kept(self._step, gradient, scaling, counts)
         if kept is None or not compares or kept.step != self._step - 1:
             return None
@@ -201,16 +202,11 @@ def least_moments(moments: Tensor, optimizer: FlatOptimizer) -> Tensor:
     return torch.stack([(1 - beta_2) * of_tensor.mean() for of_tensor in slices])
 
 
-def scaling_of_shard(optimizer: FlatOptimizer, least: Tensor) -> Tensor:
+def scaling_of_shard(optimizer: FlatOptimizer, moments: Tensor, least: Tensor) -> Tensor:
     """Preconditioner of this rank's shard, [layout.shard_numel], from the floors of all tensors."""
-    shard = optimizer.shard
-    of_block = least[shard.tensor_of_block.long()][:, None]
-    return preconditioner(
-        shard.exp_avg_sq.view(-1, BLOCK),
-        of_block,
-        optimizer.correction_2(),
-        optimizer.constants.epsilon,
-    ).view(-1)
+    of_block = least[optimizer.shard.tensor_of_block.long()][:, None]
+    epsilon, correction_2 = optimizer.constants.epsilon, optimizer.correction_2()
+    return preconditioner(moments.view(-1, BLOCK), of_block, correction_2, epsilon).view(-1)
 
 
 def squared_norms(gradient: Tensor, scaling: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from mlperf_bert.optim.flat_optimizer import (
     StepScalars,
     is_exempt,
 )
+from mlperf_bert.optim.muon import Muon
 
 
 def adamw_update(
@@ -145,6 +146,7 @@ OPTIMIZERS = MappingProxyType(
     {
         "adamw": AdamW,
         "lamb": LAMB,
+        "muon": Muon,
     }
 )
 BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
@@ -178,7 +180,12 @@ def make_optimizer(
     if config.name not in rules:
         known = ", ".join(rules)
         raise ConfigError("optim.name", f"no optimizer {config.name!r}", f"use one of {known}")
-    constants = Constants(beta_1=config.beta_1, beta_2=config.beta_2, epsilon=config.epsilon)
+    constants = Constants(
+        beta_1=config.beta_1,
+        beta_2=config.beta_2,
+        epsilon=config.epsilon,
+        momentum=config.momentum,
+    )
     kernels = _kernels_for(initial.device)
     return rules[config.name](
         buffers, initial, gradients, others, loss_scale, constants, config.weight_decay, kernels

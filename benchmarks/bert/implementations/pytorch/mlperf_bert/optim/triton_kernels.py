@@ -1,8 +1,8 @@
-"""One AdamW or LAMB update of a flat shard on a GPU: Triton kernels, one program per block.
+"""One AdamW, LAMB or Muon update of a flat shard on a GPU: Triton kernels, one program per block.
 
-The mathematics is that of `adamw_update` and `lamb_update`. Scalars are read on the device and
-every result has a fixed shape, so a step with these kernels can be captured. Nothing depends on
-the order in which programs run.
+The mathematics is that of `adamw_update`, `lamb_update` and `muon_update`. Scalars are read on the
+device and every result has a fixed shape, so a step with these kernels can be captured. Nothing
+depends on the order in which programs run.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,24 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
     _adamw[(len(shard.tensor_of_block),)](
         *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
         *(constants.beta_1, constants.beta_2, constants.epsilon, BLOCK),
+    )
+
+
+def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """See `Kernels`."""
+    _muon_momentum[(len(shard.tensor_of_block),)](
+        *(shard.masters, shard.gradients, shard.exp_avg, shard.direction),
+        *(shard.tensor_of_block, shard.direction_scale, scalars.gradient_factor, scalars.skip),
+        *(constants.momentum, BLOCK),
+    )
+
+
+def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
+    """See `Kernels`."""
+    _muon_apply[(len(shard.tensor_of_block),)](
+        *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
+        *((shard.direction, shard.direction_scale), constants.beta_1, constants.beta_2),
+        *(constants.epsilon, BLOCK),
     )
 
 
@@ -92,6 +110,68 @@ def _adamw(
         rate = tl.load(learning_rate)
         decay = tl.load(weight_decay + tl.load(tensor_of_block + number))
         update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
+        values = values * (1 - rate * decay).to(values.dtype) - rate.to(values.dtype) * update
+        tl.store(masters + at, values)
+        if weights is not None:
+            tl.store(weights + at, values.to(weights.dtype.element_ty))
+
+
+@_kernel
+def _muon_momentum(
+    masters: tl.tensor,
+    gradients: tl.tensor,
+    exp_avg: tl.tensor,
+    direction: tl.tensor,
+    tensor_of_block: tl.tensor,
+    direction_scale: tl.tensor,
+    gradient_factor: tl.tensor,
+    skip: tl.tensor,
+    momentum: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    number = tl.program_id(0).to(tl.int64)
+    is_matrix = tl.load(direction_scale + tl.load(tensor_of_block + number)) > 0
+    if is_matrix & (tl.load(skip) != 1.0):
+        at = number * block + tl.arange(0, block)
+        dtype = masters.dtype.element_ty
+        gradient = tl.load(gradients + at).to(dtype) * tl.load(gradient_factor).to(dtype)
+        mean = momentum * tl.load(exp_avg + at) + (1 - momentum) * gradient
+        tl.store(exp_avg + at, mean)
+        ahead = momentum * mean + (1 - momentum) * gradient
+        tl.store(direction + at, ahead.to(direction.dtype.element_ty))
+
+
+@_kernel
+def _muon_apply(
+    state: tl.tuple,
+    of_blocks: tl.tuple,
+    scalars: tl.tuple,
+    directions: tl.tuple,
+    beta_1: tl.constexpr,
+    beta_2: tl.constexpr,
+    epsilon: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    masters, weights, exp_avg, exp_avg_sq, gradients = state
+    tensor_of_block, weight_decay = of_blocks
+    learning_rate, correction_1, correction_2, gradient_factor, skip = scalars
+    direction, direction_scale = directions
+    if tl.load(skip) != 1.0:
+        number = tl.program_id(0).to(tl.int64)
+        at = number * block + tl.arange(0, block)
+        values = tl.load(masters + at)
+        tensor = tl.load(tensor_of_block + number)
+        scale, rate = tl.load(direction_scale + tensor), tl.load(learning_rate)
+        if scale > 0:
+            update = scale.to(values.dtype) * tl.load(direction + at).to(values.dtype)
+        else:
+            mean, variance = _moments(
+                gradients, exp_avg, exp_avg_sq, gradient_factor, at, values.dtype, beta_1, beta_2
+            )
+            tl.store(exp_avg + at, mean)
+            tl.store(exp_avg_sq + at, variance)
+            update = _bias_corrected(mean, variance, correction_1, correction_2, epsilon)
+        decay = tl.load(weight_decay + tensor)
         values = values * (1 - rate * decay).to(values.dtype) - rate.to(values.dtype) * update
         tl.store(masters + at, values)
         if weights is not None:

@@ -197,8 +197,7 @@ def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int
     """Bytes that are held all the time, by part."""
     model, parallel = config.model, config.parallel
     numel, width = model.num_parameters, _weight_width(config)
-    shards = {"shard_node": parallel.ranks_per_node, "shard_world": parallel.world_size}
-    own = -(-numel // shards.get(parallel.data_parallel, 1))
+    own = -(-numel // _shards(config))
     is_cut = own < numel
     wire = {"fp32": 4, "bf16": 2, "fp16": 2}.get(parallel.allreduce_dtype, width)
     is_ours = parallel.world_size > 1 and parallel.data_parallel != "ddp"
@@ -206,6 +205,7 @@ def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int
         "weights": numel * width + (own * width if is_cut and width != 4 else 0),
         "fp32 masters": 0 if width == 4 and not is_cut else 4 * own,
         "moments": 8 * own,
+        "directions of Muon": _direction_width(config) * own,
         "gradients": numel * width,
         "gradients, reduced": own * wire if is_ours and (is_cut or wire != width) else 0,
         "buckets of DistributedDataParallel": numel * width if _has_ddp(config) else 0,
@@ -235,16 +235,40 @@ def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
         of_tokens += 3 * model.num_heads * forward.padded.largest * product
     of_tables = model.padded_vocab_size * model.hidden_size * hidden
     done = saved.heads() + saved.last_layer()
+    all_saved = sum(saved.parts().values())
+    # Sent, received, stacked and returned.
+    routed = 4 * _direction_width(config) * _matrices(config) // _shards(config)
     return {
         "logits": before + saved.loss_forward,
         "gradients of logits": before + saved.loss_backward,
         "a layer's backward": before + of_tokens + of_tables - done,
-        "all gradients": left + of_tables - sum(saved.parts().values()),
+        "all gradients": left + of_tables - all_saved,
+        "momentum made orthogonal": routed - all_saved,
     }
 
 
 def _has_ddp(config: RunConfig) -> bool:
     return config.parallel.world_size > 1 and config.parallel.data_parallel == "ddp"
+
+
+def _shards(config: RunConfig) -> int:
+    parallel = config.parallel
+    shards = {"shard_node": parallel.ranks_per_node, "shard_world": parallel.world_size}
+    return shards.get(parallel.data_parallel, 1)
+
+
+def _direction_width(config: RunConfig) -> int:
+    """Bytes of an element of what Muon makes orthogonal; 0 for other optimizers."""
+    if config.optim.name != "muon":
+        return 0
+    return 2 if is_on_cuda(config) else 4
+
+
+def _matrices(config: RunConfig) -> int:
+    """Elements of the encoder's matrices."""
+    model = config.model
+    of_layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    return model.num_layers * of_layer
 
 
 def _weight_width(config: RunConfig) -> int:

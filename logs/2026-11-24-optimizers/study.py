@@ -1,0 +1,302 @@
+"""Samples to a target at every batch, by AdamW, LAMB and Muon: trainings, one line of a file each.
+
+    python study.py DATA WORK [--batches 32,128] [--workers 2]
+
+`records.jsonl`, beside this file, gets a line whenever a training ends or is put aside, and what it
+has is not done again: the same command continues, also on another machine. SIGTERM or Ctrl-C ends
+it in order; with the same WORK, unfinished trainings then go on from their checkpoints.
+
+For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; by successive
+halving half of them go on at a quarter and at half of the budget. The best is then trained with
+SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from scipy.stats.qmc import LatinHypercube
+
+from bert_tools.report.run_files import read_metrics
+from bert_tools.tune.objective import read_curve
+from mlperf_bert.data.index import Manifest
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "records.jsonl"
+OPTIMIZERS = ("adamw", "lamb", "muon")
+TARGET_OVER_GUESS = 1.5
+TRIALS, SEEDS = 12, 5
+TRIAL_SEED, FIRST_SEED = 11, 101
+STAGES = (0.25, 0.5, 1.0)  # of the budget; half of the trials go on after each but the last
+BUDGETS = {32: 80_000, 128: 112_000, 512: 192_000, 2048: 458_752}  # samples of one training
+INTERVALS = {32: 4000, 128: 3840, 512: 4096, 2048: 8192}  # samples between evaluations
+LOCAL = 64  # sequences a forward; larger batches accumulate
+RATES = {"adamw": (5e-4, 2e-2), "lamb": (2e-3, 8e-2), "muon": (5e-4, 2e-2)}
+WARM_UP, BETA_2, DECAY = (0.01, 0.1), (0.9, 0.999), (1e-3, 0.3)  # the first: of the budget
+LAST_RATE = 0.1  # of the highest, at the end of the budget
+BUCKET_BATCH = 2048
+BUCKETS = {"clip.policy": "bucket_before_allreduce", "clip.accumulation": "each_forward"}
+NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training; `name` is its directory and its key in the records."""
+
+    optimizer: str
+    batch: int
+    kind: str  # "trial", "seed" or "buckets"
+    number: int
+    settings: dict = field(hash=False)
+
+    @property
+    def name(self):
+        """Key and directory."""
+        return f"{self.optimizer}-{self.batch}-{self.kind}-{self.number}"
+
+    @property
+    def seed(self):
+        """Trials share one; repetitions have seeds of their own."""
+        return TRIAL_SEED if self.kind == "trial" else FIRST_SEED + self.number
+
+    def options(self, target):
+        """Words of `train` for it."""
+        steps = BUDGETS[self.batch] // self.batch
+        local = min(LOCAL, self.batch)
+        values = {
+            "run.seed": self.seed,
+            "run.max_steps": steps,
+            "parallel.local_batch_size": local,
+            "parallel.grad_accum_steps": self.batch // local,
+            "optim.name": self.optimizer,
+            "schedule.decay_steps": steps,
+            "eval.target_accuracy": target,
+            "eval.interval_samples": INTERVALS[self.batch],
+            **self.settings,
+        }
+        if self.kind != "trial":
+            values["run.noise_interval_steps"] = min(NOISE_UPDATES, max(1, steps // 50))
+        return [word for key, each in values.items() for word in ("--set", f"{key}={each}")]
+
+
+def drawn(optimizer, batch):
+    """The settings of each trial: the same points for every optimizer, rates in its own range."""
+    points = LatinHypercube(4, seed=batch).random(TRIALS)
+    steps = BUDGETS[batch] // batch
+    for rate, warm_up, beta_2, decay in points:
+        highest = _between(RATES[optimizer], rate)
+        yield {
+            "optim.learning_rate": highest,
+            "schedule.end_learning_rate": float(f"{LAST_RATE * highest:.4g}"),
+            "schedule.warmup_steps": max(1, round(steps * _between(WARM_UP, warm_up))),
+            "optim.beta_2": round(1 - _between([1 - each for each in BETA_2], beta_2), 5),
+            "optim.weight_decay": _between(DECAY, decay),
+        }
+
+
+def _between(ends, share):
+    low, high = map(math.log, ends)
+    return float(f"{math.exp(low + share * (high - low)):.4g}")
+
+
+class Study:
+    """The records, and the trainings that go on."""
+
+    def __init__(self, data, work, workers):
+        self.data, self.work, self.workers = data, work, workers
+        guess = Manifest.load(data / "eval").baseline.context_free_accuracy
+        self.target = round(TARGET_OVER_GUESS * guess, 4)
+        self.records = {}
+        if RECORDS.exists():
+            for line in RECORDS.read_text().splitlines():
+                record = json.loads(line)
+                self.records[record["name"]] = record
+        found = {record["target"] for record in self.records.values()}
+        if found - {self.target}:
+            sys.exit(f"study.py: error: {RECORDS} has the target {found}, this data {self.target}")
+        self.stopping = threading.Event()
+        self.lock = threading.Lock()
+
+    def run_all(self, batches):
+        """All trainings of these batches, one batch after the other."""
+        for batch in batches:
+            self.tune(batch)
+            self.repeat(batch, "seed", {})
+            if batch == BUCKET_BATCH:
+                self.repeat(batch, "buckets", BUCKETS)
+
+    def tune(self, batch):
+        """Successive halving, all optimizers side by side."""
+        going = {
+            optimizer: [
+                Training(optimizer, batch, "trial", number, settings)
+                for number, settings in enumerate(drawn(optimizer, batch))
+            ]
+            for optimizer in OPTIMIZERS
+        }
+        for stage, share in enumerate(STAGES):
+            self.train(
+                [each for arm in going.values() for each in arm], share, f"stage {stage + 1}"
+            )
+            for optimizer, arm in going.items():
+                best_first = sorted(arm, key=lambda each: self.rank(each, share))
+                going[optimizer] = best_first[: max(1, len(arm) // 2)]
+
+    def repeat(self, batch, kind, more):
+        """Fresh seeds of each optimizer's best trial."""
+        wanted = []
+        for optimizer in OPTIMIZERS:
+            best = best_trial(self.records, optimizer, batch)
+            if best is None:
+                print(f"batch {batch}, {optimizer}: no trial reached {self.target}", flush=True)
+                continue
+            settings = {**best["settings"], **more}
+            wanted += [Training(optimizer, batch, kind, n, settings) for n in range(SEEDS)]
+        self.train(wanted, 1.0, kind)
+
+    def rank(self, training, share):
+        """Smaller is better: samples to the target, else how far it was at this share."""
+        record = self.records[training.name]
+        if record["reached"] is not None:
+            return (0, record["reached"])
+        limit = share * BUDGETS[training.batch]
+        return (1, -max([a for at, a in record["curve"] if at <= limit], default=0.0))
+
+    def train(self, trainings, share, title):
+        """Train each up to a share of its budget, unless that was done before."""
+        todo = [each for each in trainings if not self.is_done(each, share)]
+        start, done = time.monotonic(), 0
+        with ThreadPoolExecutor(self.workers) as pool:
+            for training, record in zip(
+                todo, pool.map(lambda t: self.go(t, share), todo), strict=True
+            ):
+                if self.stopping.is_set():
+                    continue
+                done += 1
+                left = (time.monotonic() - start) / done * (len(todo) - done) / 60
+                print(
+                    f"{training.name} {title}: {record['ended']}, best {record['best']:.4f} after "
+                    f"{record['samples']:,} samples, rate "
+                    f"{training.settings['optim.learning_rate']:g}; {done} of {len(todo)}, "
+                    f"about {left:.0f} min left",
+                    flush=True,
+                )
+        if self.stopping.is_set():
+            sys.exit(75)
+
+    def is_done(self, training, share):
+        """True if it has ended, or has come as far as this share of its budget."""
+        record = self.records.get(training.name)
+        return record is not None and (
+            record["ended"] != "aside" or record["samples"] >= share * BUDGETS[training.batch]
+        )
+
+    def go(self, training, share):
+        """One training, to its end or until it is put aside at this share of the budget."""
+        if self.stopping.is_set():
+            return None
+        directory = self.work / training.name
+        limit = share * BUDGETS[training.batch]
+        command = [
+            *(sys.executable, "-m", "mlperf_bert", "train", "--config", HERE / "base.toml"),
+            *("--data", self.data, "--run-dir", directory, "--resume", "auto"),
+            *training.options(self.target),
+        ]
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{directory}.log", "a") as log:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            )
+        told, curve = False, ()
+        while process.poll() is None:
+            time.sleep(0.3)
+            curve = read_curve(directory / "run_0")
+            is_far = bool(curve) and curve[-1][0] >= limit and share < 1
+            if not told and (is_far or self.stopping.is_set()):
+                process.send_signal(signal.SIGTERM)
+                told = True
+        if self.stopping.is_set():
+            return None
+        return self.record(training, directory / "run_0", process.returncode)
+
+    def record(self, training, run, status):
+        """Append the record of a training that ended or was put aside."""
+        curve = read_curve(run)
+        metrics = read_metrics(run / "metrics.jsonl") if curve else ()
+        ended = {0: "reached", 3: "missed", 75: "aside"}.get(status, "failed")
+        record = {
+            "name": training.name,
+            **asdict(training),
+            "seed": training.seed,
+            "target": self.target,
+            "ended": ended,
+            "samples": curve[-1][0] if curve else 0,
+            "best": max((accuracy for _, accuracy in curve), default=0.0),
+            "reached": crossing(curve, self.target),
+            "curve": [(at, round(accuracy, 5)) for at, accuracy in curve],
+            "noise": noise_of(metrics),
+        }
+        with self.lock:
+            self.records[training.name] = record
+            with open(RECORDS, "a") as file:
+                print(json.dumps(record), file=file)
+        return record
+
+
+def best_trial(records, optimizer, batch):
+    """The record of the trial with the fewest samples to the target; None if none reached it."""
+    found = [
+        record
+        for record in records.values()
+        if (record["optimizer"], record["batch"], record["kind"]) == (optimizer, batch, "trial")
+        and record["reached"] is not None
+    ]
+    return min(found, key=lambda record: record["reached"], default=None)
+
+
+def crossing(curve, target):
+    """Samples at the target, on the line between the evaluations before and after; or None."""
+    before = (0, 0.0)
+    for at, accuracy in curve:
+        if accuracy >= target:
+            share = (target - before[1]) / (accuracy - before[1])
+            return round(before[0] + share * (at - before[0]))
+        before = (at, accuracy)
+    return None
+
+
+def noise_of(metrics):
+    """The last measured noise scales, plain and preconditioned, in sequences."""
+    names = ("noise_scale_plain", "noise_scale")
+    found = [each for each in metrics if each.get(names[0]) is not None]
+    return {name: found[-1][name] for name in names} if found else None
+
+
+def main():
+    """Read the command line and work."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--batches", default=",".join(map(str, BUDGETS)))
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    study = Study(args.data, args.work.resolve(), args.workers)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: study.stopping.set())
+    study.run_all([int(batch) for batch in args.batches.split(",")])
+
+
+if __name__ == "__main__":
+    main()

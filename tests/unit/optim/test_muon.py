@@ -1,0 +1,178 @@
+"""Muon: Newton-Schulz against singular values and torch's, the dealing of matrices, a whole model.
+
+Its kernels are tested in `test_flat_kernels.py`, its shards in `test_sharded_optimizer.py`.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import OptimSection
+from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.optim import muon_plan
+from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalised, orthogonalised_stack
+from mlperf_bert.optim.muon_plan import (
+    deal_matrices,
+    flops_of_busiest,
+    newton_schulz_flops,
+    plan_route,
+)
+from mlperf_bert.optim.optimizers import adamw_update, make_optimizer_alone
+from model_cases import TINY
+
+SHAPES = [(64, 64), (96, 32), (32, 96), (1, 7)]
+RATE, DECAY, MOMENTUM = 0.02, 0.1, 0.95
+BF16_UNIT = 2.0**-8  # largest relative error of rounding to bfloat16
+
+
+def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def by_singular_values(matrix: Tensor) -> Tensor:
+    """The polynomial on each singular value, five times, of the matrix over its Frobenius norm."""
+    left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+    a, b, c = COEFFICIENTS
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    return left @ values.diag() @ right
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_reference_is_torchs_bit_for_bit(shape: tuple[int, int]) -> None:
+    ours = random(*shape, dtype=torch.float32)
+    parameter, buffer = nn.Parameter(ours.clone()), torch.zeros_like(ours)
+    theirs = torch.optim.Muon(
+        [parameter],
+        lr=RATE,
+        weight_decay=DECAY,
+        momentum=MOMENTUM,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for step in range(5):
+        gradient = random(*shape, seed=step, dtype=torch.float32)
+        parameter.grad = gradient.clone()
+        theirs.step()
+        muon_update(ours, gradient, buffer, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        assert torch.equal(ours, parameter.detach())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_newton_schulz_is_the_polynomial_of_singular_values(shape: tuple[int, int]) -> None:
+    matrix = random(*shape)
+    expected = by_singular_values(matrix)
+    for found in (orthogonalised(matrix), orthogonalised_stack(matrix[None])[0]):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    values = torch.linalg.svdvals(expected)
+    assert float(values.median()) > 0.65 and float(values.max()) < 1.25
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_a_stack_in_bfloat16_is_as_near_as_its_roundings(shape: tuple[int, int]) -> None:
+    """Three products a step and the norm are rounded; errors add up like independent ones."""
+    stack = random(5, *shape, dtype=torch.bfloat16)
+    found = orthogonalised_stack(stack).double()
+    for matrix, update in zip(stack, found, strict=True):
+        reference = orthogonalised(matrix).double()
+        largest = (3 * muon_plan.NEWTON_SCHULZ_STEPS + 1) * BF16_UNIT * reference.norm()
+        assert float((update - reference).norm()) <= float(largest)
+        exact = orthogonalised(matrix.double())
+        assert float((reference - exact).norm()) <= float(largest)
+
+
+def test_no_gradient_gives_no_update() -> None:
+    assert not orthogonalised(torch.zeros(4, 8)).any()
+    assert not orthogonalised_stack(torch.zeros(2, 8, 4)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stack_elements", [2**25, 3 * 32 * 32])
+def test_a_models_update_is_the_readable_ones(
+    dtype: torch.dtype, stack_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
+    model = BertForPretraining(TINY, torch.device("cpu"), seed=3).to(dtype)
+    rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.9)
+    expected = {name: each.detach().clone() for name, each in model.named_parameters()}
+    state = {name: torch.zeros(2, *each.shape, dtype=dtype) for name, each in expected.items()}
+    optimizer, matrices = make_optimizer_alone(rule, model), set()
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            parameter.grad = random(*parameter.shape, seed=100 * step + number, dtype=dtype)
+            gradient, weight = parameter.grad.clone(), expected[name]
+            if "encoder.layer." in name and weight.dim() == 2:
+                matrices.add(name.partition("layer.")[2].partition(".")[2])
+                state[name][0].lerp_(gradient, 1 - rule.momentum)
+                update = orthogonalised(gradient.lerp(state[name][0], rule.momentum))
+                weight.mul_(1 - RATE * DECAY)
+                weight.sub_(RATE * 0.2 * math.sqrt(max(weight.shape)) * update)
+                continue
+            decay = 0.0 if is_exempt(name) else DECAY
+            constants = {name: getattr(rule, name) for name in ("beta_1", "beta_2", "epsilon")}
+            constants |= {"lr": RATE, "weight_decay": decay}
+            adamw_update(weight, gradient, *state[name], step, **constants)
+        rate = torch.tensor(RATE, dtype=torch.float64)
+        optimizer.step(rate, torch.ones(()), torch.zeros(()))
+    assert matrices == {
+        *(f"attention.self.{each}.weight" for each in ("query", "key", "value")),
+        *("attention.output.dense.weight", "intermediate.dense.weight", "output.dense.weight"),
+    }
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-5
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
+
+
+BERT_LARGE = {
+    f"bert.encoder.layer.{layer}.{number}": shape
+    for layer in range(24)
+    for number, shape in enumerate([(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)])
+}
+
+
+def test_the_cost_is_counted_and_dealt_evenly() -> None:
+    by_hand = 5 * (24 * 4 * 6 * 1024**3 + 24 * 2 * 18 * 1024**3)  # 2 + 2 + 2 and 8 + 8 + 2
+    assert sum(map(newton_schulz_flops, BERT_LARGE.values())) == by_hand
+    assert by_hand == pytest.approx(7.7e12, rel=0.01)
+    assert flops_of_busiest(BERT_LARGE.values(), 8) == by_hand / 8
+    assert flops_of_busiest(BERT_LARGE.values(), 1024) == newton_schulz_flops((1024, 4096))
+    assert set(deal_matrices(BERT_LARGE, 8).values()) == set(range(8))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_every_block_comes_to_its_owner_and_back(shards: int) -> None:
+    shapes = {f"encoder.layer.{n}.weight": (40 + 9 * (n % 3), 70) for n in range(5)}
+    shapes |= {"encoder.layer.0.bias": (700,), "embeddings.weight": (900, 30)}
+    names = list(shapes)
+    layout = plan_layout(shapes, [names[:3], names[3:5], names[5:]], shards)
+    routes = [plan_route(layout, shard) for shard in range(shards)]
+    whole = torch.arange(layout.numel // BLOCK)  # the number of each block
+    pieces = [[layout.piece(bucket, shard) for bucket in layout.buckets] for shard in range(shards)]
+    own = [
+        torch.cat([whole[each.start // BLOCK : each.stop // BLOCK] for each in of_shard])
+        for of_shard in pieces
+    ]
+    sent = [each[route.sent].split(route.sent_to) for each, route in zip(own, routes, strict=True)]
+    seen = []
+    for shard, route in enumerate(routes):
+        assert tuple(len(each[shard]) for each in sent) == route.received_from
+        stacked = torch.cat([each[shard] for each in sent])[route.order]
+        for stack in route.stacks:
+            for matrix in stacked[stack.start : stack.stop].split(stack.blocks_each):
+                first = int(matrix[0])
+                (tensor,) = [each for each in layout.tensors if each.start == first * BLOCK]
+                assert tensor.shape == stack.shape
+                assert matrix.tolist() == list(range(first, first + stack.blocks_each))
+                seen.append(tensor.name)
+    assert sorted(seen) == names[:5]
+
+
+def test_apex_has_no_muon() -> None:
+    rule = OptimSection(name="muon", implementation="apex", learning_rate=1e-3)
+    with pytest.raises(ConfigError, match="adamw, lamb"):
+        make_optimizer_alone(rule, nn.Linear(2, 2))
