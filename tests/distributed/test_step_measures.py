@@ -25,6 +25,8 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.muon import Muon
+from mlperf_bert.optim.muon_plan import is_hidden_matrix
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.step.eager import training_loss_sums
 
@@ -103,9 +105,14 @@ def gradients_of(run: Run, batches: tuple[UnpaddedBatch, ...]) -> list[Gradient]
 
 
 def second_moments(optimizer: FlatOptimizer) -> Gradient:
-    """Second moments by parameter, as in a checkpoint."""
-    flat = optimizer.flat_state()["exp_avg_sq"]
+    """Second moments by parameter, as in a checkpoint; of Muon's matrices their momentum's."""
+    state = optimizer.flat_state()
+    flat, momentum = state["exp_avg_sq"], state["exp_avg"]
     found = {each.tensor.name: flat[each.in_shard].clone() for each in optimizer.segments()}
+    for each in optimizer.segments() if isinstance(optimizer, Muon) else ():
+        if is_hidden_matrix(each.tensor.name, each.tensor.shape):
+            mean_square = momentum[each.in_shard].square().mean()
+            found[each.tensor.name].fill_(mean_square * optimizer.correction_2())
     return {name: each.view(optimizer.shapes[name]) for name, each in found.items()}
 
 
@@ -133,7 +140,7 @@ def mean(gradients: list[Gradient]) -> Gradient:
     return {name: torch.stack([each[name] for each in gradients]).mean(0) for name in gradients[0]}
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
 def test_forwards_of_an_update_are_measured_as_defined(tiny_config: Path, name: str) -> None:
     settings = (f"run.noise_interval_steps={INTERVAL}", f"optim.name={name}")
     run = start(tiny_config, ONE_RANK, settings, torch.float64)

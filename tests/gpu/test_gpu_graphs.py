@@ -34,6 +34,7 @@ def stream() -> None:
         ("model.attention=flash",),
         ("model.precision=fp16", "optim.initial_loss_scale=1024.0"),
         ("optim.name=lamb",),
+        ("optim.name=muon",),
         ("model.precision=fp8",),
         ("model.kernels=reference",),
         ("model.objective=mlm",),

@@ -22,6 +22,7 @@ from bert_tools.plan.cluster.machine import (
     ring_all_reduce_ms,
     tree_all_reduce_ms,
     with_capture,
+    with_optimizer,
 )
 from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms, run_time
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
@@ -33,6 +34,7 @@ from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.length_histogram import read_histogram
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.distributed.bucket_plan import plan_buckets
+from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops
 from support import load_study
 
 calibrate = load_study("2026-11-22-cluster-model", "calibrate")
@@ -349,6 +351,31 @@ def test_what_comes_behind_the_last_bucket() -> None:
     shared = simulate(job(program=replace(EAGER, sharding="node")), even(8))
     assert none.optimizer_ms - shared.optimizer_ms == pytest.approx(28 * a_byte * 3 / 4)
     assert none.all_gather_ms == 0 < shared.all_gather_ms
+
+
+def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
+    """One A100 needs 7.7 TFLOP at its rate; eight an eighth, and a tenth of the step at most."""
+    rate = 1e9 * A100.accelerator.matrix_16bit_tflops * FREE.matrix_efficiency
+    flops = sum(map(newton_schulz_flops, hidden_matrices(ModelSection())))
+    muon = with_optimizer(EAGER, "muon")
+    found = {}
+    for scope in ("none", "node", "world"):
+        program = replace(muon, sharding=scope)
+        timing = simulate(job(128, 8, program=program), even(1024, 16, program=program))
+        assert timing.parts["Newton-Schulz"].tolist() == [timing.orthogonalising_ms] * 1024
+        assert sum(timing.parts.values()).max() == pytest.approx(timing.step_ms)
+        found[scope] = timing
+    whole = found["none"].orthogonalising_ms
+    assert flops / rate <= whole <= 1.2 * flops / rate  # whole waves of tiles
+    sent_ms = 2 * network(1, 8).all_to_all_ms(2 * 302e6 / 8, 8)
+    assert 1 <= (found["node"].orthogonalising_ms - sent_ms) / (whole / 8) <= 1.25
+    assert found["node"].orthogonalising_ms < 0.1 * found["node"].step_ms
+    assert found["world"].orthogonalising_ms < found["node"].orthogonalising_ms / 4
+    other = simulate(job(128, 8), even(1024, 16))
+    assert other.orthogonalising_ms == 0 and "Newton-Schulz" not in other.parts
+    # 7/8 of 600 MB at 300 GB/s inside a node; of 8 x 600 MB half leaves each of two at 200 GB/s.
+    assert network(1, 8).all_to_all_ms(600e6, 8) == pytest.approx(7 / 8 * 600 / 300)
+    assert network(2, 8).all_to_all_ms(600e6, 16) == pytest.approx(8 * 600 / 2 / 200)
 
 
 def test_buckets_are_those_of_the_project() -> None:

@@ -3,22 +3,23 @@
 Its kernels are tested in `test_flat_kernels.py`, its shards in `test_sharded_optimizer.py`.
 """
 
-import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import OptimSection
+from mlperf_bert.config.sections import ModelSection, OptimSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalised, orthogonalised_stack
 from mlperf_bert.optim.muon_plan import (
+    busiest_share,
     deal_matrices,
-    flops_of_busiest,
+    hidden_matrices,
     newton_schulz_flops,
     plan_route,
 )
@@ -108,10 +109,8 @@ def test_a_models_update_is_the_readable_ones(
             gradient, weight = parameter.grad.clone(), expected[name]
             if "encoder.layer." in name and weight.dim() == 2:
                 matrices.add(name.partition("layer.")[2].partition(".")[2])
-                state[name][0].lerp_(gradient, 1 - rule.momentum)
-                update = orthogonalised(gradient.lerp(state[name][0], rule.momentum))
-                weight.mul_(1 - RATE * DECAY)
-                weight.sub_(RATE * 0.2 * math.sqrt(max(weight.shape)) * update)
+                constants = {"lr": RATE, "momentum": rule.momentum, "weight_decay": DECAY}
+                muon_update(weight, gradient, state[name][0], **constants, products=dtype)
                 continue
             decay = 0.0 if is_exempt(name) else DECAY
             constants = {name: getattr(rule, name) for name in ("beta_1", "beta_2", "epsilon")}
@@ -128,20 +127,19 @@ def test_a_models_update_is_the_readable_ones(
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
 
 
-BERT_LARGE = {
-    f"bert.encoder.layer.{layer}.{number}": shape
-    for layer in range(24)
-    for number, shape in enumerate([(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)])
-}
-
-
 def test_the_cost_is_counted_and_dealt_evenly() -> None:
-    by_hand = 5 * (24 * 4 * 6 * 1024**3 + 24 * 2 * 18 * 1024**3)  # 2 + 2 + 2 and 8 + 8 + 2
-    assert sum(map(newton_schulz_flops, BERT_LARGE.values())) == by_hand
+    """Products of [D, D] take 2 + 2 + 2 times D^3, those of [D, 4 D] 8 + 2 + 8."""
+    matrices = hidden_matrices(ModelSection())
+    by_hand = 5 * (24 * 4 * 6 * 1024**3 + 24 * 2 * 18 * 1024**3)
+    assert sum(map(newton_schulz_flops, matrices)) == by_hand
     assert by_hand == pytest.approx(7.7e12, rel=0.01)
-    assert flops_of_busiest(BERT_LARGE.values(), 8) == by_hand / 8
-    assert flops_of_busiest(BERT_LARGE.values(), 1024) == newton_schulz_flops((1024, 4096))
-    assert set(deal_matrices(BERT_LARGE, 8).values()) == set(range(8))
+    assert busiest_share(matrices, 1) == Counter(matrices)
+    of_eight = {(1024, 1024): 12, (4096, 1024): 3, (1024, 4096): 3}
+    assert sum(n * newton_schulz_flops(each) for each, n in of_eight.items()) == by_hand / 8
+    eighth = sum(map(newton_schulz_flops, busiest_share(matrices, 8).elements()))
+    assert eighth == by_hand / 8
+    assert busiest_share(matrices, 1024) == {(4096, 1024): 1}
+    assert set(deal_matrices({str(n): (8, 8) for n in range(9)}, 8).values()) == set(range(8))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])

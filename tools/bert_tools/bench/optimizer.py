@@ -18,15 +18,21 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.muon import Muon, muon_update
+from mlperf_bert.optim.muon_plan import is_hidden_matrix
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
 
 RULES = (
     OptimSection(name="lamb", learning_rate=1e-3),
     OptimSection(name="adamw", learning_rate=1e-3),
+    OptimSection(name="muon", learning_rate=1e-3),
 )
 REFERENCE = "per-tensor loop"
 GRADIENT_SIZE = 1e-3  # standard deviation
 LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; one step moves it by about the rate
+# Where one orthogonalises in bfloat16: of the way that the steps together can go, the share that
+# 16 roundings of 2^-8 make up.
+_BF16_SHARE = 16 / 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Updater:
 
     run: Contender
     weights: list[Tensor]
+    products: torch.dtype = torch.float32  # of Newton-Schulz
 
 
 def measure(
@@ -107,19 +114,25 @@ def make_updaters(
             gradient.normal_(std=GRADIENT_SIZE, generator=generator)
         return gradient.view(-1)[0]
 
-    updaters = {REFERENCE: _loop(rule, named, gradients)}
+    ours = _ours(rule, model, gradients)
+    updaters = {REFERENCE: _loop(rule, named, gradients, ours.products)}
     if rule.name == "adamw":
         ways: tuple[Literal["foreach", "fused"], ...] = ("foreach", "fused")
         for how in ways:
             updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, gradients, how)
-    updaters["flat buffers"] = _ours(rule, model, gradients)
+    if rule.name == "muon":
+        updaters["torch.optim.Muon, AdamW(fused=True)"] = _torch_muon(rule, model, gradients)
+    updaters["flat buffers"] = ours
     return updaters, new_gradients
 
 
-def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
-    """Largest difference of each contender's weights from the reference's.
+def check_same_weights(
+    rule: OptimSection, updaters: dict[str, Updater], steps: int
+) -> dict[str, float]:
+    """Largest difference of each contender's weights from the reference's, after `steps` updates.
 
-    Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
+    Raises ConfigError above LARGEST_DIFFERENCE, or what products in bfloat16 allow: times of
+    different updates mean nothing.
     """
     reference = updaters[REFERENCE].weights
     differences = {}
@@ -127,7 +140,9 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
         pairs = zip(updater.weights, reference, strict=True)
         # torch's maximum of a NaN is NaN.
         difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
-        if not difference <= LARGEST_DIFFERENCE:
+        is_rounded = updater.products == torch.bfloat16
+        rounding = _BF16_SHARE * steps * rule.learning_rate if is_rounded else 0.0
+        if not difference <= LARGEST_DIFFERENCE + rounding:
             raise ConfigError(
                 "bench optimizer",
                 f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's",
@@ -158,7 +173,7 @@ def _compared(
         seconds=seconds,
         report=lambda line: report(f"{rule.name}, {line}"),
     )
-    differences = check_same_weights(rule, updaters)
+    differences = check_same_weights(rule, updaters, times.num_steps + 1)
     return [
         {
             "rule": rule.name,
@@ -174,12 +189,15 @@ def _compared(
 
 
 def _loop(
-    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
+    rule: OptimSection,
+    named: dict[str, nn.Parameter],
+    gradients: dict[str, Tensor],
+    products: torch.dtype,
 ) -> Updater:
     """The readable update, tensor by tensor."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
-    updates = [_readable_update(rule, name) for name in named]
+    updates = [_readable_update(rule, name, each, products) for name, each in named.items()]
     numbers = count(1)
 
     @torch.no_grad()
@@ -191,11 +209,15 @@ def _loop(
             update(weight, gradient, exp_avg, exp_avg_sq, step)
         return weights[0].view(-1)[0]
 
-    return Updater(run, weights)
+    return Updater(run, weights, products)
 
 
-def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
+def _readable_update(
+    rule: OptimSection, name: str, weight: Tensor, products: torch.dtype
+) -> Callable[..., None]:
     """The readable update of the tensor of this name."""
+    if rule.name == "muon" and is_hidden_matrix(name, tuple(weight.shape)):
+        return partial(_readable_muon, rule, products)
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -205,6 +227,47 @@ def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
         weight_decay=0.0 if is_exempt(name) else rule.weight_decay,
     )
     return partial(update, layer_adaptation=not is_exempt(name)) if rule.name == "lamb" else update
+
+
+def _readable_muon(
+    rule: OptimSection,
+    products: torch.dtype,
+    weight: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    *_: object,
+) -> None:
+    constants = {"lr": rule.learning_rate, "momentum": rule.momentum}
+    decay = rule.weight_decay
+    muon_update(weight, gradient, exp_avg, **constants, weight_decay=decay, products=products)
+
+
+def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
+    """torch's Muon, in bfloat16, of the matrices, and its fused AdamW of all else."""
+    twin = copy.deepcopy(model)
+    matrices = []
+    for name, parameter in twin.named_parameters():
+        parameter.grad = gradients[name]
+        if is_hidden_matrix(name, tuple(parameter.shape)):
+            matrices.append(parameter)
+    weights = [parameter.detach() for parameter in twin.parameters()]
+    muon = torch.optim.Muon(
+        matrices,
+        lr=rule.learning_rate,
+        weight_decay=rule.weight_decay,
+        momentum=rule.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for parameter in matrices:
+        parameter.requires_grad_(False)  # not AdamW's
+    adamw = usual_adamw(twin, rule, "fused")
+
+    def run(number: int) -> Tensor:
+        muon.step()
+        adamw.step()
+        return weights[0].view(-1)[0]
+
+    return Updater(run, weights, torch.bfloat16)
 
 
 def _torch_adamw(
@@ -241,4 +304,5 @@ def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) ->
         optimizer.step(rate, one, zero)
         return weights[0].view(-1)[0]
 
-    return Updater(run, weights)
+    products = optimizer.products if isinstance(optimizer, Muon) else torch.float32
+    return Updater(run, weights, products)

@@ -164,6 +164,7 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
             *("sharding", typing.get_args(machine.Scope)),
             "ranks that share the optimizer's state (default: as the program does)",
         ),
+        ("optimizer", typing.get_args(machine.StepOptimizer), "(default: the recipe's)"),
         ("recipe", RECIPES, "recipe for the expected samples (default closed_lamb)"),
     ):
         parser.add_argument(f"--{name}", choices=choices, help=text)

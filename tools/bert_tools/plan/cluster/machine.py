@@ -199,6 +199,19 @@ class Network:
         link_us = self.constants.link_latency_us
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
+    def all_to_all_ms(self, num_bytes: float, ranks: int) -> float:
+        """Time in which every rank sends `num_bytes`, in equal parts to `ranks` of them."""
+        if ranks == 1:
+            return 0.0
+        nodes = max(1, ranks // self.machine.gpus_per_node)
+        inside = num_bytes * (ranks - nodes) / ranks / self.link_gb_s / 1e6
+        out = self.machine.gpus_per_node * num_bytes * (nodes - 1) / nodes
+        latency_us = (
+            self.constants.link_latency_us if nodes == 1 else self.constants.network_latency_us
+        )
+        start_ms = (self.constants.collective_start_us + latency_us) / 1e3
+        return start_ms + max(inside, out / self.node_gb_s / 1e6)
+
     def all_gather_ms(self, num_bytes: float) -> float:
         """Time to gather over all ranks: first between nodes, then inside them."""
         if self.machine.nodes == 1:
@@ -217,9 +230,13 @@ class Network:
 Layout = Literal["unpadded", "capacity", "padded_rows", "packed_rows"]
 AttentionLayout = Literal["tile", "class", "longest"]
 Scope = Literal["none", "node", "world"]
-StepOptimizer = Literal["adam", "lamb"]
+StepOptimizer = Literal["adam", "lamb", "muon"]
 
-_LAMB_BYTES_MORE = 14  # update written and read, weight read again (fp32); gradient read for a norm
+_BYTES_MORE: dict[StepOptimizer, int] = {  # read and written for each parameter, beside Adam's
+    "adam": 0,
+    "lamb": 14,  # update written and read, weight read again (fp32); gradient read for a norm
+    "muon": 12,  # no second moment; directions written, sent, stacked, returned and read (bf16)
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,8 +291,6 @@ def with_capture(program: Software, capture: Literal["on", "off"]) -> Software:
 
 
 def with_optimizer(program: Software, optimizer: StepOptimizer) -> Software:
-    """The same program with LAMB or Adam; LAMB reads and writes its update once more."""
-    if optimizer == program.optimizer:
-        return program
-    more = _LAMB_BYTES_MORE if optimizer == "lamb" else -_LAMB_BYTES_MORE
+    """The same program with another optimizer."""
+    more = _BYTES_MORE[optimizer] - _BYTES_MORE[program.optimizer]
     return replace(program, optimizer=optimizer, optimizer_bytes=program.optimizer_bytes + more)

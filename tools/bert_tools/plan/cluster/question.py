@@ -288,7 +288,8 @@ def _draw_rank(axes: "Axes", timing: StepTiming, rank: int) -> None:
     update = timing.reduced + timing.clip_after_ms + timing.optimizer_wait_ms
     if timing.optimizer_wait_ms:
         _bar(axes, "host", timing.reduced, update + timing.optimizer_ms, _HOST)
-    _bar(axes, "compute", update, update + timing.optimizer_ms, _OPTIMIZER)
+    updated = update + timing.orthogonalising_ms + timing.optimizer_ms
+    _bar(axes, "compute", update, updated, _OPTIMIZER)
     _bar(axes, "communication", timing.step_ms - timing.all_gather_ms, timing.step_ms, _SENT)
     axes.axvline(timing.backward_end[rank], color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks([0, 1, 2], _LANES)

@@ -14,6 +14,7 @@ from bert_tools.plan.cluster.machine import (
     MatrixPrecision,
     Scope,
     Software,
+    StepOptimizer,
     accelerators,
     default_constants,
     make_machine,
@@ -67,6 +68,7 @@ class Question:
     balance: BalancePolicy = "presort_global"
     counts: CountsPerRank | None = None  # None: as in shipped configs
     clip: ClipPolicy = "after_allreduce"
+    optimizer: StepOptimizer | None = None  # None: by the recipe
     recipe: str = "closed_lamb"
     samples: float | None = None
     start_up_s: float = 0.0
@@ -99,7 +101,8 @@ class Question:
             program = with_capture(program, self.capture)
         if self.sharding is not None:
             program = replace(program, sharding=self.sharding)
-        return with_optimizer(program, "lamb" if self.recipe.startswith("closed") else "adam")
+        by_recipe: StepOptimizer = "lamb" if self.recipe.startswith("closed") else "adam"
+        return with_optimizer(program, self.optimizer or by_recipe)
 
     @property
     def dealing(self) -> Dealing:
@@ -251,7 +254,10 @@ def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> No
             "grad_accum_steps": min(question.grad_accum_steps, 2),
             "data_parallel": "ddp" if one else ways[question.software.sharding],
         },
-        "optim": {"name": "adamw", "learning_rate": 1e-4},
+        "optim": {
+            "name": "muon" if question.optimizer == "muon" else "adamw",
+            "learning_rate": 1e-4,
+        },
         "schedule": {"decay_steps": 1},
         "eval": {"target_accuracy": 0.72},
     }

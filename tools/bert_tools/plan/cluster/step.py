@@ -3,12 +3,13 @@
 Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
+from bert_tools.plan.cluster.device import MODEL, Device, Phase, SentBucket, phases_of, sent_buckets
 from bert_tools.plan.cluster.machine import (
     Constants,
     Machine,
@@ -19,6 +20,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
+from mlperf_bert.optim.muon_plan import busiest_share, hidden_matrices
 
 _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
 
@@ -79,6 +81,7 @@ class StepTiming:
     communication: list[tuple[float, float]]  # of each bucket: start and end
     clip_after_ms: float
     optimizer_ms: float
+    orthogonalising_ms: float  # Muon's: matrices sent to their owners, multiplied, sent back
     optimizer_wait_ms: float  # the host is behind
     all_gather_ms: float
     overlapped_ms: Float64Array  # [R], by which communication slowed backward down
@@ -98,7 +101,8 @@ class StepTiming:
     @property
     def step_ms(self) -> float:
         """Time of the whole step; ranks end it together."""
-        tail = self.clip_after_ms + self.optimizer_ms + self.optimizer_wait_ms + self.all_gather_ms
+        update = self.optimizer_ms + self.orthogonalising_ms + self.optimizer_wait_ms
+        tail = self.clip_after_ms + update + self.all_gather_ms
         return self.earlier_ms + self.reduced + tail
 
     @property
@@ -128,6 +132,9 @@ class StepTiming:
             "slowed by communication": self.overlapped_ms,
             "clipping": self.clip_ms + self.clip_after_ms,
             "optimizer": self.optimizer_ms * ones,
+            **(
+                {"Newton-Schulz": self.orthogonalising_ms * ones} if self.orthogonalising_ms else {}
+            ),
             "wait: launches and host syncs": behind + self.optimizer_wait_ms,
             "wait: slower ranks": slowest - self.backward_end,
             "wait: communication": self.exposed_ms * ones,
@@ -183,6 +190,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         communication=sent,
         clip_after_ms=_clip_ms(job, gradient_bytes) / _shards(job) if after else 0.0,
         optimizer_ms=update_ms,
+        orthogonalising_ms=_orthogonalising_ms(job),
         optimizer_wait_ms=wait_ms,
         all_gather_ms=gather_ms,
         overlapped_ms=slowed,
@@ -278,6 +286,17 @@ def _update(
     wait_ms = max(0.0, launched - ready - update_ms)
     whole = job.element_bytes * job.parameters
     return update_ms, wait_ms, _gather_ms(job, program.sharding, whole)
+
+
+def _orthogonalising_ms(job: Job) -> float:
+    """Time of Muon's matrices on the shard that has most, and of their way there and back."""
+    if job.program.optimizer != "muon":
+        return 0.0
+    matrices, shards = hidden_matrices(MODEL), _shards(job)
+    share = busiest_share(matrices, shards).items()
+    products = sum(job.device.newton_schulz_ms(shape, count) for shape, count in share)
+    own_bytes = 2 * sum(map(math.prod, matrices)) / shards  # in bf16
+    return products + 2 * job.network.all_to_all_ms(own_bytes, shards)
 
 
 def _shards(job: Job) -> int:

@@ -31,24 +31,22 @@ def muon_update(
     lr: float,
     momentum: float,
     weight_decay: float,
+    products: torch.dtype = torch.bfloat16,
 ) -> None:
     """One step of one matrix, in place on `param` and `momentum_buffer`. The reference.
 
     Nesterov momentum, orthogonalised, scaled to the root mean square of AdamW's updates, and
-    decoupled weight decay. In the dtype of `param`, but for float32, whose products are in
-    bfloat16.
+    decoupled weight decay.
 
     Source: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al.,
     arXiv 2502.16982, for scale and decay.
 
     Args:
         param, grad, momentum_buffer: [rows, columns] of one float dtype.
+        products: dtype in which the momentum is orthogonalised.
     """
     momentum_buffer.lerp_(grad, 1 - momentum)
-    direction = grad.lerp(momentum_buffer, momentum)
-    if direction.dtype == torch.float32:
-        direction = direction.bfloat16()
-    update = orthogonalised(direction)
+    update = orthogonalised(grad.lerp(momentum_buffer, momentum).to(products))
     param.mul_(1 - lr * weight_decay)
     param.add_(update, alpha=-lr * (0.2 * math.sqrt(max(param.shape))))
 
@@ -89,10 +87,10 @@ class Muon(FlatOptimizer):
         super().__init__(*arguments)
         layout, masters = self.layout, self.shard.masters
         scales = {each.name: update_scale(each.name, each.shape) for each in layout.tensors}
-        products = torch.bfloat16 if masters.is_cuda else masters.dtype
+        self.products = torch.bfloat16 if masters.is_cuda else masters.dtype
         self.shard = replace(
             self.shard,
-            direction=torch.zeros_like(masters, dtype=products),
+            direction=torch.zeros_like(masters, dtype=self.products),
             direction_scale=torch.tensor(list(scales.values()), dtype=torch.float64).to(
                 masters.device
             ),

@@ -5,12 +5,14 @@ among the shards. Its blocks go there, and come back orthogonalised.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout
 
 NEWTON_SCHULZ_STEPS = 5
@@ -52,14 +54,19 @@ def deal_matrices(shapes: Mapping[str, Shape], count: int) -> dict[str, int]:
     return owners
 
 
-def flops_of_busiest(shapes: Iterable[Shape], count: int) -> int:
-    """Floating-point operations an update of the shard with most of them."""
-    named = {str(number): shape for number, shape in enumerate(shapes)}
-    owners = deal_matrices(named, count)
-    costs = np.zeros(count, dtype=np.int64)
-    for name, owner in owners.items():
-        costs[owner] += newton_schulz_flops(named[name])
-    return int(costs.max())
+def busiest_share(shapes: Sequence[Shape], count: int) -> Counter[Shape]:
+    """The matrices, by shape, of the shard with most work, if `count` shards share them."""
+    owners = deal_matrices({str(number): shape for number, shape in enumerate(shapes)}, count)
+    dealt = [Counter[Shape]() for _ in range(count)]
+    for number, shape in enumerate(shapes):
+        dealt[owners[str(number)]][shape] += 1
+    return max(dealt, key=lambda each: sum(map(newton_schulz_flops, each.elements())))
+
+
+def hidden_matrices(model: ModelSection) -> list[Shape]:
+    """The shapes of all matrices that Muon orthogonalises."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    return model.num_layers * [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Counted by hand from the config and the sizes of a forward; the bytes that a for
 `model/saved_bytes.py`. Not yet measured on a GPU.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from mlperf_bert.model.saved_bytes import (
     PaddedAttention,
     SavedBytes,
 )
+from mlperf_bert.optim.muon_plan import hidden_matrices
 
 GIB = 2**30
 # Share of the sum, for blocks that the allocator holds but cannot use. An estimate.
@@ -237,7 +239,8 @@ def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
     done = saved.heads() + saved.last_layer()
     all_saved = sum(saved.parts().values())
     # Sent, received, stacked and returned.
-    routed = 4 * _direction_width(config) * _matrices(config) // _shards(config)
+    matrices = sum(map(math.prod, hidden_matrices(model)))
+    routed = 4 * _direction_width(config) * matrices // _shards(config)
     return {
         "logits": before + saved.loss_forward,
         "gradients of logits": before + saved.loss_backward,
@@ -262,13 +265,6 @@ def _direction_width(config: RunConfig) -> int:
     if config.optim.name != "muon":
         return 0
     return 2 if is_on_cuda(config) else 4
-
-
-def _matrices(config: RunConfig) -> int:
-    """Elements of the encoder's matrices."""
-    model = config.model
-    of_layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
-    return model.num_layers * of_layer
 
 
 def _weight_width(config: RunConfig) -> int:
