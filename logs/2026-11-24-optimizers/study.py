@@ -28,6 +28,7 @@ from scipy.stats.qmc import LatinHypercube
 
 from bert_tools.report.run_files import read_metrics
 from bert_tools.tune.objective import read_curve
+from mlperf_bert.common.errors import MISTAKE
 from mlperf_bert.data.index import Manifest
 
 HERE = Path(__file__).parent
@@ -114,7 +115,7 @@ class Study:
     def __init__(self, data, work, workers):
         self.data, self.work, self.workers = data, work, workers
         guess = Manifest.load(data / "eval").baseline.context_free_accuracy
-        self.target = round(TARGET_OVER_GUESS * guess, 4)
+        self.target = math.ceil(1e4 * TARGET_OVER_GUESS * guess) / 1e4
         self.records = {}
         if RECORDS.exists():
             for line in RECORDS.read_text().splitlines():
@@ -229,6 +230,9 @@ class Study:
                 told = True
         if self.stopping.is_set():
             return None
+        if process.returncode == MISTAKE:
+            self.stopping.set()
+            sys.exit(f"study.py: error: {training.name} cannot be trained, see {directory}.log")
         return self.record(training, directory / "run_0", process.returncode)
 
     def record(self, training, run, status):
