@@ -48,7 +48,7 @@ else
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 20)
-    OPTIMIZER=("${LARGE[@]}" --seconds 5)
+    OPTIMIZER=("${LARGE[@]}" --seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     ATTENTIONS=(triton flash)
 fi

@@ -273,7 +273,7 @@ def test_a_rank_that_torchrun_restarts_goes_on(
     "settings",
     [
         ("data.sampler=quantile", "optim.name=lamb", "model.precision=bf16"),
-        ("data.sampler=strata", "run.step_mode=captured"),
+        ("data.sampler=strata", "run.step_mode=captured", "optim.name=muon"),
         ("eval.overlap=side_stream", "eval.interval_samples=48", "checkpoint.interval_steps=14"),
         (
             *("model.precision=fp16", "optim.loss_scale_growth_steps=5"),

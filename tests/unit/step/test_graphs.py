@@ -230,14 +230,14 @@ def halves_of(batch: UnpaddedBatch) -> tuple[UnpaddedBatch, UnpaddedBatch]:
     )
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "quantile"])
+@pytest.mark.parametrize(("sampler", "rule"), [("uniform", "adamw"), ("quantile", "muon")])
 def test_a_captured_run_has_the_losses_of_an_eager_one(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, sampler: str
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, sampler: str, rule: str
 ) -> None:
     found = {}
     for mode in ("eager", "captured"):
-        options = (f"run.step_mode={mode}", f"data.sampler={sampler}", *DROPOUT)
-        done = run_train(tiny_config, synthetic_data, tmp_path / mode, *options)
+        sets = (f"run.step_mode={mode}", f"data.sampler={sampler}", f"optim.name={rule}")
+        done = run_train(tiny_config, synthetic_data, tmp_path / mode, *sets, *DROPOUT)
         assert done == TARGET_MISSED
         found[mode] = metrics_records(tmp_path / mode)
         assert sum(record["unpadded_steps"] for record in found[mode]) == 0
