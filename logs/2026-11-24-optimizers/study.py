@@ -8,7 +8,8 @@ it in order; with the same WORK, unfinished trainings then go on from their chec
 
 For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; by successive
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
-SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket.
+SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket; and
+at LARGER_BATCH, two seeds, in a model of four times the matrices, its rate scaled by its width.
 """
 
 import argparse
@@ -46,6 +47,14 @@ WARM_UP, BETA_2, DECAY = (0.01, 0.1), (0.9, 0.999), (1e-3, 0.3)  # the first: of
 LAST_RATE = 0.1  # of the highest, at the end of the budget
 BUCKET_BATCH = 2048
 BUCKETS = {"clip.policy": "bucket_before_allreduce", "clip.accumulation": "each_forward"}
+LARGER_BATCH, LARGER_SEEDS = 512, 2
+LARGER = {  # the rate of AdamW and of Muon goes with one over the width; LAMB scales by itself
+    "model.num_layers": 4,
+    "model.hidden_size": 256,
+    "model.num_heads": 4,
+    "model.intermediate_size": 1024,
+}
+LARGER_RATE = {"adamw": 0.5, "lamb": 1.0, "muon": 0.5}
 NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
 
 
@@ -55,7 +64,7 @@ class Training:
 
     optimizer: str
     batch: int
-    kind: str  # "trial", "seed" or "buckets"
+    kind: str  # "trial", "seed", "buckets" or "larger"
     number: int
     settings: dict = field(hash=False)
 
@@ -134,6 +143,8 @@ class Study:
             self.repeat(batch, "seed", {})
             if batch == BUCKET_BATCH:
                 self.repeat(batch, "buckets", BUCKETS)
+        if LARGER_BATCH in batches:
+            self.repeat(LARGER_BATCH, "larger", LARGER, LARGER_SEEDS)
 
     def tune(self, batch):
         """Successive halving, all optimizers side by side."""
@@ -152,7 +163,7 @@ class Study:
                 best_first = sorted(arm, key=lambda each: self.rank(each, share))
                 going[optimizer] = best_first[: max(1, len(arm) // 2)]
 
-    def repeat(self, batch, kind, more):
+    def repeat(self, batch, kind, more, seeds=SEEDS):
         """Fresh seeds of each optimizer's best trial."""
         wanted = []
         for optimizer in OPTIMIZERS:
@@ -161,7 +172,10 @@ class Study:
                 print(f"batch {batch}, {optimizer}: no trial reached {self.target}", flush=True)
                 continue
             settings = {**best["settings"], **more}
-            wanted += [Training(optimizer, batch, kind, n, settings) for n in range(SEEDS)]
+            if kind == "larger":
+                for name in ("optim.learning_rate", "schedule.end_learning_rate"):
+                    settings[name] = float(f"{LARGER_RATE[optimizer] * settings[name]:.4g}")
+            wanted += [Training(optimizer, batch, kind, n, settings) for n in range(seeds)]
         self.train(wanted, 1.0, kind)
 
     def rank(self, training, share):
@@ -205,7 +219,7 @@ class Study:
         """One training, to its end or until it is put aside at this share of the budget."""
         if self.stopping.is_set():
             return None
-        directory = self.work / training.name
+        directory, start = self.work / training.name, time.monotonic()
         limit = share * BUDGETS[training.batch]
         command = [
             *(sys.executable, "-m", "mlperf_bert", "train", "--config", HERE / "base.toml"),
@@ -233,10 +247,11 @@ class Study:
         if process.returncode == MISTAKE:
             self.stopping.set()
             sys.exit(f"study.py: error: {training.name} cannot be trained, see {directory}.log")
-        return self.record(training, directory / "run_0", process.returncode)
+        seconds = time.monotonic() - start
+        return self.record(training, directory / "run_0", process.returncode, seconds)
 
-    def record(self, training, run, status):
-        """Append the record of a training that ended or was put aside."""
+    def record(self, training, run, status, seconds):
+        """Append the record of a training that ended or was put aside, after so long on one core."""
         curve = read_curve(run)
         metrics = read_metrics(run / "metrics.jsonl") if curve else ()
         ended = {0: "reached", 3: "missed", 75: "aside"}.get(status, "failed")
@@ -246,6 +261,7 @@ class Study:
             "seed": training.seed,
             "target": self.target,
             "ended": ended,
+            "seconds": round(seconds, 1),
             "samples": curve[-1][0] if curve else 0,
             "best": max((accuracy for _, accuracy in curve), default=0.0),
             "reached": crossing(curve, self.target),
