@@ -251,7 +251,7 @@ class Study:
         return self.record(training, directory / "run_0", process.returncode, seconds)
 
     def record(self, training, run, status, seconds):
-        """Append the record of a training that ended or was put aside, after so long on one core."""
+        """Append the record of a training that ended or was put aside; seconds are of one core."""
         curve = read_curve(run)
         metrics = read_metrics(run / "metrics.jsonl") if curve else ()
         ended = {0: "reached", 3: "missed", 75: "aside"}.get(status, "failed")
