@@ -44,7 +44,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
         if scale > 0:
             gradient = shard.gradients[run].to(shard.masters.dtype) * factor
             shard.exp_avg[run].lerp_(gradient, 1 - momentum)
-            torch.lerp(gradient, shard.exp_avg[run], momentum, out=shard.direction[run])
+            shard.direction[run].copy_(gradient.lerp_(shard.exp_avg[run], momentum))
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:

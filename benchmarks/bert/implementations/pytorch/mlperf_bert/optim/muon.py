@@ -80,14 +80,16 @@ class Muon(FlatOptimizer):
     """`muon_update` of the encoder's matrices and `adamw_update` of the rest, on flat buffers.
 
     A matrix's momentum is in `exp_avg`; its `exp_avg_sq` stays zero. Each matrix is orthogonalised
-    by one of the shards, in bfloat16 on a GPU and in the masters' dtype on a CPU.
+    by one of the shards: on a GPU, or if the model's weights have 16 bits, in bfloat16, else in the
+    masters' dtype.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         layout, masters = self.layout, self.shard.masters
         scales = {each.name: update_scale(each.name, each.shape) for each in layout.tensors}
-        self.products = torch.bfloat16 if masters.is_cuda else masters.dtype
+        in_16_bits = masters.is_cuda or self.shard.weights is not None
+        self.products = torch.bfloat16 if in_16_bits else masters.dtype
         self.shard = replace(
             self.shard,
             direction=torch.zeros_like(masters, dtype=self.products),

@@ -264,7 +264,7 @@ def _direction_width(config: RunConfig) -> int:
     """Bytes of an element of what Muon makes orthogonal; 0 for other optimizers."""
     if config.optim.name != "muon":
         return 0
-    return 2 if is_on_cuda(config) else 4
+    return 2 if is_on_cuda(config) else _weight_width(config)
 
 
 def _weight_width(config: RunConfig) -> int:
