@@ -22,14 +22,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scipy.stats.qmc import LatinHypercube
 
 from bert_tools.report.run_files import read_metrics
 from bert_tools.tune.objective import read_curve
-from mlperf_bert.common.errors import MISTAKE
+from mlperf_bert.common.errors import STOPPED, TARGET_MISSED
 from mlperf_bert.data.index import Manifest
 
 HERE = Path(__file__).parent
@@ -42,9 +42,11 @@ STAGES = (0.25, 0.5, 1.0)  # of the budget; half of the trials go on after each 
 BUDGETS = {32: 80_000, 128: 112_000, 512: 192_000, 2048: 458_752}  # samples of one training
 INTERVALS = {32: 4000, 128: 3840, 512: 4096, 2048: 8192}  # samples between evaluations
 LOCAL = 64  # sequences a forward; larger batches accumulate
-RATES = {"adamw": (5e-4, 2e-2), "lamb": (2e-3, 8e-2), "muon": (5e-4, 2e-2)}
-WARM_UP, BETA_2, DECAY = (0.01, 0.1), (0.9, 0.999), (1e-3, 0.3)  # the first: of the budget
-LAST_RATE = 0.1  # of the highest, at the end of the budget
+# Highest rates at a batch of 32: a factor of 40 around the best of an earlier, thrown away search.
+RATES = {"adamw": (1.6e-4, 6.4e-3), "lamb": (5e-4, 2e-2), "muon": (4e-4, 1.6e-2)}
+RATE_POWER = 0.25  # of the batch: the ranges go up with it
+WARM_UP, FALLS, BETA_2, DECAY = (0.01, 0.1), (0.4, 1.0), (0.9, 0.999), (1e-3, 0.3)
+LAST_RATE = 0.1  # of the highest; reached after FALLS of the budget, and kept
 BUCKET_BATCH = 2048
 BUCKETS = {"clip.policy": "bucket_before_allreduce", "clip.accumulation": "each_forward"}
 LARGER_BATCH, LARGER_SEEDS = 512, 2
@@ -55,10 +57,11 @@ LARGER = {  # the rate of AdamW and of Muon goes with one over the width; LAMB s
     "model.intermediate_size": 1024,
 }
 LARGER_RATE = {"adamw": 0.5, "lamb": 1.0, "muon": 0.5}
+ENDS = {0: "reached", TARGET_MISSED: "missed", STOPPED: "aside"}
 NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
     """One training; `name` is its directory and its key in the records."""
 
@@ -66,7 +69,7 @@ class Training:
     batch: int
     kind: str  # "trial", "seed", "buckets" or "larger"
     number: int
-    settings: dict = field(hash=False)
+    settings: dict
 
     @property
     def name(self):
@@ -88,7 +91,6 @@ class Training:
             "parallel.local_batch_size": local,
             "parallel.grad_accum_steps": self.batch // local,
             "optim.name": self.optimizer,
-            "schedule.decay_steps": steps,
             "eval.target_accuracy": target,
             "eval.interval_samples": INTERVALS[self.batch],
             **self.settings,
@@ -100,13 +102,14 @@ class Training:
 
 def drawn(optimizer, batch):
     """The settings of each trial: the same points for every optimizer, rates in its own range."""
-    points = LatinHypercube(4, seed=batch).random(TRIALS)
-    steps = BUDGETS[batch] // batch
-    for rate, warm_up, beta_2, decay in points:
-        highest = _between(RATES[optimizer], rate)
+    points = LatinHypercube(5, seed=batch).random(TRIALS)
+    steps, scale = BUDGETS[batch] // batch, (batch / 32) ** RATE_POWER
+    for rate, warm_up, falls, beta_2, decay in points:
+        highest = _between([scale * each for each in RATES[optimizer]], rate)
         yield {
             "optim.learning_rate": highest,
             "schedule.end_learning_rate": float(f"{LAST_RATE * highest:.4g}"),
+            "schedule.decay_steps": round(steps * _between(FALLS, falls)),
             "schedule.warmup_steps": max(1, round(steps * _between(WARM_UP, warm_up))),
             "optim.beta_2": round(1 - _between([1 - each for each in BETA_2], beta_2), 5),
             "optim.weight_decay": _between(DECAY, decay),
@@ -155,13 +158,11 @@ class Study:
             ]
             for optimizer in OPTIMIZERS
         }
-        for stage, share in enumerate(STAGES):
-            self.train(
-                [each for arm in going.values() for each in arm], share, f"stage {stage + 1}"
-            )
+        for share in STAGES:
+            self.train([each for arm in going.values() for each in arm], share, f"to {share:.0%}")
             for optimizer, arm in going.items():
                 best_first = sorted(arm, key=lambda each: self.rank(each, share))
-                going[optimizer] = best_first[: max(1, len(arm) // 2)]
+                going[optimizer] = best_first[: len(arm) // 2]
 
     def repeat(self, batch, kind, more, seeds=SEEDS):
         """Fresh seeds of each optimizer's best trial."""
@@ -211,6 +212,8 @@ class Study:
     def is_done(self, training, share):
         """True if it has ended, or has come as far as this share of its budget."""
         record = self.records.get(training.name)
+        if record is not None and record["settings"] != training.settings:
+            sys.exit(f"study.py: error: {RECORDS} has other settings for {training.name}")
         return record is not None and (
             record["ended"] != "aside" or record["samples"] >= share * BUDGETS[training.batch]
         )
@@ -244,9 +247,9 @@ class Study:
                 told = True
         if self.stopping.is_set():
             return None
-        if process.returncode == MISTAKE:
+        if process.returncode not in ENDS:
             self.stopping.set()
-            sys.exit(f"study.py: error: {training.name} cannot be trained, see {directory}.log")
+            sys.exit(f"study.py: error: {training.name} did not end in order, see {directory}.log")
         seconds = time.monotonic() - start
         return self.record(training, directory / "run_0", process.returncode, seconds)
 
@@ -254,13 +257,12 @@ class Study:
         """Append the record of a training that ended or was put aside; seconds are of one core."""
         curve = read_curve(run)
         metrics = read_metrics(run / "metrics.jsonl") if curve else ()
-        ended = {0: "reached", 3: "missed", 75: "aside"}.get(status, "failed")
         record = {
             "name": training.name,
             **asdict(training),
             "seed": training.seed,
             "target": self.target,
-            "ended": ended,
+            "ended": ENDS[status],
             "seconds": round(seconds, 1),
             "samples": curve[-1][0] if curve else 0,
             "best": max((accuracy for _, accuracy in curve), default=0.0),

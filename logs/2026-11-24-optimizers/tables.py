@@ -43,8 +43,13 @@ def repetitions(records, optimizer, batch, kind="seed"):
 
 
 def samples_of(repeated):
-    """Samples to the target of each repetition that reached it."""
-    return np.array([each["reached"] for each in repeated if each["reached"]], dtype=float)
+    """Samples to the target of each repetition; of one that missed it, its whole budget."""
+    return np.array([each["reached"] or BUDGETS[each["batch"]] for each in repeated], dtype=float)
+
+
+def all_reached(repeated):
+    """True if there are repetitions and each reached the target."""
+    return bool(repeated) and all(each["reached"] for each in repeated)
 
 
 def means(values, generator):
