@@ -32,14 +32,14 @@ def main(what, *words):
     print("\n".join(makers[what](records)))
 
 
-def repetitions(records, optimizer, batch, kind="seed"):
-    """Records of the fresh seeds, by seed."""
+def of_arm(records, optimizer, batch, kind):
+    """Records of one kind, by seed and number."""
     found = [
         each
         for each in records.values()
         if (each["optimizer"], each["batch"], each["kind"]) == (optimizer, batch, kind)
     ]
-    return sorted(found, key=lambda each: each["seed"])
+    return sorted(found, key=lambda each: (each["seed"], each["number"]))
 
 
 def samples_of(repeated):
@@ -47,28 +47,21 @@ def samples_of(repeated):
     return np.array([each["reached"] or BUDGETS[each["batch"]] for each in repeated], dtype=float)
 
 
-def all_reached(repeated):
-    """True if there are repetitions and each reached the target."""
-    return bool(repeated) and all(each["reached"] for each in repeated)
+def has_missed(repeated):
+    """True if a repetition missed the target."""
+    return any(each["reached"] is None for each in repeated)
 
 
-def means(values, generator):
-    """Means of draws with replacement."""
-    return generator.choice(values, (DRAWS, len(values))).mean(axis=1)
+def drawn_means(*arms):
+    """Means of each arm over seeds drawn with replacement, the same seeds for all arms."""
+    draws = np.random.default_rng(1).integers(0, len(arms[0]), (DRAWS, len(arms[0])))
+    return [values[draws].mean(axis=1) for values in arms]
 
 
-def interval(draws):
-    """95 % of the draws."""
-    return np.quantile(draws, [0.025, 0.975])
-
-
-def batches_of(records, kind="seed"):
-    """Batches of which every optimizer has repetitions, or none reached the target in tuning."""
-    return [
-        batch
-        for batch in BUDGETS
-        if any(repetitions(records, each, batch, kind) for each in OPTIMIZERS)
-    ]
+def ranged(value, draws, form):
+    """A value with the middle 95 % of its draws."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return f"{value:{form}} ({low:{form}} to {high:{form}})"
 
 
 def head(*names):
@@ -78,68 +71,60 @@ def head(*names):
 
 
 def samples_table(records):
-    """Samples to the target with intervals, beside AdamW's; and with clipping by buckets."""
-    generator = np.random.default_rng(1)
+    """Samples to the target, beside AdamW's; with clipping by buckets, beside the arm's own."""
     names = "reached", "samples to the target (95 %)", "updates", "over AdamW's (95 %)"
     yield from head("global batch", "optimizer", *names)
-    for batch in batches_of(records):
-        for kind in ("seed", "buckets"):
+    kinds = {"seed": "", "buckets": ", clipped by buckets", "larger": ", 4 layers of 256"}
+    for batch in BUDGETS:
+        for kind, words in kinds.items():
             for optimizer in OPTIMIZERS:
-                repeated = repetitions(records, optimizer, batch, kind)
+                repeated = of_arm(records, optimizer, batch, kind)
                 if repeated:
-                    yield row_of(records, repeated, generator)
+                    base = ("adamw", kind) if kind != "buckets" else (optimizer, "seed")
+                    others = of_arm(records, base[0], batch, base[1])
+                    yield f"| {batch:,} | {NAMES[optimizer]}{words} | {cells(repeated, others)} |"
+                elif kind == "seed" and of_arm(records, optimizer, batch, "trial"):
+                    yield f"| {batch:,} | {NAMES[optimizer]} | no trial | | | |"
 
 
-def row_of(records, repeated, generator):
-    """One row of `samples_table`."""
-    optimizer, batch, kind = (repeated[0][key] for key in ("optimizer", "batch", "kind"))
-    values, name = samples_of(repeated), NAMES[optimizer]
-    base, text = "adamw", ""
-    if kind == "buckets":
-        name, base = f"{name}, clipped by buckets", optimizer
-    reached = f"{len(values)} of {len(repeated)}"
-    if not len(values):
-        return f"| {batch:,} | {name} | {reached} | more than {BUDGETS[batch]:,} | | |"
-    draws = means(values, generator)
-    low, high = interval(draws)
-    others = samples_of(repetitions(records, base, batch))
-    if len(others) and (optimizer, kind) != ("adamw", "seed"):
-        ratios = draws / means(others, generator)
-        text = "{:.2f} ({:.2f} to {:.2f})".format(values.mean() / others.mean(), *interval(ratios))
-        text += ", of itself" if kind == "buckets" else ""
-    return (
-        f"| {batch:,} | {name} | {reached} | {values.mean():,.0f} ({low:,.0f} to {high:,.0f}) | "
-        f"{values.mean() / batch:,.0f} | {text} |"
-    )
+def cells(repeated, others):
+    """Cells of `samples_table` beside those of `others`."""
+    values = samples_of(repeated)
+    reached = sum(each["reached"] is not None for each in repeated)
+    least = "at least " if has_missed(repeated) else ""
+    (draws,) = drawn_means(values)
+    text = ""
+    if others and others != repeated and len(others) == len(repeated):
+        theirs = samples_of(others)
+        of_both = drawn_means(values, theirs)
+        text = ranged(values.mean() / theirs.mean(), of_both[0] / of_both[1], ".2f")
+        text += " (some missed)" if has_missed([*repeated, *others]) else ""
+    mean = values.mean() / repeated[0]["batch"]
+    samples = least + ranged(values.mean(), draws, ",.0f")
+    return f"{reached} of {len(repeated)} | {samples} | {mean:,.0f} | {text}"
 
 
 def settings_table(records):
     """Trials of every arm, and the settings of the best."""
-    names = "trials: all, reached, failed", "rate", "warm-up", "beta_2", "decay"
-    yield from head("global batch", "optimizer", *names)
+    names = "rate", "warm-up", "falls for", "beta_2", "decay"
+    yield from head("global batch", "optimizer", "trials", "reached", *names)
+    keys = "schedule.warmup_steps", "schedule.decay_steps", "optim.beta_2", "optim.weight_decay"
     for batch in BUDGETS:
         for optimizer in OPTIMIZERS:
-            trials = repetitions(records, optimizer, batch, "trial")
+            trials = of_arm(records, optimizer, batch, "trial")
+            best = best_trial(records, optimizer, batch)
             if not trials:
                 continue
-            best = best_trial(records, optimizer, batch)
             reached = sum(each["reached"] is not None for each in trials)
-            failed = sum(each["ended"] == "failed" for each in trials)
-            row = f"| {batch:,} | {NAMES[optimizer]} | {len(trials)}, {reached}, {failed} | "
+            row = [f"{batch:,}", NAMES[optimizer], str(len(trials)), str(reached)]
             if best is None:
-                yield row + "| | | |"
+                yield f"| {' | '.join(row)} | | | | | |"
                 continue
-            found = best["settings"]
-            rate, warm_up, beta_2, decay = (
-                found[key]
-                for key in (
-                    "optim.learning_rate",
-                    "schedule.warmup_steps",
-                    "optim.beta_2",
-                    "optim.weight_decay",
-                )
-            )
-            yield f"{row}{rate:g} | {warm_up} | {beta_2:g} | {decay:g} |"
+            rate = best["settings"]["optim.learning_rate"]
+            rates = sorted(each["settings"]["optim.learning_rate"] for each in trials)
+            edge = ", at the edge" if rate in (rates[0], rates[-1]) else ""
+            row += [f"{rate:g}{edge}", *(f"{best['settings'][key]:g}" for key in keys)]
+            yield f"| {' | '.join(row)} |"
 
 
 def fitted(batches, samples):
@@ -153,23 +138,20 @@ def fitted(batches, samples):
 
 
 def fits(records, optimizer):
-    """The fit, and those of samples drawn again; None with fewer than three batches."""
-    generator = np.random.default_rng(2)
-    values = {
-        batch: samples_of(repetitions(records, optimizer, batch)) for batch in batches_of(records)
-    }
-    values = {batch: each for batch, each in values.items() if len(each)}
+    """The fit and a thousand of drawn seeds, of batches without a miss; None below three."""
+    arms = {batch: of_arm(records, optimizer, batch, "seed") for batch in BUDGETS}
+    values = {b: samples_of(arm) for b, arm in arms.items() if arm and not has_missed(arm)}
     if len(values) < 3:
         return None
     batches = np.array(list(values), dtype=float)
-    drawn = np.stack([means(each, generator)[:1000] for each in values.values()], axis=1)
+    drawn = np.stack([drawn_means(each)[0][:1000] for each in values.values()], axis=1)
     centre = fitted(batches, np.array([each.mean() for each in values.values()]))
     return centre, np.array([fitted(batches, each) for each in drawn])
 
 
 def fit_table(records):
-    """Fits of the critical batch, the noise scale measured in the same runs, and extrapolation."""
-    noise = "noise scale, plain and preconditioned"
+    """Critical batches, the noise scales measured in the same runs, and what they say further."""
+    noise = "noise scale at the target, plain and preconditioned"
     wide = f"samples at {LARGEST:,} (95 %)"
     yield from head("optimizer", "least samples", "critical batch (95 %)", noise, wide)
     for optimizer in OPTIMIZERS:
@@ -177,22 +159,18 @@ def fit_table(records):
         if found is None:
             continue
         (least, critical), drawn = found
-        largest = drawn[:, 0] * (1 + LARGEST / drawn[:, 1])
-        noise = [
-            f"{np.median(each):,.0f}" for each in zip(*noises(records, optimizer), strict=True)
-        ]
-        yield (
-            f"| {NAMES[optimizer]} | {least:,.0f} | {critical:,.0f} "
-            "({:,.0f} to {:,.0f}) | ".format(*interval(drawn[:, 1]))
-            + f"{', '.join(noise)} | {least * (1 + LARGEST / critical):,.0f} "
-            "({:,.0f} to {:,.0f}) |".format(*interval(largest))
+        largest = ranged(
+            least * (1 + LARGEST / critical), drawn[:, 0] * (1 + LARGEST / drawn[:, 1]), ",.0f"
         )
+        scales = np.median(list(noises(records, optimizer)), axis=0)
+        row = NAMES[optimizer], f"{least:,.0f}", ranged(critical, drawn[:, 1], ",.0f")
+        yield f"| {' | '.join(row)} | {scales[0]:,.0f}, {scales[1]:,.0f} | {largest} |"
 
 
 def noises(records, optimizer):
     """Last noise scales, plain and preconditioned, of every repetition at every batch."""
-    for batch in batches_of(records):
-        for each in repetitions(records, optimizer, batch):
+    for batch in BUDGETS:
+        for each in of_arm(records, optimizer, batch, "seed"):
             if each["noise"] and all(each["noise"].values()):
                 yield each["noise"]["noise_scale_plain"], each["noise"]["noise_scale"]
 
@@ -205,25 +183,22 @@ def draw(records, path):
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    largest = 0
     for optimizer in OPTIMIZERS:
-        points = [
-            (batch, value)
-            for batch in batches_of(records)
-            for value in samples_of(repetitions(records, optimizer, batch))
-        ]
-        if not points:
-            continue
-        colour = COLOURS[optimizer]
-        axes.plot(*zip(*points, strict=True), "o", ms=4, alpha=0.6, color=colour)
+        arms = [of_arm(records, optimizer, batch, "seed") for batch in BUDGETS]
+        points = [(each["batch"], each["reached"]) for arm in arms for each in arm]
+        points = [(batch, samples) for batch, samples in points if samples]
+        colour, label = COLOURS[optimizer], NAMES[optimizer]
+        axes.plot(*np.array(points).T, "o", ms=4, alpha=0.6, color=colour)
+        largest = max([largest, *(batch for batch, _ in points)])
         found = fits(records, optimizer)
-        if found is None:
-            axes.plot([], [], color=colour, label=NAMES[optimizer])
-            continue
-        (least, critical), _ = found
-        batches = np.geomspace(min(BUDGETS), LARGEST)
-        label = f"{NAMES[optimizer]}: critical batch {critical:,.0f}"
-        axes.plot(batches, least * (1 + batches / critical), color=colour, label=label)
-    axes.axvspan(max(batches_of(records)), LARGEST, color="#eeeeee", label="beyond the data")
+        if found is not None:
+            (least, critical), _ = found
+            batches = np.geomspace(min(BUDGETS), LARGEST)
+            label += f": critical batch {critical:,.0f}"
+            axes.plot(batches, least * (1 + batches / critical), color=colour)
+        axes.plot([], [], "o-", color=colour, label=label)
+    axes.axvspan(largest, LARGEST, color="#eeeeee", label="beyond the data")
     axes.set(xscale="log", yscale="log", xlabel="global batch, sequences")
     axes.set_ylabel("samples to 1.5 times the context-free guess")
     axes.legend(frameon=False)

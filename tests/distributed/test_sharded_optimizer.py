@@ -206,11 +206,12 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
     for mode, policy in product(("ddp", *modes(info)), POLICIES):
         for settings in accumulations(policy):
             options = (f"parallel.data_parallel={mode}", f"clip.policy={policy}", *settings)
+            options += RULES["muon"]  # its vectors have AdamW
             seen[f"{mode} {policy} {settings[0]} spoilt"] = spoilt(config, info, options)
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
         for name, options in (("buckets", (BUCKETS,)), ("forwards", (BUCKETS, EACH_FORWARD))):
-            run = start(config, info, (parallel, *options), torch.float64)
+            run = start(config, info, (parallel, *options, *RULES["muon"]), torch.float64)
             seen[f"{mode} {name}"] = trained(run, BUCKET_STEPS)
         for precision in ("bf16", "fp16"):
             options = (parallel, f"model.precision={precision}")

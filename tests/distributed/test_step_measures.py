@@ -39,6 +39,7 @@ CASES = {
     "ddp clipped after": ("clip.max_norm=0.01",),
     "flat unclipped": ("parallel.data_parallel=flat", "clip.policy=none"),
     "shard_world lamb": ("parallel.data_parallel=shard_world", "optim.name=lamb"),
+    "shard_world muon": ("parallel.data_parallel=shard_world", "optim.name=muon"),
 }
 WATCHED_STEPS = 3
 SHORT_S, LONG_S = 0.01, 0.15

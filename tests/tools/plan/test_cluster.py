@@ -370,7 +370,7 @@ def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
     sent_ms = 2 * network(1, 8).all_to_all_ms(2 * 302e6 / 8, 8)
     assert 1 <= (found["node"].orthogonalising_ms - sent_ms) / (whole / 8) <= 1.25
     assert found["node"].orthogonalising_ms < 0.1 * found["node"].step_ms
-    assert found["world"].orthogonalising_ms < found["node"].orthogonalising_ms / 4
+    assert found["world"].orthogonalising_ms < found["node"].orthogonalising_ms / 2
     other = simulate(job(128, 8), even(1024, 16))
     assert other.orthogonalising_ms == 0 and "Newton-Schulz" not in other.parts
     # 7/8 of 600 MB at 300 GB/s inside a node; of 8 x 600 MB half leaves each of two at 200 GB/s.

@@ -263,7 +263,7 @@ def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tenso
     adamw = usual_adamw(twin, rule, "fused")
 
     def run(number: int) -> Tensor:
-        muon.step()
+        muon.step()  # type: ignore[no-untyped-call]
         adamw.step()
         return weights[0].view(-1)[0]
 

@@ -200,7 +200,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_to_all_ms(self, num_bytes: float, ranks: int) -> float:
-        """Time in which every rank sends `num_bytes`, in equal parts to `ranks` of them."""
+        """Time in which each rank of a node sends or receives `num_bytes`, to or from `ranks`."""
         if ranks == 1:
             return 0.0
         nodes = max(1, ranks // self.machine.gpus_per_node)

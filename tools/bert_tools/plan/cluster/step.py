@@ -295,8 +295,10 @@ def _orthogonalising_ms(job: Job) -> float:
     matrices, shards = hidden_matrices(MODEL), _shards(job)
     share = busiest_share(matrices, shards).items()
     products = sum(job.device.newton_schulz_ms(shape, count) for shape, count in share)
-    own_bytes = 2 * sum(map(math.prod, matrices)) / shards  # in bf16
-    return products + 2 * job.network.all_to_all_ms(own_bytes, shards)
+    # In bf16; the busiest receives more than it holds if there are more shards than matrices.
+    owned = sum(count * math.prod(shape) for shape, count in share)
+    most_bytes = 2 * max(owned, sum(map(math.prod, matrices)) / shards)
+    return products + 2 * job.network.all_to_all_ms(most_bytes, shards)
 
 
 def _shards(job: Job) -> int:

@@ -1,11 +1,11 @@
 """One AdamW, LAMB or Muon update of a flat shard on a CPU: torch's kernels, and compiled loops.
 
-The mathematics is that of `adamw_update` and `lamb_update`; here the constants include the bias
-corrections, and a thread takes a range of blocks.
+The mathematics is that of `adamw_update`, `lamb_update` and `muon_update`; here the constants
+include the bias corrections, and a thread takes a range of blocks.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -65,7 +65,7 @@ def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 
 
 def _fused_adamw(
-    shard: FlatShard, constants: Constants, scalars: StepScalars, runs: list[Run]
+    shard: FlatShard, constants: Constants, scalars: StepScalars, runs: Sequence[Run]
 ) -> None:
     """AdamW of runs of blocks, each with its weight decay."""
     factor = scalars.gradient_factor.item()

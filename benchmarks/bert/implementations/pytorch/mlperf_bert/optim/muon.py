@@ -56,7 +56,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     if matrix.size(0) > matrix.size(1):
         return orthogonalised(matrix.T).T
     a, b, c = COEFFICIENTS
-    x = matrix / matrix.norm().clamp(min=LEAST_NORM)
+    x: Tensor = matrix / matrix.norm().clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -69,7 +69,7 @@ def orthogonalised_stack(matrices: Tensor) -> Tensor:
         return orthogonalised_stack(matrices.mT).mT
     a, b, c = COEFFICIENTS
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = matrices / norms.clamp(min=LEAST_NORM)
+    x: Tensor = matrices / norms.clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -98,10 +98,13 @@ class Muon(FlatOptimizer):
             ),
         )
         self.parts = list(self._cut(layout))
-        self._waits = [
+        has_matrices = [
             any(scales[tensor.name] for tensor in self._tensors_of(number))
             for number, *_ in self.parts
         ]
+        self._first = [part for part, has in zip(self.parts, has_matrices, strict=True) if not has]
+        self._last = [part for part, has in zip(self.parts, has_matrices, strict=True) if has]
+        self._numel = torch.tensor([each.numel for each in layout.tensors]).to(masters.device)
         self._route = plan_route(layout, self.others.index)
         self._sent, self._order, self._back = (
             torch.from_numpy(order).to(masters.device)
@@ -116,8 +119,7 @@ class Muon(FlatOptimizer):
         sizes = self._route.sent_to, self._route.received_from
         sent = blocks.index_select(0, self._sent)
         received, wait = self.others.exchange(sent, *sizes)
-        parts = list(zip(self.parts, self._waits, strict=True))
-        self._apply((part for part, waits in parts if not waits), scalars)
+        self._apply(self._first, scalars)
         wait()
         stacked = received.index_select(0, self._order)
         for stack in self._route.stacks:
@@ -126,18 +128,17 @@ class Muon(FlatOptimizer):
         received, wait = self.others.exchange(sent, *reversed(sizes))
         wait()
         blocks.index_copy_(0, self._sent, received)
-        self._apply((part for part, waits in parts if waits), scalars)
+        self._apply(self._last, scalars)
 
     def second_moments(self) -> Tensor:
         """See `FlatOptimizer`; all elements of a matrix have its momentum's mean square."""
-        shard, layout = self.shard, self.layout
+        shard = self.shard
         assert shard.direction_scale is not None
         blocks = shard.exp_avg.view(-1, BLOCK).square().sum(1, dtype=torch.float64)
         of_block = shard.tensor_of_block.long()
-        sums = blocks.new_zeros(len(layout.tensors)).index_add_(0, of_block, blocks)
+        sums = blocks.new_zeros(len(self._numel)).index_add_(0, of_block, blocks)
         self.others.add_up(sums)
-        numel = torch.tensor([each.numel for each in layout.tensors], device=sums.device)
-        means = (sums / numel * self.correction_2()).to(shard.masters.dtype)
+        means = (sums / self._numel * self.correction_2()).to(shard.masters.dtype)
         is_hidden = (shard.direction_scale > 0)[of_block, None]
         moments = shard.exp_avg_sq.view(-1, BLOCK)
         return torch.where(is_hidden, means[of_block, None], moments).view(-1)
@@ -152,5 +153,5 @@ def _orthogonalise(blocks: Tensor, stack: Stack) -> None:
     """In place: `blocks` [stack's blocks, BLOCK] hold its matrices, each padded with zeros."""
     rows, columns = stack.shape
     flat = blocks.view(stack.count, -1)[:, : rows * columns]
-    update = orthogonalised_stack(flat.unflatten(1, (rows, columns)))
+    update = orthogonalised_stack(flat.reshape(stack.count, rows, columns))
     flat.copy_(update.reshape(stack.count, -1))

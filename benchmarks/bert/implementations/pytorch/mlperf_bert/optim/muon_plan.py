@@ -43,30 +43,28 @@ def newton_schulz_flops(shape: Shape) -> int:
     return NEWTON_SCHULZ_STEPS * (4 * small * small * large + 2 * small**3)
 
 
-def deal_matrices(shapes: Mapping[str, Shape], count: int) -> dict[str, int]:
+def deal_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
     """The owner of each matrix among `count` shards: the most expensive first, to who has least."""
-    costs = [0] * count
-    owners = {}
-    for name in sorted(shapes, key=lambda each: -newton_schulz_flops(shapes[each])):
-        owner = costs.index(min(costs))
-        owners[name] = owner
-        costs[owner] += newton_schulz_flops(shapes[name])
+    costs, owners = [0] * count, [0] * len(shapes)
+    for number in sorted(range(len(shapes)), key=lambda each: -newton_schulz_flops(shapes[each])):
+        owners[number] = costs.index(min(costs))
+        costs[owners[number]] += newton_schulz_flops(shapes[number])
     return owners
 
 
 def busiest_share(shapes: Sequence[Shape], count: int) -> Counter[Shape]:
     """The matrices, by shape, of the shard with most work, if `count` shards share them."""
-    owners = deal_matrices({str(number): shape for number, shape in enumerate(shapes)}, count)
     dealt = [Counter[Shape]() for _ in range(count)]
-    for number, shape in enumerate(shapes):
-        dealt[owners[str(number)]][shape] += 1
+    for shape, owner in zip(shapes, deal_matrices(shapes, count), strict=True):
+        dealt[owner][shape] += 1
     return max(dealt, key=lambda each: sum(map(newton_schulz_flops, each.elements())))
 
 
 def hidden_matrices(model: ModelSection) -> list[Shape]:
     """The shapes of all matrices that Muon orthogonalises."""
     hidden, wide = model.hidden_size, model.intermediate_size
-    return model.num_layers * [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide)]
+    of_layer: list[Shape] = [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide)]
+    return model.num_layers * of_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def plan_route(layout: FlatLayout, shard: int) -> Route:
         for tensor in layout.tensors
         if is_hidden_matrix(tensor.name, tensor.shape)
     }
-    owners = deal_matrices(shapes, layout.num_shards)
+    owners = dict(zip(shapes, deal_matrices(list(shapes.values()), layout.num_shards), strict=True))
     # Matrices of one shape stand together.
     names = sorted(shapes, key=lambda name: (owners[name], shapes[name], name))
     held = [_blocks_held(layout, each) for each in range(layout.num_shards)]

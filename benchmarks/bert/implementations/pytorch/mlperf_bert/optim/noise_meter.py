@@ -7,7 +7,8 @@ measured after averaging and before clipping. With one forward, two consecutive 
 small batches and both together the large one. The meter changes no tensor, so weights keep every
 bit.
 
-The preconditioned norms scale each element as Adam and LAMB do, by
+The preconditioned norms scale each element as Adam and LAMB do (all elements of a matrix of Muon
+alike, by its momentum's mean square in place of v), by
 P = 1 / (sqrt(v / (1 - beta_2^t)) + epsilon), with the second moments v before the update: those
 after it contain part of the noise being measured. But the moments of rare words' rows have decayed.
 The update itself is damped by what the new gradient adds to v, (1 - beta_2) g^2, while P from

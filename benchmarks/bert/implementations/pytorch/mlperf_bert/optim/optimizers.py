@@ -1,5 +1,6 @@
 """AdamW and LAMB: readable updates of one tensor, the optimizers, and the choice by config."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -142,7 +143,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 # To add an optimizer: one line here, and its name in config.OptimSection.name.
-OPTIMIZERS = MappingProxyType(
+OPTIMIZERS: Mapping[str, type[FlatOptimizer]] = MappingProxyType(
     {
         "adamw": AdamW,
         "lamb": LAMB,

@@ -26,7 +26,7 @@ from mlperf_bert.model.saved_bytes import (
     PaddedAttention,
     SavedBytes,
 )
-from mlperf_bert.optim.muon_plan import hidden_matrices
+from mlperf_bert.optim.muon_plan import STACK_ELEMENTS, hidden_matrices
 
 GIB = 2**30
 # Share of the sum, for blocks that the allocator holds but cannot use. An estimate.
@@ -238,15 +238,15 @@ def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
     of_tables = model.padded_vocab_size * model.hidden_size * hidden
     done = saved.heads() + saved.last_layer()
     all_saved = sum(saved.parts().values())
-    # Sent, received, stacked and returned.
-    matrices = sum(map(math.prod, hidden_matrices(model)))
-    routed = 4 * _direction_width(config) * matrices // _shards(config)
+    # Matrices sent, received, stacked and returned, and four stacks in Newton-Schulz.
+    matrices = sum(map(math.prod, hidden_matrices(model))) // _shards(config)
+    routed = 4 * _direction_width(config) * (matrices + min(STACK_ELEMENTS, matrices))
     return {
         "logits": before + saved.loss_forward,
         "gradients of logits": before + saved.loss_backward,
         "a layer's backward": before + of_tokens + of_tables - done,
         "all gradients": left + of_tables - all_saved,
-        "momentum made orthogonal": routed - all_saved,
+        "momentum made orthogonal": left + routed - all_saved,
     }
 
 
