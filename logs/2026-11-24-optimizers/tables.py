@@ -42,6 +42,11 @@ def of_arm(records, optimizer, batch, kind):
     return sorted(found, key=lambda each: (each["seed"], each["number"]))
 
 
+def tuned(records):
+    """Batches of which an optimizer was trained with fresh seeds: their trials have ended."""
+    return [b for b in BUDGETS if any(of_arm(records, each, b, "seed") for each in OPTIMIZERS)]
+
+
 def samples_of(repeated):
     """Samples to the target of each repetition; of one that missed it, its whole budget."""
     return np.array([each["reached"] or BUDGETS[each["batch"]] for each in repeated], dtype=float)
@@ -75,7 +80,7 @@ def samples_table(records):
     names = "reached", "samples to the target (95 %)", "updates", "over AdamW's (95 %)"
     yield from head("global batch", "optimizer", *names)
     kinds = {"seed": "", "buckets": ", clipped by buckets", "larger": ", 4 layers of 256"}
-    for batch in BUDGETS:
+    for batch in tuned(records):
         for kind, words in kinds.items():
             for optimizer in OPTIMIZERS:
                 repeated = of_arm(records, optimizer, batch, kind)
@@ -83,7 +88,7 @@ def samples_table(records):
                     base = ("adamw", kind) if kind != "buckets" else (optimizer, "seed")
                     others = of_arm(records, base[0], batch, base[1])
                     yield f"| {batch:,} | {NAMES[optimizer]}{words} | {cells(repeated, others)} |"
-                elif kind == "seed" and of_arm(records, optimizer, batch, "trial"):
+                elif kind == "seed":
                     yield f"| {batch:,} | {NAMES[optimizer]} | no trial | | | |"
 
 
@@ -109,7 +114,7 @@ def settings_table(records):
     names = "rate", "warm-up", "falls for", "beta_2", "decay"
     yield from head("global batch", "optimizer", "trials", "reached", *names)
     keys = "schedule.warmup_steps", "schedule.decay_steps", "optim.beta_2", "optim.weight_decay"
-    for batch in BUDGETS:
+    for batch in tuned(records):
         for optimizer in OPTIMIZERS:
             trials = of_arm(records, optimizer, batch, "trial")
             best = best_trial(records, optimizer, batch)
