@@ -146,7 +146,8 @@ at=$venv
 [ -w "$at" ] || fail "$at cannot be written to, and the package is installed there; make it writable, or use a copy of the tree"
 work=$(mktemp -d 2>/dev/null) || fail "${TMPDIR:-/tmp} cannot be written to (read-only, or full); set TMPDIR to another directory"
 trap 'kill "${ticker:-}" 2>/dev/null || true; exit 130' INT
-trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT # a ticker that is killed as it begins runs this trap too
+# A ticker that is killed as it begins runs this trap too, and `[` fails in it whatever it compares.
+trap 'if [ "$BASHPID" = $$ ]; then rm -rf "$work"; fi' EXIT
 log=$work/log
 : >"$log"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -119,7 +119,7 @@ def test_a_place_that_takes_no_directories_is_refused(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("optim.momentum=0.9", ["optim.momentum", "no such setting", "beta_1"]),
+        ("optim.nesterov=true", ["optim.nesterov", "no such setting", "beta_1"]),
         ("optimizer.name=lamb", ["[optimizer]", "no such section", "optim"]),
         (
             "parallel.local_batch_size=1000000",

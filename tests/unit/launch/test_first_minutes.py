@@ -274,3 +274,19 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(
     with console.LiveLine(stderr=False, speaks=False).never_silent(lambda: "none"):
         time.sleep(0.2)
     assert capsys.readouterr().out == ""
+
+
+def test_a_ticker_that_is_killed_as_it_begins_takes_nothing_away(tmp_path: Path) -> None:
+    """The trap of tools/venv.sh, which such a ticker inherits."""
+    (trap,) = re.findall(
+        r"^trap .* EXIT$", (REPOSITORY / "tools/venv.sh").read_text(), re.MULTILINE
+    )
+    script = f"""set -euo pipefail
+    . {LAUNCH}/ticking.sh
+    work={tmp_path}/work; mkdir $work
+    {trap}
+    for i in $(seq 60); do ticking "echo x" true; [ -d "$work" ] || {{ echo gone; exit 1; }}; done
+    """
+    done = start("bash", "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "work").exists()

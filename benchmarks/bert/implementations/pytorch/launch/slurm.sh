@@ -47,7 +47,7 @@ if [ -n "${CONT:-}" ]; then
     container_srun=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
         --container-workdir="$root" --no-container-mount-home)
     container=(/usr/bin/env) # or srun may look for the interpreter outside
-    trap '[ "$BASHPID" != $$ ] || "${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true' EXIT
+    trap 'if [ "$BASHPID" = $$ ]; then "${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true; fi' EXIT
 elif [ -n "${SIF:-}" ]; then
     [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
     command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
