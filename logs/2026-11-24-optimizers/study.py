@@ -10,6 +10,8 @@ For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; 
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
 SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket; and
 at LARGER_BATCH, two seeds, in a model of four times the matrices, its rate scaled by its width.
+The rate has come down by the end of the budget; a training goes on at its last rate for up to half
+as many samples again. An arm of which every seed missed is left out of what comes after.
 """
 
 import argparse
@@ -38,8 +40,9 @@ OPTIMIZERS = ("adamw", "lamb", "muon")
 TARGET_OVER_GUESS = 1.5
 TRIALS, SEEDS = 12, 5
 TRIAL_SEED, FIRST_SEED = 11, 101
-STAGES = (0.25, 0.5, 1.0)  # of the budget; half of the trials go on after each but the last
-BUDGETS = {32: 80_000, 128: 112_000, 512: 192_000, 2048: 458_752}  # samples of one training
+LONGEST = 1.5  # of the budget: a training that has not reached the target by then has missed it
+STAGES = (0.25, 0.5, LONGEST)  # half of the trials go on after each but the last
+BUDGETS = {32: 80_000, 128: 112_000, 512: 192_000, 2048: 458_752}  # samples until the rate is low
 INTERVALS = {32: 4000, 128: 3840, 512: 4096, 2048: 8192}  # samples between evaluations
 LOCAL = 64  # sequences a forward; larger batches accumulate
 # Highest rates at a batch of 32: a factor of 40 around the best of an earlier, thrown away search.
@@ -87,7 +90,7 @@ class Training:
         local = min(LOCAL, self.batch)
         values = {
             "run.seed": self.seed,
-            "run.max_steps": steps,
+            "run.max_steps": longest(self.batch) // self.batch,
             "parallel.local_batch_size": local,
             "parallel.grad_accum_steps": self.batch // local,
             "optim.name": self.optimizer,
@@ -98,6 +101,11 @@ class Training:
         if self.kind != "trial":
             values["run.noise_interval_steps"] = min(NOISE_UPDATES, max(1, steps // 50))
         return [word for key, each in values.items() for word in ("--set", f"{key}={each}")]
+
+
+def longest(batch):
+    """Samples after which a training has missed the target."""
+    return int(LONGEST * BUDGETS[batch]) // batch * batch
 
 
 def drawn(optimizer, batch):
@@ -161,7 +169,9 @@ class Study:
         for share in STAGES:
             self.train([each for arm in going.values() for each in arm], share, f"to {share:.0%}")
             for optimizer, arm in going.items():
-                best_first = sorted(arm, key=lambda each: self.rank(each, share))
+                best_first = sorted(
+                    arm, key=lambda each: rank(self.records[each.name], share * BUDGETS[batch])
+                )
                 going[optimizer] = best_first[: len(arm) // 2]
 
     def repeat(self, batch, kind, more, seeds=SEEDS):
@@ -169,23 +179,16 @@ class Study:
         wanted = []
         for optimizer in OPTIMIZERS:
             best = best_trial(self.records, optimizer, batch)
-            if best is None:
-                print(f"batch {batch}, {optimizer}: no trial reached {self.target}", flush=True)
+            have_missed = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
+            if kind != "seed" and not any(self.records[name]["reached"] for name in have_missed):
+                print(f"batch {batch}, {optimizer}: every seed missed, so no {kind}", flush=True)
                 continue
             settings = {**best["settings"], **more}
             if kind == "larger":
                 for name in ("optim.learning_rate", "schedule.end_learning_rate"):
                     settings[name] = float(f"{LARGER_RATE[optimizer] * settings[name]:.4g}")
             wanted += [Training(optimizer, batch, kind, n, settings) for n in range(seeds)]
-        self.train(wanted, 1.0, kind)
-
-    def rank(self, training, share):
-        """Smaller is better: samples to the target, else how far it was at this share."""
-        record = self.records[training.name]
-        if record["reached"] is not None:
-            return (0, record["reached"])
-        limit = share * BUDGETS[training.batch]
-        return (1, -max([a for at, a in record["curve"] if at <= limit], default=0.0))
+        self.train(wanted, LONGEST, kind)
 
     def train(self, trainings, share, title):
         """Train each up to a share of its budget, unless that was done before."""
@@ -215,15 +218,20 @@ class Study:
         if record is not None and record["settings"] != training.settings:
             sys.exit(f"study.py: error: {RECORDS} has other settings for {training.name}")
         return record is not None and (
-            record["ended"] != "aside" or record["samples"] >= share * BUDGETS[training.batch]
+            record["reached"] is not None or record["samples"] >= self.limit(training, share)
         )
+
+    def limit(self, training, share):
+        """Samples after which to put it aside; no trial goes on that can no longer be the best."""
+        best = best_trial(self.records, training.optimizer, training.batch)
+        fewest = best["reached"] if training.kind == "trial" and best else None
+        return min(share * BUDGETS[training.batch], longest(training.batch), fewest or math.inf)
 
     def go(self, training, share):
         """One training, to its end or until it is put aside at this share of the budget."""
         if self.stopping.is_set():
             return None
         directory, start = self.work / training.name, time.monotonic()
-        limit = share * BUDGETS[training.batch]
         command = [
             *(sys.executable, "-m", "mlperf_bert", "train", "--config", HERE / "base.toml"),
             *("--data", self.data, "--run-dir", directory, "--resume", "auto"),
@@ -241,7 +249,8 @@ class Study:
         while process.poll() is None:
             time.sleep(0.3)
             curve = read_curve(directory / "run_0")
-            is_far = bool(curve) and curve[-1][0] >= limit and share < 1
+            limit = self.limit(training, share)
+            is_far = bool(curve) and curve[-1][0] >= limit < longest(training.batch)
             if not told and (is_far or self.stopping.is_set()):
                 process.send_signal(signal.SIGTERM)
                 told = True
@@ -278,14 +287,20 @@ class Study:
 
 
 def best_trial(records, optimizer, batch):
-    """The record of the trial with the fewest samples to the target; None if none reached it."""
+    """The record of the trial with the fewest samples to the target; else that came closest."""
     found = [
         record
-        for record in records.values()
+        for record in list(records.values())  # others may add theirs meanwhile
         if (record["optimizer"], record["batch"], record["kind"]) == (optimizer, batch, "trial")
-        and record["reached"] is not None
     ]
-    return min(found, key=lambda record: record["reached"], default=None)
+    return min(found, key=rank, default=None)
+
+
+def rank(record, samples=math.inf):
+    """Smaller is better: samples to the target, else how close it came in so many samples."""
+    if record["reached"] is not None:
+        return (0, record["reached"])
+    return (1, -max([accuracy for at, accuracy in record["curve"] if at <= samples], default=0.0))
 
 
 def crossing(curve, target):

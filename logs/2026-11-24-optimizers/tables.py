@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from study import BUDGETS, OPTIMIZERS, RECORDS, best_trial
+from study import BUDGETS, OPTIMIZERS, RECORDS, best_trial, longest
 
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon"}
 COLOURS = {"adamw": "#2f6f9f", "lamb": "#8a63b0", "muon": "#d9722e"}
@@ -48,8 +48,8 @@ def tuned(records):
 
 
 def samples_of(repeated):
-    """Samples to the target of each repetition; of one that missed it, its whole budget."""
-    return np.array([each["reached"] or BUDGETS[each["batch"]] for each in repeated], dtype=float)
+    """Samples to the target of each repetition; of one that missed it, the most it could have."""
+    return np.array([each["reached"] or longest(each["batch"]) for each in repeated], dtype=float)
 
 
 def has_missed(repeated):
@@ -88,8 +88,6 @@ def samples_table(records):
                     base = ("adamw", kind) if kind != "buckets" else (optimizer, "seed")
                     others = of_arm(records, base[0], batch, base[1])
                     yield f"| {batch:,} | {NAMES[optimizer]}{words} | {cells(repeated, others)} |"
-                elif kind == "seed":
-                    yield f"| {batch:,} | {NAMES[optimizer]} | no trial | | | |"
 
 
 def cells(repeated, others):
@@ -122,9 +120,6 @@ def settings_table(records):
                 continue
             reached = sum(each["reached"] is not None for each in trials)
             row = [f"{batch:,}", NAMES[optimizer], str(len(trials)), str(reached)]
-            if best is None:
-                yield f"| {' | '.join(row)} | | | | | |"
-                continue
             rate = best["settings"]["optim.learning_rate"]
             rates = sorted(each["settings"]["optim.learning_rate"] for each in trials)
             edge = ", at the edge" if rate in (rates[0], rates[-1]) else ""
