@@ -146,20 +146,20 @@ def test_samples_of_published_points_and_between_them() -> None:
     for (batch, recipe), million in POINTS.items():
         found = samples_to_target(batch, recipe)
         assert found.samples == pytest.approx(million * 1e6)
-        assert found.in_range
+        assert found.basis == ("extrapolated" if recipe == "open_hypothesis" else "published")
         assert found.low <= found.samples <= found.high
     batches = (448, 4096, 16384)
     steps = [samples_to_target(batch, "open_hypothesis").samples / batch for batch in batches]
     assert steps == pytest.approx([1407, 283, 179], abs=1)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each != "open_muon"])
 def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(recipe: str) -> None:
     points = samples_points(recipe)  # type: ignore[arg-type]
     smallest, largest = points[0], points[-1]
     below = samples_to_target(smallest.global_batch_size // 4, recipe)
     above = samples_to_target(largest.global_batch_size * 4, recipe)
-    assert not below.in_range and not above.in_range
+    assert below.basis == above.basis == "extrapolated"
     assert (below.samples, below.high) == (smallest.samples, smallest.high)
     assert below.low == pytest.approx(smallest.low / 4)
     assert (above.low, above.samples) == (largest.low, pytest.approx(4 * largest.samples))
@@ -217,7 +217,7 @@ def test_sizes_with_a_recipe_of_their_own_return_it() -> None:
         found = suggest(nodes, gpus, accelerator=accelerator, recipe=recipe)
         assert found.config == load_config(CONFIGS / f"{stem}.toml")
         size = stem.split("_", 1 if recipe == "closed_lamb" else 2)[-1]
-        assert found.name.endswith(f"{size}.toml") and found.samples.in_range
+        assert found.name.endswith(f"{size}.toml") and found.samples.basis == "published"
 
 
 def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
@@ -282,7 +282,7 @@ def test_every_number_of_nodes_has_a_closed_config(accelerator: Accelerator, eve
     assert all(after > 0.66 * before for before, after in pairwise(batches))
 
 
-@pytest.mark.parametrize("recipe", ["open_adam", "open_adamw", "open_hypothesis"])
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each != "closed_lamb"])
 @pytest.mark.parametrize("nodes", [1, 3, 7, 100, 171, 512, 1000, 4096])
 def test_open_recipes_have_a_config_for_any_size(recipe: Recipe, nodes: int) -> None:
     for gpus in (1, 4, 8):
@@ -327,7 +327,8 @@ WARNINGS = {
     "--nodes 1 --local-batch-size 100": "more than the 56 that were run",
     "--nodes 99 --recipe open_adamw": "samples to the target at a batch of",
     "--nodes 128 --recipe open_hypothesis": "nobody has tried it",
-    "--nodes 1 --local-batch-size 1": "samples to the target at a batch of 8 are not known",
+    "--nodes 128 --recipe open_muon": "4,096 are measured at small size: 0.57 times AdamW's",
+    "--nodes 1 --local-batch-size 1": "samples to the target at a batch of 8 are extrapolated",
 }
 
 

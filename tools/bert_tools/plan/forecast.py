@@ -210,11 +210,10 @@ def too_few_steps(config: RunConfig, steps: int) -> str | None:
 def in_words(found: Forecast) -> Iterator[str]:
     """Lines on samples, time with its range, the model with its errors, and the law beside it."""
     run, estimate = found.simulated.run, found.simulated.estimate
-    known = "" if estimate.in_range else ", beyond what is published"
     spread = (
         f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
     )
-    yield f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.source}{known})"
+    yield f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
     yield (
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
         f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "

@@ -5,8 +5,9 @@ between them, and which of their points were tried: docs/reference/hyperparamete
 recipes are `open_adam`, Samsung's (MLPerf v2.0), and `open_adamw`, MosaicML's (v2.1), each
 published at one batch: below it the schedule keeps its samples and the rate goes with the batch's
 square root, above it both stay. `open_hypothesis` lies on straight lines in logarithms through the
-two, and takes the values of the nearer one beyond them. How the batch is chosen and cut into
-forwards: docs/how/scaling.md.
+two, and takes the values of the nearer one beyond them. `open_muon` has its values as well, but for
+the clip limit and fewer steps, as in our study of a small model (logs/2026-11-24-optimizers). How
+the batch is chosen and cut into forwards: docs/how/scaling.md.
 """
 
 import math
@@ -152,6 +153,8 @@ def recipe_of(config: RunConfig) -> Recipe:
     """The recipe whose samples a config's run is expected to need, by its optimizer."""
     if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
+    if config.optim.name == "muon":
+        return "open_muon"
     if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM["epsilon"]:
         return "open_hypothesis"  # its betas may be those of a point
     betas = config.optim.beta_1, config.optim.beta_2
@@ -169,6 +172,8 @@ def open_sections(recipe: Recipe, global_batch_size: int, local_batch_size: int)
         return _adam(global_batch_size, local_batch_size)
     if recipe == "open_adamw":
         return _adamw(global_batch_size)
+    if recipe == "open_muon":
+        return _muon(global_batch_size)
     return _hypothesis(global_batch_size)
 
 
@@ -256,6 +261,18 @@ def _hypothesis(batch: int) -> Sections:
             ),
         },
         "clip": {"policy": "none"},
+    }
+
+
+def _muon(batch: int) -> Sections:
+    """AdamW's rate and decay, which Muon's update is scaled for, over as many steps as it needs."""
+    sections = _hypothesis(batch)
+    steps = max(2, round(samples_to_target(batch, "open_muon").samples / batch))
+    warm_up = min(sections["schedule"]["warmup_steps"], steps // 2)
+    return sections | {
+        "optim": sections["optim"] | {"name": "muon", "momentum": 0.95},
+        "schedule": sections["schedule"] | {"warmup_steps": warm_up, "decay_steps": steps},
+        "clip": {"policy": "after_allreduce", "max_norm": 1.0},
     }
 
 

@@ -3,8 +3,8 @@
 `samples_points.csv` holds published points. Between two points of a recipe the logarithm of the
 samples is a straight line over the logarithm of the batch. Beyond them nothing is known: a smaller
 batch takes the samples of the smallest point, a larger one the steps of the largest. Neither can
-need more, as long as samples do not fall and steps do not rise with the batch.
-No torch.
+need more, as long as samples do not fall and steps do not rise with the batch. For Muon nothing is
+published: of AdamW's samples it takes the share that it took in a small model. No torch.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,18 @@ from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 from mlperf_bert.common.errors import ConfigError
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
-# AdamW without dropout; the line through the latter two, which has no third point.
-Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
+# AdamW without dropout; the line through the latter two, which has no third point; Muon on it.
+Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis", "open_muon"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 # steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
 _LEAST_STEPS, _SATURATION = 145, 3_900
+# Muon's samples over AdamW's, and the interval, at a batch of 128 in a model of 2 layers of 128.
+MUON_OVER_ADAMW = (0.57, 0.44, 0.73)
+_STUDY = "logs/2026-11-24-optimizers"
+
+# Where a number of samples comes from; between two published points it counts as published.
+Basis = Literal["published", "extrapolated", "measured at small size", "given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +36,19 @@ class Estimate:
     """Samples (sequences) to the target: the mean of ten runs, and the range of most such means.
 
     At points of few entries `low` and `high` are a single run's standard deviation away; for open
-    recipes they span the published means. `in_range` is false if no published point of the recipe
-    lies at or around the batch; `source` says in words where the number comes from.
+    recipes they span the published means. `source` says in words where the number comes from.
     """
 
     samples: float
     low: float
     high: float
     source: str
-    in_range: bool = True
+    basis: Basis = "published"
+
+    @property
+    def in_words(self) -> str:
+        """Basis and source."""
+        return self.source if self.basis == self.source else f"{self.basis}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class SamplesPoint:
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
     """The points of a recipe, by batch."""
-    if recipe == "open_hypothesis":
+    if recipe in ("open_hypothesis", "open_muon"):
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
@@ -68,6 +78,8 @@ def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
     known = next((each for each in RECIPES if each == recipe), None)
     if known is None:
         raise ConfigError("recipe", f"{recipe!r} is not known", f"use one of {', '.join(RECIPES)}")
+    if recipe == "open_muon":
+        return _of_muon(samples_to_target(global_batch_size, "open_hypothesis"))
     points, batch = samples_points(known), global_batch_size
     if batch < points[0].global_batch_size:
         return _below(points[0], batch)
@@ -84,8 +96,8 @@ def _below(smallest: SamplesPoint, batch: int) -> Estimate:
         samples=smallest.samples,
         low=smallest.low * batch / smallest.global_batch_size,
         high=smallest.high,
-        source=f"not known: taken as the samples at {_named(smallest)}",
-        in_range=False,
+        source=f"the samples at {_named(smallest)}",
+        basis="extrapolated",
     )
 
 
@@ -96,8 +108,8 @@ def _above(largest: SamplesPoint, batch: int) -> Estimate:
         samples=largest.samples * ratio,
         low=largest.low,
         high=largest.high * ratio,
-        source=f"not known: taken as the steps at {_named(largest)}",
-        in_range=False,
+        source=f"the steps at {_named(largest)}",
+        basis="extrapolated",
     )
 
 
@@ -130,4 +142,18 @@ def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
         high=most,
         source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
         f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
+        basis="extrapolated",
+    )
+
+
+def _of_muon(adamw: Estimate) -> Estimate:
+    """The share of AdamW's samples that a small model took; at most all of them."""
+    share, low, _ = MUON_OVER_ADAMW
+    return Estimate(
+        samples=share * adamw.samples,
+        low=low * adamw.low,
+        high=adamw.high,
+        source=f"{share:g} times AdamW's, as in a model of 2 layers ({_STUDY}); of AdamW's: "
+        f"{adamw.source}",
+        basis="measured at small size",
     )

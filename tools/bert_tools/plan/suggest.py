@@ -169,7 +169,7 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
             "local_batch_size": batch.local_batch_size,
             "grad_accum_steps": batch.grad_accum_steps,
             # No futures, which a capture would have to follow (docs/how/captured_step.md).
-            **({"data_parallel": "flat"} if ranks > 1 else {}),
+            **({"data_parallel": _data_parallel(recipe, gpus)} if ranks > 1 else {}),
         },
         "optim": {},
         "schedule": {},
@@ -183,6 +183,11 @@ def _sections(nodes: int, gpus: int, batch: BatchChoice, recipe: Recipe) -> tupl
     if merged["data"].get("balance") == "presort_global" and batch.local_batch_size in UNEQUAL:
         merged["data"]["counts_per_rank"] = "unequal"
     return {name: section for name, section in merged.items() if section}, source
+
+
+def _data_parallel(recipe: Recipe, gpus: int) -> str:
+    """Muon's matrices are dealt to the ranks of a node."""
+    return "shard_node" if recipe == "open_muon" and gpus > 1 else "flat"
 
 
 def _closed(batch: int) -> tuple[Sections, str]:
@@ -215,8 +220,10 @@ def _warnings(
             yield f"no set is published for a batch of {batch:,}: {source}, tried by nobody we know"
     elif recipe == "open_hypothesis":
         yield "the open hypothesis goes through two published points, and nobody has tried it"
-    if not samples.in_range:
-        yield f"samples to the target at a batch of {batch:,} are {samples.source}"
+    elif recipe == "open_muon":
+        yield "Muon was tried with models of 2 and 4 layers only, not with BERT-large"
+    if samples.basis != "published":
+        yield f"samples to the target at a batch of {batch:,} are {samples.in_words}"
     most = most_sequences(accelerator, ranks)
     if parallel.local_batch_size > most:
         yield (

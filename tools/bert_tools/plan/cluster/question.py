@@ -43,6 +43,7 @@ _SWEEP_NAMES = (
 )
 _FORWARD, _BACKWARD, _OPTIMIZER, _SENT = "#7fb3d8", "#2f6f9f", "#8a63b0", "#d9722e"
 _HOST = "#9a9a9a"
+_KNOWN = ("published", "given")  # samples that are not marked
 _LANES = ("communication", "compute", "host")  # from below
 
 
@@ -215,7 +216,7 @@ def _sweep_in_words(rows: Sequence[SweepRow], gpus_per_node: int) -> list[str]:
             f"{row.waiting_ms:.1f} ms",
             f"{row.sequences_per_s:,.0f}/s",
             f"{row.samples / 1e6:.2f} M",
-            f"{row.time_s:,.1f} s" + (" " if row.in_range else "?"),
+            f"{row.time_s:,.1f} s" + (" " if row.basis in _KNOWN else "?"),
         )
         for row in rows
     ]
@@ -334,7 +335,7 @@ def sweep_picture(series: dict[str, Sequence[SweepRow]]) -> "Figure":
         ranks = [row.accelerators for row in rows]
         times = [row.time_s for row in rows]
         (line,) = left.plot(ranks, times, marker="o", markersize=3, label=name)
-        unknown = [(row.accelerators, row.time_s) for row in rows if not row.in_range]
+        unknown = [(row.accelerators, row.time_s) for row in rows if row.basis not in _KNOWN]
         if unknown:
             left.scatter(*zip(*unknown, strict=True), s=45, facecolors="white", zorder=3,
                          edgecolors=line.get_color())  # fmt: skip

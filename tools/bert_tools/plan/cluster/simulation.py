@@ -26,7 +26,7 @@ from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
 from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
-from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
@@ -101,8 +101,8 @@ class Question:
             program = with_capture(program, self.capture)
         if self.sharding is not None:
             program = replace(program, sharding=self.sharding)
-        by_recipe: StepOptimizer = "lamb" if self.recipe.startswith("closed") else "adam"
-        return with_optimizer(program, self.optimizer or by_recipe)
+        by_recipe: dict[str, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
+        return with_optimizer(program, self.optimizer or by_recipe.get(self.recipe, "adam"))
 
     @property
     def dealing(self) -> Dealing:
@@ -142,7 +142,7 @@ class Question:
         """Samples to the target: as given, or as the recipe needs at this batch."""
         if self.samples is None:
             return samples_to_target(self.global_batch_size, self.recipe)
-        return Estimate(self.samples, self.samples, self.samples, "given")
+        return Estimate(self.samples, self.samples, self.samples, "given", "given")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,7 +389,7 @@ def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepRow:
-    """One size. Step times are means over ranks and draws; `in_range`: samples are known."""
+    """One size. Step times are means over ranks and draws."""
 
     nodes: int
     accelerators: int
@@ -402,7 +402,7 @@ class SweepRow:
     sequences_per_s: float
     samples: float
     time_s: float
-    in_range: bool
+    basis: Basis
 
 
 def sweep_nodes(gpus_per_node: int) -> list[int]:
@@ -450,7 +450,7 @@ def _sweep_row(found: Simulated) -> SweepRow:
         sequences_per_s=found.sequences_per_s,
         samples=found.estimate.samples,
         time_s=found.run.seconds,
-        in_range=found.estimate.in_range,
+        basis=found.estimate.basis,
     )
 
 
