@@ -10,8 +10,9 @@ For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; 
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
 SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket; and
 at LARGER_BATCH, two seeds, in a model of four times the matrices, its rate scaled by its width.
-The rate has come down by the end of the budget; a training goes on at its last rate for up to half
-as many samples again. An arm of which every seed missed is left out of what comes after.
+The rate has come down by the end of the budget. A seed goes on at its last rate for up to half as
+many samples again, unless no trial reached the target. An arm of which every seed missed is left
+out of what comes after.
 """
 
 import argparse
@@ -40,8 +41,8 @@ OPTIMIZERS = ("adamw", "lamb", "muon")
 TARGET_OVER_GUESS = 1.5
 TRIALS, SEEDS = 12, 5
 TRIAL_SEED, FIRST_SEED = 11, 101
-LONGEST = 1.5  # of the budget: a training that has not reached the target by then has missed it
-STAGES = (0.25, 0.5, LONGEST)  # half of the trials go on after each but the last
+LONGEST = 1.5  # of the budget: a seed that has not reached the target by then has missed it
+STAGES = (0.25, 0.5, 1.0)  # of the budget; half of the trials go on after each but the last
 BUDGETS = {32: 80_000, 128: 112_000, 512: 192_000, 2048: 458_752}  # samples until the rate is low
 INTERVALS = {32: 4000, 128: 3840, 512: 4096, 2048: 8192}  # samples between evaluations
 LOCAL = 64  # sequences a forward; larger batches accumulate
@@ -64,7 +65,7 @@ ENDS = {0: "reached", TARGET_MISSED: "missed", STOPPED: "aside"}
 NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
 
 
-@dataclass
+@dataclass(eq=False)
 class Training:
     """One training; `name` is its directory and its key in the records."""
 
@@ -167,7 +168,8 @@ class Study:
             for optimizer in OPTIMIZERS
         }
         for share in STAGES:
-            self.train([each for arm in going.values() for each in arm], share, f"to {share:.0%}")
+            wanted = [each for arm in going.values() for each in arm]
+            self.train(dict.fromkeys(wanted, share), f"to {share:.0%}")
             for optimizer, arm in going.items():
                 best_first = sorted(
                     arm, key=lambda each: rank(self.records[each.name], share * BUDGETS[batch])
@@ -176,7 +178,7 @@ class Study:
 
     def repeat(self, batch, kind, more, seeds=SEEDS):
         """Fresh seeds of each optimizer's best trial."""
-        wanted = []
+        wanted = {}
         for optimizer in OPTIMIZERS:
             best = best_trial(self.records, optimizer, batch)
             have_missed = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
@@ -187,16 +189,18 @@ class Study:
             if kind == "larger":
                 for name in ("optim.learning_rate", "schedule.end_learning_rate"):
                     settings[name] = float(f"{LARGER_RATE[optimizer] * settings[name]:.4g}")
-            wanted += [Training(optimizer, batch, kind, n, settings) for n in range(seeds)]
-        self.train(wanted, LONGEST, kind)
+            share = LONGEST if best["reached"] or kind == "larger" else 1.0
+            trainings = [Training(optimizer, batch, kind, n, settings) for n in range(seeds)]
+            wanted |= dict.fromkeys(trainings, share)
+        self.train(wanted, kind)
 
-    def train(self, trainings, share, title):
-        """Train each up to a share of its budget, unless that was done before."""
-        todo = [each for each in trainings if not self.is_done(each, share)]
+    def train(self, shares, title):
+        """Train each up to its share of its budget, unless that was done before."""
+        todo = [each for each, share in shares.items() if not self.is_done(each, share)]
         start, done = time.monotonic(), 0
         with ThreadPoolExecutor(self.workers) as pool:
             for training, record in zip(
-                todo, pool.map(lambda t: self.go(t, share), todo), strict=True
+                todo, pool.map(lambda t: self.go(t, shares[t]), todo), strict=True
             ):
                 if self.stopping.is_set():
                     continue
