@@ -9,10 +9,9 @@ it in order; with the same WORK, unfinished trainings then go on from their chec
 For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; by successive
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
 SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket; and
-at LARGER_BATCH, two seeds, in a model of four times the matrices, its rate scaled by its width.
-The rate has come down by the end of the budget. A seed goes on at its last rate for up to half as
-many samples again, unless no trial reached the target. An arm of which every seed missed is left
-out of what comes after.
+at LARGER_BATCH, two seeds of AdamW's and Muon's, in a model of four times the matrices, its rate
+scaled by its width. The rate has come down by the end of the budget. A seed goes on at its last rate for up to half as
+many samples again, unless no trial reached the target. An arm of which every seed missed is not clipped by buckets.
 """
 
 import argparse
@@ -54,13 +53,13 @@ LAST_RATE = 0.1  # of the highest; reached after FALLS of the budget, and kept
 BUCKET_BATCH = 2048
 BUCKETS = {"clip.policy": "bucket_before_allreduce", "clip.accumulation": "each_forward"}
 LARGER_BATCH, LARGER_SEEDS = 512, 2
-LARGER = {  # the rate of AdamW and of Muon goes with one over the width; LAMB scales by itself
+LARGER = {  # the rate goes with one over the width
     "model.num_layers": 4,
     "model.hidden_size": 256,
     "model.num_heads": 4,
     "model.intermediate_size": 1024,
 }
-LARGER_RATE = {"adamw": 0.5, "lamb": 1.0, "muon": 0.5}
+LARGER_RATE = {"adamw": 0.5, "muon": 0.5}
 ENDS = {0: "reached", TARGET_MISSED: "missed", STOPPED: "aside"}
 NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
 
@@ -182,7 +181,9 @@ class Study:
         for optimizer in OPTIMIZERS:
             best = best_trial(self.records, optimizer, batch)
             have_missed = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
-            if kind != "seed" and not any(self.records[name]["reached"] for name in have_missed):
+            if kind == "larger" and optimizer not in LARGER_RATE:
+                continue
+            if kind == "buckets" and not any(self.records[name]["reached"] for name in have_missed):
                 print(f"batch {batch}, {optimizer}: every seed missed, so no {kind}", flush=True)
                 continue
             settings = {**best["settings"], **more}
