@@ -10,8 +10,9 @@ For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; 
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
 SEEDS seeds that no trial had, and at BUCKET_BATCH once more with clipping bucket by bucket; and
 at LARGER_BATCH, two seeds of AdamW's and Muon's, in a model of four times the matrices, its rate
-scaled by its width. The rate has come down by the end of the budget. A seed goes on at its last rate for up to half as
-many samples again, unless no trial reached the target. An arm of which every seed missed is not clipped by buckets.
+scaled by its width. The rate has come down by the end of the budget. A seed goes on at its last
+rate for up to half as many samples again, unless no trial reached the target. An arm of which every
+seed missed is not clipped by buckets.
 """
 
 import argparse
