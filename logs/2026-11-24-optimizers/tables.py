@@ -109,17 +109,19 @@ def cells(repeated, others, share):
     """Cells of `samples_table` beside those of `others`."""
     values = samples_of(repeated, share)
     reached = sum(each is not None for each in crossings(repeated, share))
-    least = "at least " if has_missed(repeated, share) else ""
     (draws,) = drawn_means(values)
+    of_missed = [has_missed(each, share) for each in (repeated, others)]
     text = ""
-    if others and others != repeated and len(others) == len(repeated):
+    if others != repeated and len(others) == len(repeated) and not all(of_missed):
         theirs = samples_of(others, share)
         of_both = drawn_means(values, theirs)
-        text = ranged(values.mean() / theirs.mean(), of_both[0] / of_both[1], ".2f")
-        text += " (some missed)" if has_missed([*repeated, *others], share) else ""
-    mean = values.mean() / repeated[0]["batch"]
-    samples = least + ranged(values.mean(), draws, ",.0f")
-    return f"{reached} of {len(repeated)} | {samples} | {mean:,.0f} | {text}"
+        text = "at least " if of_missed[0] else "at most " if of_missed[1] else ""
+        text += ranged(values.mean() / theirs.mean(), of_both[0] / of_both[1], ".2f")
+    if not reached:
+        return f"none | more than {values.min():,.0f} | | {text}"
+    least = "at least " if of_missed[0] else ""
+    samples, updates = ranged(values.mean(), draws, ",.0f"), values.mean() / repeated[0]["batch"]
+    return f"{reached} of {len(repeated)} | {least}{samples} | {updates:,.0f} | {text}"
 
 
 def settings_table(records):

@@ -13,8 +13,9 @@ import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
 from bert_tools.plan.entries import published_entries
-from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe
+from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, open_sections, recipe_of
 from bert_tools.plan.samples_to_target import (
+    MUON_OVER_ADAMW,
     RECIPES,
     Recipe,
     samples_points,
@@ -253,6 +254,20 @@ def test_171_nodes_have_the_recipe_of_samsungs_second_entry() -> None:
     assert (config.schedule.decay_steps, config.max_steps) == (179, 299)
 
 
+@pytest.mark.parametrize("stem", ["open_muon_dgxa100_128x8x16x1", "open_muon_h100_1x8x96x4"])
+def test_the_shipped_sets_of_muon_are_those_of_its_recipe(stem: str) -> None:
+    shipped = load_config(CONFIGS / f"{stem}.toml")
+    sections = open_sections("open_muon", shipped.parallel.global_batch_size, 16)
+    for section, values in sections.items():
+        own = getattr(shipped, section)
+        assert {name: getattr(own, name) for name in values} == values
+    assert shipped.optim.name == "muon" and shipped.mlperf.division == "open"
+    found = samples_to_target(shipped.parallel.global_batch_size, recipe_of(shipped))
+    assert found.basis == "measured at small size"
+    adamw = samples_to_target(shipped.parallel.global_batch_size, "open_hypothesis")
+    assert found.samples == pytest.approx(MUON_OVER_ADAMW[0] * adamw.samples)
+
+
 def test_the_hypothesis_at_4096_is_the_shipped_one() -> None:
     found = suggest(128, 8, recipe="open_hypothesis").config
     shipped = load_config(CONFIGS / "open_adamw_dgxa100_128x8x4x1.toml")
@@ -327,7 +342,7 @@ WARNINGS = {
     "--nodes 1 --local-batch-size 100": "more than the 56 that were run",
     "--nodes 99 --recipe open_adamw": "samples to the target at a batch of",
     "--nodes 128 --recipe open_hypothesis": "nobody has tried it",
-    "--nodes 128 --recipe open_muon": "4,096 are measured at small size: 0.57 times AdamW's",
+    "--nodes 128 --recipe open_muon": "4,096 are measured at small size: 0.38 times AdamW's",
     "--nodes 1 --local-batch-size 1": "samples to the target at a batch of 8 are extrapolated",
 }
 

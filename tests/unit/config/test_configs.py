@@ -59,7 +59,8 @@ def test_captured_on_cuda_with_bert_large(path: Path) -> None:
     assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
     assert config.model.precision == "bf16"
     # No futures inside a capture (docs/how/captured_step.md); one rank reduces nothing.
-    assert config.parallel.data_parallel == ("flat" if config.parallel.world_size > 1 else "ddp")
+    several = "shard_node" if config.optim.name == "muon" else "flat"
+    assert config.parallel.data_parallel == (several if config.parallel.world_size > 1 else "ddp")
     assert config.data.max_seq_length == 512
     assert config.schedule.decay_steps <= config.max_steps
 

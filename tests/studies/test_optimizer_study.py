@@ -1,0 +1,58 @@
+"""The study of optimizers: samples to a target, who is best, fits; and what `plan` took of it."""
+
+import json
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_tools.plan.samples_to_target import MUON_OVER_ADAMW
+from support import REPOSITORY, load_study
+
+LOG = REPOSITORY / "logs" / "2026-11-24-optimizers"
+
+
+@pytest.fixture(scope="module")
+def modules() -> tuple[ModuleType, ModuleType]:
+    """The study and its tables, which stand beside their records."""
+    return load_study(LOG.name, "study"), load_study(LOG.name, "tables")
+
+
+def record(number: int, curve: list[tuple[int, float]], reached: int | None) -> dict[str, Any]:
+    arm = {"optimizer": "muon", "batch": 32, "kind": "trial", "number": number}
+    return {**arm, "name": f"muon-32-trial-{number}", "curve": curve, "reached": reached}
+
+
+def test_samples_lie_on_the_line_between_evaluations(modules: Any) -> None:
+    study, _ = modules
+    curve = [(100, 0.1), (200, 0.2), (300, 0.18), (400, 0.3)]
+    assert study.crossing(curve, 0.15) == 150
+    assert study.crossing(curve, 0.25) == round(300 + 100 * 0.07 / 0.12)
+    assert study.crossing(curve, 0.05) == 50
+    assert study.crossing(curve, 0.31) is None
+
+
+def test_the_best_trial_reached_first_or_came_closest(modules: Any) -> None:
+    study, _ = modules
+    far = [record(0, [(10, 0.1)], None), record(1, [(10, 0.05), (20, 0.15)], None)]
+    assert study.best_trial({each["name"]: each for each in far}, "muon", 32) is far[1]
+    assert study.rank(far[1], 10) > study.rank(far[0], 10)
+    near = [record(2, [(30, 0.3)], 28), record(3, [(20, 0.3)], 19)]
+    assert study.best_trial({each["name"]: each for each in far + near}, "muon", 32) is near[1]
+
+
+def test_a_fit_finds_the_hyperbola(modules: Any) -> None:
+    _, tables = modules
+    batches = np.array([32.0, 128.0, 512.0])
+    least, critical = tables.fitted(batches, 20_000 * (1 + batches / 300))
+    assert (least, critical) == pytest.approx((20_000, 300), rel=1e-6)
+
+
+def test_what_plan_says_of_muon_is_what_was_measured(modules: Any) -> None:
+    _, tables = modules
+    lines = (LOG / "records.jsonl").read_text("utf-8").splitlines()
+    records = {each["name"]: each for each in map(json.loads, lines)}
+    muon, adamw = (tables.of_arm(records, name, 512, "seed") for name in ("muon", "adamw"))
+    share, low, high = MUON_OVER_ADAMW
+    assert f"| {share:.2f} ({low:.2f} to {high:.2f})" in tables.cells(muon, adamw, tables.NEARER)
