@@ -181,10 +181,10 @@ class Study:
         wanted = {}
         for optimizer in OPTIMIZERS:
             best = best_trial(self.records, optimizer, batch)
-            have_missed = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
+            names = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
             if kind == "larger" and optimizer not in LARGER_RATE:
                 continue
-            if kind == "buckets" and not any(self.records[name]["reached"] for name in have_missed):
+            if kind == "buckets" and not any(self.records[name]["reached"] for name in names):
                 print(f"batch {batch}, {optimizer}: every seed missed, so no {kind}", flush=True)
                 continue
             settings = {**best["settings"], **more}

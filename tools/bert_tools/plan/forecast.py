@@ -191,7 +191,6 @@ def question_of(
         "balance": config.data.balance,
         "counts": config.data.counts_per_rank,
         "clip": config.clip.policy,
-        "optimizer": "muon" if config.optim.name == "muon" else None,
         "recipe": recipe_of(config),
         "evaluation_interval": config.eval_interval_samples,
     }
