@@ -39,16 +39,20 @@ _BERT_LARGE = _BERT_LARGE_SIZES | {
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
 }
-_CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
-    "data.corpus": "prepared",
-    "data.max_seq_length": 512,
-    "data.max_predictions": 76,
-    "data.masking": "static",
-    "model.objective": "mlm_nsp",
-    "optim.name": "lamb",
-    "clip.max_norm": 1.0,
-    "eval.interval_samples": "mlperf",
-}
+_CLOSED = (
+    {"model.architecture": "bert"}
+    | {f"model.{field}": value for field, value in _BERT_LARGE.items()}
+    | {
+        "data.corpus": "prepared",
+        "data.max_seq_length": 512,
+        "data.max_predictions": 76,
+        "data.masking": "static",
+        "model.objective": "mlm_nsp",
+        "optim.name": "lamb",
+        "clip.max_norm": 1.0,
+        "eval.interval_samples": "mlperf",
+    }
+)
 _UNEQUAL = "data.counts_per_rank unequal"
 _APEX = "optim.implementation apex"
 # A setting and its values; another setting and the values it then needs; the remedy.
@@ -182,12 +186,16 @@ def may_begin_with(weights: str | None, division: str) -> bool:
 
 def has_bert_large_sizes(model: ModelSection) -> bool:
     """True if steps cost the same as BERT-large's; dropout does not matter."""
-    return all(getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items())
+    return model.architecture == "bert" and all(
+        getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items()
+    )
 
 
 def is_bert_large(model: ModelSection) -> bool:
     """True for the model of the closed division, dropout included."""
-    return all(getattr(model, field) == value for field, value in _BERT_LARGE.items())
+    return model.architecture == "bert" and all(
+        getattr(model, field) == value for field, value in _BERT_LARGE.items()
+    )
 
 
 def _setting(config: RunConfig, where: str) -> Any:
@@ -216,6 +224,9 @@ def _check_shapes(config: RunConfig) -> None:
     if model.hidden_size % model.num_heads:
         problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
         raise ConfigError("model.num_heads", problem, "change one of them")
+    if model.architecture == "modern" and model.head_size % 2:
+        problem = f"makes heads of {model.head_size} channels, which rotary positions turn in pairs"
+        raise ConfigError("model.num_heads", problem, "choose an even number of channels")
     if data.max_seq_length > model.max_position_embeddings:
         remedy = f"set it to {model.max_position_embeddings} (position embeddings) at most"
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import in_brief
 
+Architecture = Literal["bert", "modern"]
 AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 HeadName = Literal["full", "chunked"]
@@ -148,8 +149,13 @@ class ModelSection(_Section):
     `kernels` chooses the operations around the products (`model/blocks.py`); `head = "chunked"`
     trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
     next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
+
+    `architecture = "modern"` is ModernBERT's (arXiv 2412.13663, `model/modern.py`): it has rotary
+    positions in place of a table, and no token types. One layer in `global_attention_every` sees
+    whole sequences; in the others a token sees `attention_window // 2` tokens to each side.
     """
 
+    architecture: Architecture = "bert"
     vocab_size: Annotated[int, Bounds(1, 2**22)] = 30522
     hidden_size: Annotated[int, Bounds(1, 2**16)] = 1024
     num_layers: Annotated[int, Bounds(1, 1000)] = 24
@@ -166,9 +172,16 @@ class ModelSection(_Section):
     kernels: KernelsName = "auto"
     head: HeadName = "full"
     objective: Objective = "mlm_nsp"
+    global_attention_every: Annotated[int, Bounds(1, 1000)] = 3
+    attention_window: Annotated[int, Bounds(2, 2**20)] = 128
+    rope_base_global: Annotated[float, Bounds(1.0, 1e12)] = 160_000.0
+    rope_base_local: Annotated[float, Bounds(1.0, 1e12)] = 10_000.0
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
+        if self.architecture == "modern" and self.objective != "mlm":
+            problem = f"is {self.objective!r} with model.architecture 'modern'"
+            raise ConfigError("model.objective", problem, "use 'mlm': it has no sentence pairs")
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
             remedy = f"{_MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
@@ -188,6 +201,9 @@ class ModelSection(_Section):
     def num_parameters(self) -> int:
         """Parameters of `BertForPretraining`."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
+        if self.architecture == "modern":  # the first layer has no norm before its attention
+            layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
+            return (vocabulary + hidden + 2) * hidden + self.num_layers * layer + vocabulary
         dense = hidden * (hidden + 1)
         tables = (vocabulary + self.max_position_embeddings + self.type_vocab_size) * hidden
         layer = 4 * dense + 2 * hidden * wide + wide + hidden + 4 * hidden
@@ -198,9 +214,17 @@ class ModelSection(_Section):
 
     @property
     def attention_share(self) -> float:
-        """A token's multiply-adds per attended token, relative to those of everything else."""
-        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
-        return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
+        """A token's multiply-adds per attended token, relative to those of everything else.
+
+        Per token of one layer: 4 D^2 + 2 D F in products (3 D F where the feed-forward half is
+        gated), 2 D per attended token.
+        """
+        matrices = 3 if self.architecture == "modern" else 2
+        return 2 / (4 * self.hidden_size + matrices * self.intermediate_size)
+
+    def is_global(self, layer: int) -> bool:
+        """True if every token of this layer sees its whole sequence."""
+        return self.architecture == "bert" or layer % self.global_attention_every == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ pass over each matrix, so the unit follows from the largest |value| of the previ
 scaling" with a history of one). Nothing here reads the device, so it can be captured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -278,20 +278,3 @@ def take_copy(x: Tensor) -> Fp8Matrix | None:
     """Remove the FP8 copy from `x` and return it; else a backward that keeps `x` keeps the copy."""
     copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
     return copy
-
-
-def products_of(layers: Iterable[Any]) -> list[tuple[nn.Linear, ...]]:
-    """The layers that form each product of the encoder (its `EncoderLayer`s), in order.
-
-    All queries, keys and values of a layer are one product, as they have one input.
-    """
-    return [
-        linears
-        for layer in layers
-        for linears in (
-            (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
-            (layer.attention.output.dense,),
-            (layer.intermediate.dense,),
-            (layer.output.dense,),
-        )
-    ]

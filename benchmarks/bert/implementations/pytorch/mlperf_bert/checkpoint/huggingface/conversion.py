@@ -31,7 +31,7 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, initial_weights
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
@@ -71,7 +71,8 @@ class Conversion:
         """
         shape = self.shapes[name]
         if name in self.drawn and name != WORD_BIAS:
-            return _drawn_weight(name, shape, self.config.model.initializer_range, seed)
+            generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
+            return initial_weights(name, torch.Size(shape), self.config.model, generator)
         if name in self.drawn:
             found = np.zeros(self.word_rows, np.float32)
         else:
@@ -115,16 +116,6 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     """Shapes of our parameters by name; no memory is allocated for them."""
     parameters = BertForPretraining(model, torch.device("meta")).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-
-
-def _drawn_weight(name: str, shape: tuple[int, ...], spread: float, seed: int) -> Tensor:
-    """A parameter that a source lacks, drawn as by `BertForPretraining.reset_parameters`."""
-    if name.endswith("bias"):
-        return torch.zeros(shape)
-    if "LayerNorm" in name:
-        return torch.ones(shape)
-    generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
-    return torch.empty(shape).normal_(0.0, spread, generator=generator)
 
 
 def _config_of(
