@@ -7,10 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.training_run import run_updates
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths
+from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 
@@ -44,7 +44,7 @@ def test_bert_large_is_the_published_count() -> None:
 
 def test_shares_at_our_lengths_are_the_published_ones() -> None:
     histogram = wikipedia_lengths()
-    masked = np.clip(np.rint(MASKED_SHARE * histogram.lengths), 1, MAX_PREDICTIONS)
+    masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, MAX_PREDICTIONS)
     total = dict.fromkeys(PUBLISHED, 0.0)
     for length, count, num_masked in zip(
         histogram.lengths.tolist(), histogram.counts.tolist(), masked.tolist(), strict=True

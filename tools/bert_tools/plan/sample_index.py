@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex
 from mlperf_bert.data.length_histogram import (
-    MASKED_SHARE,
     LengthHistogram,
     read_histogram,
     wikipedia_lengths,
@@ -62,7 +61,7 @@ class SampleIndex:
             problem = f"counts {histogram.num_sequences:,} sequences, above {MOST_SAMPLES:,}"
             raise DataError(source, problem, "divide all counts by the same number")
         # Halves go to the even neighbour, as in Python's round.
-        masked = np.clip(np.rint(MASKED_SHARE * histogram.lengths), 1, max_predictions)
+        masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, max_predictions)
         return cls(
             source=source,
             vocab_size=ModelSection().vocab_size,

@@ -193,6 +193,12 @@ class BertForPretraining(nn.Module):
             return body.embeddings.word_embeddings.weight
         return body.embeddings.tok_embeddings.weight
 
+    @property
+    def decoder_bias(self) -> Tensor:
+        """The decoder's bias [V]."""
+        is_bert = self.config.architecture == "bert"
+        return self.cls.predictions.bias if is_bert else self.decoder.bias
+
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw matrices from normal(0, initializer_range); biases are zero, LayerNorm weights one.
