@@ -125,9 +125,9 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
-def masked_counts_of(lengths: IntArray, most: int) -> IntArray:
-    """Masked positions of sequences of these lengths, at most `most`."""
-    counts: IntArray = np.clip(np.rint(MASKED_SHARE * lengths), 1, most).astype(np.int64)
+def masked_counts_of(lengths: IntArray, most: int, share: float = MASKED_SHARE) -> IntArray:
+    """Masked positions of sequences of these lengths, a share of their tokens, at most `most`."""
+    counts: IntArray = np.clip(np.rint(share * lengths), 1, most).astype(np.int64)
     return counts
 
 
@@ -141,7 +141,7 @@ def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
         config,
         seed,
         lengths.astype(np.uint16),
-        masked_counts_of(lengths, most_masked).astype(np.uint8),
+        masked_counts_of(lengths, most_masked, config.data.masking_rate).astype(np.uint16),
         np.argsort(lengths, kind="stable"),
         np.bincount(lengths, minlength=longest + 1).tolist(),
     )
