@@ -25,12 +25,7 @@ from mlperf_bert.config.sections import (
     Deal,
     LossNormalization,
 )
-from mlperf_bert.data.index import (
-    CountsByLength,
-    LengthIndex,
-    MaskedCounts,
-    masked_count_table,
-)
+from mlperf_bert.data.index import CountsByLength, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
