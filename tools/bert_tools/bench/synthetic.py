@@ -160,6 +160,6 @@ def write_set(
         dupe_factor=settings.dupe_factor,
         shards=tuple(entries),
     )
-    lengths = np.concatenate([np.diff(each.offsets) for each in shards])
-    masked_counts = np.concatenate([np.diff(each.masked_lm_offsets) for each in shards])
-    return write_index(set_dir, manifest, lengths.astype(np.uint16), masked_counts.astype(np.uint8))
+    offsets = ([each.offsets for each in shards], [each.masked_lm_offsets for each in shards])
+    counts = (np.concatenate([*map(np.diff, each)]).astype(np.uint16) for each in offsets)
+    return write_index(set_dir, manifest, *counts)

@@ -241,7 +241,7 @@ class DataSection(_Section):
 
     corpus: Literal["prepared", "embedded"] = "prepared"
     max_seq_length: Annotated[int, Bounds(8, 65_535)] = 512
-    max_predictions: Annotated[int, Bounds(1, 255)] = MAX_PREDICTIONS
+    max_predictions: Annotated[int, Bounds(1, 65_535)] = MAX_PREDICTIONS
     masking: Masking = "static"
     masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
     dupe_factor: Annotated[int, Bounds(1, 1000)] = 10

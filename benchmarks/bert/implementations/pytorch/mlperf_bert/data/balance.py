@@ -25,7 +25,7 @@ from mlperf_bert.config.sections import (
     Deal,
     LossNormalization,
 )
-from mlperf_bert.data.index import CountsByLength, LengthIndex, masked_count_table
+from mlperf_bert.data.index import CountsByLength, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
@@ -277,7 +277,7 @@ class StepPlanner:
         self,
         sampler: Sampler,
         lengths: NDArray[np.uint16],
-        masked_counts: NDArray[np.uint8] | CountsByLength,
+        masked_counts: MaskedCounts | CountsByLength,
         *,
         world_size: int,
         grad_accum_steps: int = 1,
@@ -345,7 +345,7 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """The step planner of the whole job."""
-    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    masked_counts: MaskedCounts | CountsByLength = index.masked_counts
     longest, data = index.manifest.max_seq_length, config.data
     if data.masking == "dynamic":
         table = masked_count_table(longest, data.max_predictions, data.masking_rate)
@@ -358,7 +358,7 @@ def planner_of_lengths(
     config: RunConfig,
     seed: int,
     lengths: NDArray[np.uint16],
-    masked_counts: NDArray[np.uint8] | CountsByLength,
+    masked_counts: MaskedCounts | CountsByLength,
     order_by_length: NDArray[Any],
     length_histogram: Sequence[int],
 ) -> StepPlanner:

@@ -126,7 +126,7 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
 
 
 def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
-    """Masked positions of sequences of these lengths, at most `most`."""
+    """Masked positions of sequences of these lengths, a share of their tokens, at most `most`."""
     counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 
@@ -141,7 +141,7 @@ def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
         config,
         seed,
         lengths.astype(np.uint16),
-        masked_counts_of(lengths, most_masked, config.data.masking_rate).astype(np.uint8),
+        masked_counts_of(lengths, most_masked, config.data.masking_rate).astype(np.uint16),
         np.argsort(lengths, kind="stable"),
         np.bincount(lengths, minlength=longest + 1).tolist(),
     )

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import check_digest, check_size, in_brief
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
     STAGE_FILE,
     STAGE_REMEDY,
     IndexFile,
@@ -30,7 +30,6 @@ from mlperf_bert.data.index import (
     manifest_sha256,
     sidecar_path,
 )
-from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.shards import SampleReader
 
 SHARD_REMEDY = (
@@ -76,7 +75,7 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
         (index.masked_counts, 1, manifest.max_predictions),
         (index.order_by_length, 0, manifest.num_samples - 1),
     )
-    for (name, _), (values, low, high) in zip(INDEX_ARRAYS, limits, strict=True):
+    for (name, _), (values, low, high) in zip(manifest.index_arrays, limits, strict=True):
         if values.min() < low or values.max() > high:
             problem = f"holds numbers outside {low} .. {high}"
             raise DataError(str(set_dir / "index" / name), problem, INDEX_REMEDY)

@@ -99,7 +99,7 @@ def expected_forward(config: RunConfig) -> Forward:
         return forward_of_lengths(config, lengths, np.full(count, most))
     shape = run_shapes(config)[-1]
     lengths = real_lengths(count, data.max_seq_length, 1)
-    masked_counts = masked_counts_of(lengths, data.max_predictions)
+    masked_counts = masked_counts_of(lengths, data.max_predictions, data.masking_rate)
     padded = forward_of_lengths(config, lengths, masked_counts).padded
     return replace(forward_of_shape(shape), padded=padded)
 

@@ -37,7 +37,6 @@ from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 Missing = Literal["refuse", "draw"]
 USUAL_HEAD_SIZE = 64  # of every published BERT
-_MOST_PREDICTIONS = 255  # the most that an index can hold
 _WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
 _NEXT_SENTENCE = frozenset(
     f"{layer}.{part}"
@@ -140,11 +139,12 @@ def _config_of(
             raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
         model["num_heads"] = heads
         remarks = (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
+    longest = min(model["max_position_embeddings"], 65_535)
     tables = {
         "model": model,
         "data": {
-            "max_seq_length": min(model["max_position_embeddings"], 65_535),
-            "max_predictions": _MOST_PREDICTIONS,
+            "max_seq_length": longest,
+            "max_predictions": longest,  # takes data with any masks
         },
         "parallel": {"local_batch_size": 1},
         "optim": {"name": "lamb", "learning_rate": 0.0},
