@@ -1,4 +1,4 @@
-"""Checks of a run's initial weights, or of their absence, before the run starts.
+"""Checks of a run's initial weights and state, or of their absence, before the run starts.
 
 The weights are a checkpoint of ours, or a directory in Hugging Face's form. Only small files are
 read, without torch, so the checks are quick. `load.py` checks the weights themselves.
@@ -15,8 +15,10 @@ from mlperf_bert.checkpoint.manifest import (
     LATEST,
     MANIFEST,
     MODEL,
+    SHARDS,
     read_config,
     read_manifest,
+    read_state,
     resolve,
 )
 from mlperf_bert.common.errors import CheckpointError, ConfigError
@@ -26,6 +28,7 @@ from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
+from mlperf_bert.data.sampler import default_quantiles
 from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
@@ -40,12 +43,14 @@ MODEL_OF_WEIGHTS = (
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     """Raise unless a run of this config on this data may begin from `run.init_checkpoint`.
 
-    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, or
-    the model has other settings; CheckpointError if their vocabulary differs or is missing;
-    DataError if the vocabulary of the data is not known.
+    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, the
+    model has other settings, or the state or order to go on with is of another kind;
+    CheckpointError if their vocabulary differs or is missing; DataError if the vocabulary of the
+    data is not known.
     """
     given, wanted = config.run.init_checkpoint, config.run.init_checkpoint_sha256
     if not given:
+        _refuse_state(config, "there is no run.init_checkpoint")
         if not may_begin_with("random", config.mlperf.division) or wanted:
             problem = "is not set; the closed division starts from MLPerf's weights"
             if wanted:
@@ -62,12 +67,51 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
         problem = f"is {given}, in Hugging Face's form; the closed division starts from MLPerf's"
         raise ConfigError("run.init_checkpoint", problem, "give one that mlperf_bert convert made")
     check_model(directory, config.model)
+    _check_phase(directory, config)
     found = _digest_of(directory, is_wanted=bool(wanted))
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
         remedy = "give the weights that it names, or set it to theirs"
         raise ConfigError("run.init_checkpoint_sha256", problem, remedy)
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
+
+
+def _refuse_state(config: RunConfig, problem: str) -> None:
+    if config.run.init_state == "training":
+        remedy = "give the checkpoint of a run (INIT_CHECKPOINT=DIR), or set it to 'weights'"
+        raise ConfigError("run.init_state", f"is 'training', and {problem}", remedy)
+
+
+def _check_phase(directory: Path, config: RunConfig) -> None:
+    """Raise ConfigError if a run cannot begin with a checkpoint's state or go on in its order.
+
+    The checkpoint of a run decides the optimizer, the objective (so that the state has the model's
+    shapes) and, with `data.skip_samples`, seed, sampler and quantiles of the order.
+    """
+    is_theirs = is_huggingface(directory)
+    if is_theirs or not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
+        _refuse_state(config, f"{directory} holds weights without a state")
+        return
+    before = read_config(directory)
+    fixed: dict[str, tuple[Any, Any]] = {}  # ours and theirs
+    if config.run.init_state == "training":
+        fixed["optim.name"] = (config.optim.name, before.optim.name)
+        fixed["model.objective"] = (config.model.objective, before.model.objective)
+    if config.data.skip_samples:
+        fixed["run.seed"] = (config.run.seed, read_state(directory).seed)
+        fixed["data.sampler"] = (config.data.sampler, before.data.sampler)
+        if config.data.sampler == "quantile":
+            fixed["data.quantiles"] = (_quantiles(config), _quantiles(before))
+    for name, (ours, theirs) in fixed.items():
+        if ours != theirs:
+            why = "the state" if name.startswith(("optim", "model")) else "data.skip_samples"
+            problem = f"is {ours!r}, the run in {directory} has {theirs!r}"
+            raise ConfigError(name, problem, f"set it to that, as {why} needs")
+
+
+def _quantiles(config: RunConfig) -> int:
+    number = config.data.quantiles
+    return default_quantiles(config.parallel.global_batch_size) if number == "auto" else number
 
 
 def is_huggingface(directory: Path) -> bool:
@@ -165,6 +209,16 @@ def origin_of(directory: Path) -> str:
     """The Hugging Face weights that a run began with, in words for a checkpoint's manifest."""
     digests = (f"{path.name} {file_sha256(path)}" for path in sorted(directory.glob(f"*{_ENDING}")))
     return ", ".join(("huggingface", directory.resolve().name, *digests))
+
+
+def origin_of_phase(checkpoint: Path) -> str:
+    """The training state that a run began with, and what that began with, in such words."""
+    found = read_manifest(resolve(checkpoint))
+    state = (
+        f"training state after {found.samples:,} samples",
+        f"{MODEL} {found.files[MODEL].sha256}",
+    )
+    return ", ".join((*state, *found.origin.values()))
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:

@@ -177,9 +177,11 @@ def _schedule(config: RunConfig) -> str:
         ends = max(schedule.warmup_steps + schedule.start_warmup_step, 0)
         warm_up = f"warm-up of {_count(schedule.warmup_steps, 'step')} that starts at step "
         warm_up += f"{schedule.start_warmup_step} and ends at {ends}"
-    power = "linear" if schedule.power == 1 else f"power {schedule.power:g}"
+    decay = ("linear" if schedule.power == 1 else f"power {schedule.power:g}") + " decay"
+    if schedule.form == "trapezoid":
+        decay = f"in the last {_count(schedule.cooldown_steps, 'step')} a decay by 1 - sqrt"
     return (
-        f"{rate:g}; {warm_up}; {power} decay to {schedule.end_learning_rate:g} "
+        f"{rate:g}; {warm_up}; {decay} to {schedule.end_learning_rate:g} "
         f"at step {schedule.decay_steps:,} ({schedule.form})"
     )
 
