@@ -198,6 +198,11 @@ def test_a_phase_that_cannot_begin_is_refused(
     out = ["export", str(saved), "--to", "huggingface", "--out", str(theirs)]
     assert main(out) == 0
     skip = ("data.skip_samples=16",)
+    other = tmp_path / "other"
+    shutil.copytree(synthetic_data, other)
+    shutil.rmtree(other / "train")
+    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "seed": 1}
+    prepare_small([other / "train.txt"], other / "words.txt", other / "train", **sizes)
     for given, settings, said in (
         (None, (), "run.init_state: is 'training', and there is no run.init_checkpoint; give"),
         (theirs, (), f"'training', and {theirs} holds weights without a state; give the check"),
@@ -208,14 +213,17 @@ def test_a_phase_that_cannot_begin_is_refused(
         (saved, (*skip, "run.seed=5"), "run.seed: is 5, the run in"),
         (saved, (*skip, "run.seed=random"), "has 11; set it to that, as data.skip_samples needs"),
         (saved, (*skip, "data.sampler=strata"), "data.sampler: is 'strata', the run in"),
+        (saved, (*skip, "other data"), "data.skip_samples: is 16, and"),
         (saved, ("mlperf.division=closed", "mlperf.enforce_rules=true"), "closed division"),
     ):
+        data = other if "other data" in settings else synthetic_data
         words = [] if given is None else ["--init-checkpoint", given]
-        words += [word for each in (TRAINING, *settings) for word in ("--set", each)]
-        places = ("--data", synthetic_data, "--run-dir", tmp_path / "run")
+        sets = (TRAINING, *(each for each in settings if each != "other data"))
+        words += [word for each in sets for word in ("--set", each)]
+        places = ("--data", data, "--run-dir", tmp_path / "run")
         line = refusal(capsys, "train", "--config", tiny_config, *places, *words)
         assert said in line and not (tmp_path / "run").exists()
-        asked = ("config", "check-start", tiny_config, "--data", synthetic_data)
+        asked = ("config", "check-start", tiny_config, "--data", data)
         assert refusal(capsys, *asked, *words) == line
     # Weights alone are fine in every form, and so is a state that nobody asks for.
     for given in (saved, converted):

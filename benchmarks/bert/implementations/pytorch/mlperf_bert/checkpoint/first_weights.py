@@ -28,6 +28,7 @@ from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
+from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.sampler import default_quantiles
 from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
@@ -67,7 +68,7 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
         problem = f"is {given}, in Hugging Face's form; the closed division starts from MLPerf's"
         raise ConfigError("run.init_checkpoint", problem, "give one that mlperf_bert convert made")
     check_model(directory, config.model)
-    _check_phase(directory, config)
+    _check_phase(directory, config, data_dir)
     found = _digest_of(directory, is_wanted=bool(wanted))
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
@@ -82,31 +83,40 @@ def _refuse_state(config: RunConfig, problem: str) -> None:
         raise ConfigError("run.init_state", f"is 'training', and {problem}", remedy)
 
 
-def _check_phase(directory: Path, config: RunConfig) -> None:
-    """Raise ConfigError if a run cannot begin with a checkpoint's state or go on in its order.
-
-    The checkpoint of a run decides the optimizer, the objective (so that the state has the model's
-    shapes) and, with `data.skip_samples`, seed, sampler and quantiles of the order.
-    """
+def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
+    """Raise ConfigError if a run cannot begin with a checkpoint's state or go on in its order."""
     is_theirs = is_huggingface(directory)
     if is_theirs or not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
         _refuse_state(config, f"{directory} holds weights without a state")
         return
     before = read_config(directory)
-    fixed: dict[str, tuple[Any, Any]] = {}  # ours and theirs
     if config.run.init_state == "training":
-        fixed["optim.name"] = (config.optim.name, before.optim.name)
-        fixed["model.objective"] = (config.model.objective, before.model.objective)
+        kinds: dict[str, tuple[Any, Any]] = {
+            "optim.name": (config.optim.name, before.optim.name),
+            # Weights alone may leave a head out; sizes have been compared.
+            "model.objective": (config.model.objective, before.model.objective),
+        }
+        _check_same(directory, kinds, "run.init_state 'training'")
     if config.data.skip_samples:
-        fixed["run.seed"] = (config.run.seed, read_state(directory).seed)
-        fixed["data.sampler"] = (config.data.sampler, before.data.sampler)
+        state = read_state(directory)
+        orders: dict[str, tuple[Any, Any]] = {
+            "run.seed": (config.run.seed, state.seed),
+            "data.sampler": (config.data.sampler, before.data.sampler),
+        }
         if config.data.sampler == "quantile":
-            fixed["data.quantiles"] = (_quantiles(config), _quantiles(before))
-    for name, (ours, theirs) in fixed.items():
+            orders["data.quantiles"] = (_quantiles(config), _quantiles(before))
+        _check_same(directory, orders, "data.skip_samples")
+        if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
+            problem = f"is {config.data.skip_samples}, and {directory} was made on other data"
+            raise ConfigError("data.skip_samples", problem, "set it to 0, or give those data")
+
+
+def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
+    """Raise ConfigError for the first setting, ours and theirs, that differs."""
+    for name, (ours, theirs) in settings.items():
         if ours != theirs:
-            why = "the state" if name.startswith(("optim", "model")) else "data.skip_samples"
             problem = f"is {ours!r}, the run in {directory} has {theirs!r}"
-            raise ConfigError(name, problem, f"set it to that, as {why} needs")
+            raise ConfigError(name, problem, f"set it to that, as {for_what} needs")
 
 
 def _quantiles(config: RunConfig) -> int:

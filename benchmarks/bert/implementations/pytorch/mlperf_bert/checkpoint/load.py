@@ -120,9 +120,9 @@ def load_phase(
 
     Weights, moments, loss scale, FP8 units and the count of updates are the checkpoint's. Step,
     samples, schedule, data order and random streams begin anew. Bias correction divides a moment by
-    1 - beta^t, where t counts the updates that made it; it goes on from the checkpoint's. If t
-    began anew, the first update would divide carried moments by 1 - beta and be too large by
-    1 / (1 - beta_1), 10 by default.
+    1 - beta^t, where t counts the updates that made it, so t goes on with the moments. If it began
+    anew, carried moments would be divided by 1 - beta: AdamW's first update would have
+    sqrt(1 - beta_2) / (1 - beta_1) of its size, 0.32 by default.
 
     The checkpoint may be of any number of ranks; every rank must call it at the same time. Raises
     CheckpointError like `load_checkpoint`.

@@ -3,7 +3,6 @@
 No training or evaluation sample is read here, only the vocabulary's digest, sidecars and index.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +40,7 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.index import LengthIndex, manifest_sha256
+from mlperf_bert.data.index import LengthIndex, sets_sha256
 from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.sampler import PublishedStrataSampler
 from mlperf_bert.data.set_checks import RunData, open_data
@@ -249,15 +248,13 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
 
 def _identity(run: Run, data: RunData) -> CheckpointState:
     """The run's identity in its checkpoints."""
-    sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
-    digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
     return CheckpointState(
         step=0,
         samples=0,
         seed=run.seed,
         mlm_accuracy=None,
         vocabulary_sha256=data.train.manifest.vocabulary_sha256,
-        data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
+        data_sha256=sets_sha256(data.train_reader.set_dir, data.held_out_reader.set_dir),
         world_size=run.info.world_size,
     )
 
