@@ -1,6 +1,9 @@
 """Phases of training: one run begins with the weights, moments and data order of another's end."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, MODEL, read_manife
 from mlperf_bert.checkpoint.tensors import read_tensors
 from resume_cases import DROPOUT, MISSED, run_train
 from support import (
+    REPOSITORY,
     metrics_losses,
     mlperf_records,
     prepare_small,
@@ -113,12 +117,17 @@ def first(
     """A first phase on two ranks that share the optimizer's state: short texts, small batches."""
     run = tmp_path_factory.mktemp(request.param) / "run"
     settings = (
-        *("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world", "run.max_steps=6"),
         *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
-        *("schedule.form=trapezoid", f"optim.name={request.param}", *DROPOUT),
+        *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={request.param}", *DROPOUT),
     )
+    return train_on_two_ranks(tiny_config, short, run, *settings)
+
+
+def train_on_two_ranks(config: Path, data: Path, run: Path, *settings: str) -> Path:
+    """Train with the optimizer's state in two shards; return the run's directory."""
+    settings += ("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world")
     words = [word for each in settings for word in ("--set", each)]
-    done = run_cli(*("train", "--config", tiny_config, "--data", short, "--run-dir", run, *words))
+    done = run_cli("train", "--config", config, "--data", data, "--run-dir", run, *words)
     assert done.returncode == MISSED, done.stderr
     return run
 
@@ -169,6 +178,9 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(
         assert read_manifest(resolve(checkpoints(killed))).origin == {INITIALIZED_FROM: origin}
     again = train(tmp_path / "again")
     assert state_of(again) == state_of(whole)
+    given = (f"run.init_checkpoint={checkpoints(first)}", "parallel.local_batch_size=8")
+    two = train_on_two_ranks(tiny_config, synthetic_data, tmp_path / "two", *same, *given)
+    assert metrics_losses(two) == pytest.approx(metrics_losses(whole), rel=1e-4)
     third = tmp_path / "third"
     places = (tiny_config, synthetic_data, third)
     assert run_train(*places, *same, extra=begin(checkpoints(whole))) == MISSED
@@ -245,3 +257,34 @@ def test_the_order_goes_on_with_as_many_quantiles(
     asked += begin(checkpoints(run))
     assert "data.quantiles: is 32, the run in" in refusal(capsys, *asked)
     assert main([*asked, "--set", "data.quantiles=16"]) == 0
+
+
+def test_run_and_time_chains_phases(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    """The page's two commands, with a larger batch in the second, which needs the first's SEED."""
+    common = ["--set", "eval.target_accuracy=none", "--set", "run.max_steps=4"]
+    grown = ["parallel.grad_accum_steps=2", "data.skip_samples=64", TRAINING]
+    places = {"CONFIG": str(tiny_config), "DATADIR": str(synthetic_data), "PYTHON": sys.executable}
+
+    def run(number: int, seed: int, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["./run_and_time.sh", "--", *common, *options],
+            cwd=REPOSITORY,
+            env={**os.environ, **places, "LOGDIR": str(tmp_path / f"{number}"), **more}
+            | {"SEED": str(seed)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert run(1, 12).returncode == 0
+    saved = {"INIT_CHECKPOINT": str(checkpoints(tmp_path / "1"))}
+    options = [word for each in grown for word in ("--set", each)]
+    refused = run(2, 13, *options, **saved)
+    assert refused.returncode == 2 and "run.seed: is 13, the run in" in refused.stderr
+    done = run(2, 12, *options, **saved)
+    assert done.returncode == 0, done.stderr
+    assert "begun with the training state of" in done.stdout
+    assert read_manifest(resolve(checkpoints(tmp_path / "2"))).samples == 4 * 32
