@@ -43,10 +43,9 @@ def learning_rates(
     decays = (positions >= warm_up) & (steps <= last)
     rates[steps > last] = end
     if schedule.form == "trapezoid":
-        passed = (steps[decays] - (last - schedule.cooldown_steps)) / max(
-            schedule.cooldown_steps, 1
-        )
-        root = np.sqrt(np.maximum(passed, 0.0))
+        cooldown = schedule.cooldown_steps
+        passed = np.maximum(steps[decays] - (last - cooldown), 0) / max(cooldown, 1)
+        root = np.sqrt(passed)
         rates[decays] = base * (1 - root) + end * root  # exactly `base` and `end` at its ends
         return rates
     remaining = (last - steps[decays]) / (last - first)
