@@ -187,7 +187,8 @@ check_start() { # whether runs may begin with the weights they are given, or wit
     *) return 0 ;; # the checkpoint's
     esac
     [ "$where" = rank ] || # one line from the ranks is enough
-        "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" ${overrides[@]+"${overrides[@]}"} \
+        "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" \
+            ${SEED:+--set run.seed="$((10#$SEED))"} ${overrides[@]+"${overrides[@]}"} \
             ${init_checkpoint[@]+"${init_checkpoint[@]}"} || exit
 }
 

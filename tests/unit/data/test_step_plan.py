@@ -133,6 +133,7 @@ def test_imbalance_is_largest_over_mean() -> None:
     "setting",
     [
         *("run.seed=5", "data.sampler=strata", "data.quantiles=4", "data.balance=none"),
+        "data.skip_samples=16",
         *("data.deal=one_direction", "data.counts_per_rank=unequal", "data.balance_model=cost"),
         *("data.cost_a=0.5", "data.cost_b=0.5", "data.exchange_window_steps=9"),
         *("parallel.nodes=4", "parallel.ranks_per_node=4"),

@@ -37,6 +37,7 @@ OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 # The clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
+PUBLISHED_STRATA = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))  # samplers of the record
 MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
 
 
@@ -98,6 +99,8 @@ _MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
 _MOST_STEPS = 10**7  # the learning rates of all steps are on the device: 80 MB
 _STEPS = Bounds(1, _MOST_STEPS)
 _STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
+_MOST_SAMPLES = 10**13
+_SAMPLES_OR_NONE = Bounds(0, _MOST_SAMPLES)
 _SEED = Bounds(0, 2**63 - 1)
 _DROPOUT = Bounds(0.0, 0.999)
 _BETA = Bounds(0.0, 0.999999999)
@@ -124,7 +127,8 @@ class RunSection(_Section):
     work takes more than `straggler_factor` times the median. Every `noise_interval_steps` updates
     the gradient's noise is measured (docs/how/goodput.md); 0: never. `init_checkpoint` is a
     directory of first weights ("": none), and `init_checkpoint_sha256` their required digest ("":
-    any).
+    any). `init_state = "training"` takes the optimizer's state from there too: a phase of training
+    that follows another (docs/how/encoder_recipe.md).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -138,6 +142,7 @@ class RunSection(_Section):
     noise_interval_steps: Annotated[int, _STEPS_OR_NONE] = 0
     init_checkpoint: str = ""
     init_checkpoint_sha256: str = ""
+    init_state: Literal["weights", "training"] = "weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +241,8 @@ class DataSection(_Section):
     but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
     evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost`
     measures both coefficients. `exchange_window_steps` is the number of steps that the readers of
-    `mpi_readers` exchange at a time.
+    `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the sampler's
+    order: those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -247,6 +253,7 @@ class DataSection(_Section):
     dupe_factor: Annotated[int, Bounds(1, 1000)] = 10
     sampler: SamplerName = "uniform"
     quantiles: Annotated[int, Bounds(1, MOST_BATCH)] | Literal["auto"] = "auto"
+    skip_samples: Annotated[int, _SAMPLES_OR_NONE] = 0
     balance: BalancePolicy = "none"
     deal: Deal = "snake"
     counts_per_rank: CountsPerRank = "equal"
@@ -312,14 +319,19 @@ class OptimSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSection(_Section):
-    """Polynomial decay after a linear warm-up, in optimizer steps."""
+    """Linear warm-up and decay, in optimizer steps: polynomial, or in the last `cooldown_steps`.
+
+    The forms are those of `optim/schedule.py`; `power` is for the polynomial ones,
+    `cooldown_steps` for "trapezoid".
+    """
 
     decay_steps: Annotated[int, _STEPS]
-    form: Literal["continuous", "published"] = "continuous"
+    form: Literal["continuous", "published", "trapezoid"] = "continuous"
     warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
     start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
     end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
     power: Annotated[float, Bounds(0.0, 10.0)] = 1.0
+    cooldown_steps: Annotated[int, _STEPS_OR_NONE] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,7 +359,7 @@ class EvalSection(_Section):
     """
 
     target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
-    interval_samples: Annotated[int, Bounds(1, 10**13)] | Literal["mlperf"] = "mlperf"
+    interval_samples: Annotated[int, Bounds(1, _MOST_SAMPLES)] | Literal["mlperf"] = "mlperf"
     tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
     overlap: Literal["none", "side_stream"] = "none"
 

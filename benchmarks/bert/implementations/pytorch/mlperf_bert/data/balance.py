@@ -373,6 +373,7 @@ def planner_of_lengths(
             global_batch_size=parallel.global_batch_size,
             seed=derive_seed(seed, "sampler"),
             quantiles=data.quantiles,
+            skip_samples=data.skip_samples,
         ),
         lengths,
         masked_counts,

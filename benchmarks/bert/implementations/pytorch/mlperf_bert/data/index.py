@@ -359,6 +359,11 @@ def manifest_sha256(set_dir: Path) -> str:
     return _json_sha256(set_dir / "index" / "dataset.json", STAGE_REMEDY)
 
 
+def sets_sha256(*set_dirs: Path) -> str:
+    """Digest of several sets, by their manifests. Raises DataError when one cannot be read."""
+    return hashlib.sha256(" ".join(map(manifest_sha256, set_dirs)).encode()).hexdigest()
+
+
 def _json_sha256(path: Path, remedy: str) -> str:
     try:
         return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()

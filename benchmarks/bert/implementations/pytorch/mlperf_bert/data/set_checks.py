@@ -43,8 +43,9 @@ LOWEST_TARGET_OVER_GUESS = 1.5
 _OF_A_PLAN = {
     "run": ("seed",),
     "data": (
-        *("sampler", "quantiles", "balance", "deal", "counts_per_rank", "balance_model"),
-        *("cost_a", "cost_b", "exchange_window_steps"),  # how far ahead readers read
+        *("sampler", "quantiles", "skip_samples", "balance", "deal", "counts_per_rank"),
+        *("balance_model", "cost_a", "cost_b"),
+        "exchange_window_steps",  # how far ahead readers read
     ),
     "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
 }
