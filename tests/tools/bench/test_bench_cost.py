@@ -30,8 +30,7 @@ def times_made_of(
     """Let batches take what their shapes cost, and return those; the model still runs."""
     shapes = batch_shapes(tokens, max_length)
     ms = itertools.cycle(
-        CONSTANT + count * (COST_A * length + COST_B * attended(length))
-        for count, length in shapes
+        CONSTANT + count * (COST_A * length + COST_B * attended(length)) for count, length in shapes
     )
 
     def seconds_of(run: Contender, batch: int) -> float:

@@ -110,7 +110,7 @@ def fit_cost(
     A negative `cost_b` counts as zero; `free_cost_b` keeps its value. Raises ConfigError if
     `cost_a` is not above zero.
     """
-    terms = np.stack([np.ones(len(ms)), tokens, attended], axis=1)
+    terms = np.stack([np.ones(len(ms)), tokens, attended.astype(np.float64)], axis=1)
     constant, cost_a, free_cost_b = _least_squares(terms, ms)
     cost_b = free_cost_b
     if free_cost_b < 0:

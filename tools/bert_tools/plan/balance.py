@@ -292,7 +292,11 @@ def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Questi
         steps=steps,
         seed=args.seed,
         balance_model=args.balance_model,
-        cost=CostModel(linear=args.cost_a, quadratic=cost_b) if config is None else cost_model(config),
+        cost=(
+            CostModel(linear=args.cost_a, quadratic=cost_b)
+            if config is None
+            else cost_model(config)
+        ),
         quantiles=args.quantiles,
         grad_accum_steps=args.grad_accum_steps,
     )

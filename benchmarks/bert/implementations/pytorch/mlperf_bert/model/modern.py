@@ -1,9 +1,9 @@
 """ModernBERT's encoder and head on real tokens only: pre-norm, rotary, gated, mostly local.
 
 Source: Warner et al., "Smarter, Better, Faster, Longer" (arXiv 2412.13663), section 2.1 and
-appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedLM, so that state_dict keys are
-equal; the tied decoder appears once, as the word embedding. Dropout, 0 as published, is where BERT
-has it.
+appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedLM, so that state_dict
+keys are equal; the tied decoder appears once, as the word embedding. Dropout, 0 as published, is
+where BERT has it.
 
 Shape letters: B sequences, T tokens, R wanted rows, P masked positions, N heads, H head size,
 D hidden, F feed-forward width, V vocabulary (padded).
