@@ -133,7 +133,7 @@ def test_fused_layers_of_bert_large_save_what_is_planned(
         ("model.objective=mlm",),
         ("model.precision=bf16",),
         NO_DROPOUT,
-        ("model.attention=reference", *NO_DROPOUT),
+        *((f"model.attention={name}", *NO_DROPOUT) for name in ("packed", "reference")),
         MODERN,
         *((f"model.attention={name}", *MODERN) for name in ("packed", "reference")),
         ("model.precision=bf16", *MODERN),
