@@ -151,6 +151,21 @@ def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
     assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["model.attention_window=8", "model.global_attention_every=2", "model.num_layers=4"],
+)
+def test_windows_are_of_a_plan(tiny_config: Path, setting: str) -> None:
+    modern = ("model.architecture=modern", "model.objective=mlm", "model.num_layers=3")
+    of_stage, of_run, of_bert = (
+        plan_settings(load_config(tiny_config, also))
+        for also in (modern, (*modern, setting), (setting,))
+    )
+    name, _, _ = setting.partition("=")
+    assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
+    assert name not in of_bert
+
+
 MAX_LENGTH = 512
 ALLOWED_BYTES = 64 * 2**20
 # Prints how far private memory rises, at rest and at its largest, in bytes.

@@ -219,10 +219,10 @@ class ModelSection(_Section):
 
     @property
     def attention_share(self) -> float:
-        """A token's multiply-adds per attended token, relative to those of everything else.
+        """A token's multiply-adds per token that it sees, relative to those of everything else.
 
         Per token of one layer: 4 D^2 + 2 D F in products (3 D F where the feed-forward half is
-        gated), 2 D per attended token.
+        gated), 2 D per token that it sees.
         """
         matrices = 3 if self.architecture == "modern" else 2
         return 2 / (4 * self.hidden_size + matrices * self.intermediate_size)
@@ -230,6 +230,16 @@ class ModelSection(_Section):
     def is_global(self, layer: int) -> bool:
         """True if every token of this layer sees its whole sequence."""
         return self.architecture == "bert" or layer % self.global_attention_every == 0
+
+    @property
+    def local_share(self) -> float:
+        """Share of the layers in which a token sees at most `reach` tokens to each side."""
+        return sum(not self.is_global(layer) for layer in range(self.num_layers)) / self.num_layers
+
+    @property
+    def reach(self) -> int:
+        """Tokens to each side that a token sees in these layers."""
+        return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,10 +249,10 @@ class DataSection(_Section):
     `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
     a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
     but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
-    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost`
-    measures both coefficients. `exchange_window_steps` is the number of steps that the readers of
-    `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the sampler's
-    order: those that the phases of training before this one have seen.
+    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens (`CostModel`);
+    `bench cost` measures both coefficients. `exchange_window_steps` is the number of steps that the
+    readers of `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the
+    sampler's order: those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"

@@ -46,15 +46,37 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2."""
+    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2.
+
+    In a share `local_share` of the layers a token sees at most `reach` tokens to each side; then
+    what all tokens of the sequence see, as a mean over the layers, takes the place of L**2.
+    """
 
     linear: float
     quadratic: float
+    local_share: float = 0.0
+    reach: int = 0
 
     def __call__(self, lengths: NDArray[np.uint16] | Float64Array) -> Float64Array:
         """Costs of lengths of any shape."""
         tokens = lengths.astype(np.float64)
-        return self.linear * tokens + self.quadratic * tokens**2
+        return self.linear * tokens + self.quadratic * self.attended(tokens)
+
+    def attended(self, tokens: Float64Array) -> Float64Array:
+        """What all tokens of sequences of any shape see, a mean over the layers."""
+        if not self.local_share:
+            return tokens**2
+        local = attended_tokens(tokens, self.reach)
+        return tokens**2 + self.local_share * (local - tokens**2)
+
+
+def attended_tokens(lengths: Float64Array, reach: int) -> Float64Array:
+    """The number of tokens at most `reach` places away, summed over the tokens of a sequence.
+
+    The sum over i < L of min(i, reach) + 1 + min(L - 1 - i, reach), for lengths L of any shape.
+    """
+    far = np.minimum(reach, lengths - 1)
+    return lengths + far * (2 * lengths - 1 - far)
 
 
 TOKENS = CostModel(linear=1.0, quadratic=0.0)
@@ -364,7 +386,6 @@ def planner_of_lengths(
 ) -> StepPlanner:
     """The step planner from an index's arrays, all [N], and the number of samples of k tokens."""
     data, parallel = config.data, config.parallel
-    linear, quadratic = config.cost_coefficients
     return StepPlanner(
         make_sampler(
             data.sampler,
@@ -387,5 +408,14 @@ def planner_of_lengths(
             counts=data.counts_per_rank,
         ),
         balance_model=data.balance_model,
-        cost=CostModel(linear=linear, quadratic=quadratic),
+        cost=cost_model(config),
+    )
+
+
+def cost_model(config: RunConfig) -> CostModel:
+    """The cost of a config's sequences."""
+    linear, quadratic = config.cost_coefficients
+    model = config.model
+    return CostModel(
+        linear=linear, quadratic=quadratic, local_share=model.local_share, reach=model.reach
     )

@@ -49,6 +49,7 @@ _OF_A_PLAN = {
     ),
     "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
 }
+_OF_WINDOWS = {"model": ("attention_window", "global_attention_every", "num_layers")}
 NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a sample is refused
 
 
@@ -157,9 +158,10 @@ def _shared(
 def plan_settings(config: RunConfig) -> dict[str, Any]:
     """Every setting that decides which samples a rank reads in which step."""
     cost_a, cost_b = config.cost_coefficients
+    sections = _OF_A_PLAN | (_OF_WINDOWS if config.model.local_share else {})
     found = {
         f"{section}.{key}": getattr(getattr(config, section), key)
-        for section, keys in _OF_A_PLAN.items()
+        for section, keys in sections.items()
         for key in keys
     }
     return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
+from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio, cut_into_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,15 +289,13 @@ def build_chunks(
         reach: places that a query sees to each side.
         device: device of the indices and masks.
     """
-    length, size = np.asarray(lengths, dtype=np.int64), 2 * reach
-    blocks = -(-length // size)
-    first_chunk, first_row = np.cumsum(blocks) - blocks, np.cumsum(length) - length
-    of_query = np.repeat(first_chunk, query_lengths) + query_positions // size
-    num_queries = np.bincount(of_query, minlength=int(blocks.sum()))
-    sequence = np.repeat(np.arange(len(length)), blocks)
-    start = (np.arange(len(sequence)) - first_chunk[sequence]) * size
-    first_key = np.maximum(start - reach, 0)
-    num_keys = np.minimum(start + size + reach, length[sequence]) - first_key
+    length = np.asarray(lengths, dtype=np.int64)
+    first_row = np.cumsum(length) - length
+    chunks = cut_into_chunks(length, reach)
+    sequence, first_key, num_keys = chunks.sequence, chunks.first_key, chunks.num_keys
+    first_chunk = np.searchsorted(sequence, np.arange(len(length)))
+    of_query = np.repeat(first_chunk, query_lengths) + query_positions // (2 * reach)
+    num_queries = np.bincount(of_query, minlength=len(sequence))
     order = np.argsort(-num_keys, kind="stable")
     order = order[num_queries[order] > 0]
     groups = tuple(order[first:last] for first, last in pairwise(cut_by_ratio(num_keys[order])))
