@@ -10,7 +10,13 @@ from typing import Any
 
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, REMEDY, SINGLE, names_of_weights
 from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
-from mlperf_bert.checkpoint.huggingface.weights import PAIRS, read_settings
+from mlperf_bert.checkpoint.huggingface.weights import (
+    FAMILIES,
+    PAIRS,
+    PATTERN,
+    UNSEEN,
+    read_settings,
+)
 from mlperf_bert.checkpoint.manifest import (
     LATEST,
     MANIFEST,
@@ -34,10 +40,10 @@ from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 _ENDING = ".safetensors"
-# Settings that weights and config must share; tensors' shapes do not show the last three.
+# Settings that weights and config must share.
 MODEL_OF_WEIGHTS = (
-    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"),
-    *("type_vocab_size", "num_heads", "layer_norm_epsilon", "objective"),
+    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "type_vocab_size"),
+    *("objective", *UNSEEN, *PATTERN),
 )
 
 
@@ -147,11 +153,18 @@ def model_of(directory: Path) -> dict[str, Any]:
     CheckpointError; for that form DataError and ConfigError too.
     """
     if not is_huggingface(directory):
-        return {name: getattr(read_config(directory).model, name) for name in MODEL_OF_WEIGHTS}
+        return settings_of(read_config(directory).model)
     settings = read_settings(read_record(directory / CONFIG, missing="is missing", remedy=REMEDY))
     settings["vocab_size"] = len(find_vocabulary(directory, None))
-    settings["objective"] = "mlm_nsp" if PAIRS in names_of_weights(directory) else "mlm"
+    names = names_of_weights(directory, FAMILIES[settings["architecture"]])
+    settings["objective"] = "mlm_nsp" if PAIRS in names else "mlm"
     return {name: settings[name] for name in MODEL_OF_WEIGHTS if name in settings}
+
+
+def settings_of(model: ModelSection) -> dict[str, Any]:
+    """The settings of [model] that a model's weights decide."""
+    unused = () if model.architecture == "modern" else PATTERN
+    return {name: getattr(model, name) for name in MODEL_OF_WEIGHTS if name not in unused}
 
 
 def recorded_model(resume: str | None, run: Path | None) -> dict[str, Any]:

@@ -81,8 +81,14 @@ class Blocks:
 
         `x` [R, any], `residual` [R, D]; `dense` and `norm` have no bias.
         """
-        total = residual + dropout(self.multiply(x, (dense,))[0], site)
+        total = self.add(x, residual, dense, site)
         return total, norm(total)
+
+    def add(
+        self, x: Tensor, residual: Tensor, dense: nn.Linear, site: DropoutSite | None
+    ) -> Tensor:
+        """The sum of `sum_norm` alone."""
+        return residual + dropout(self.multiply(x, (dense,))[0], site)
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
         """GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].

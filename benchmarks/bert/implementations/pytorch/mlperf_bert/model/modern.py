@@ -108,15 +108,17 @@ class ModernLayer(nn.Module):
     def forward(
         self,
         residual: Tensor,
-        normed: Tensor,
+        normed: Tensor | None,
         layout: AttentionLayout,
         keys: DropoutKeys | None,
-        next_norm: nn.Module,
-    ) -> tuple[Tensor, Tensor]:
+        next_norm: nn.Module | None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Residual stream and its norm [T, D] -> the next layer's, [R, D] of the layout's queries.
 
-        `keys` are those of the R rows.
+        `keys` are those of the R rows. A layer whose neighbours are elsewhere takes and gives no
+        norm: it norms the stream itself, and so does its successor.
         """
+        normed = self.attn_norm(residual) if normed is None else normed
         of_attention, of_feed_forward = (
             make_site(self.dropout_p, stream, keys) for stream in self.dropout_streams
         )
@@ -126,6 +128,8 @@ class ModernLayer(nn.Module):
             context, layout.select(residual), self.attn.Wo, self.mlp_norm, of_attention
         )
         gated = blocks.gated(normed, mlp.Wi)
+        if next_norm is None:
+            return blocks.add(gated, residual, mlp.Wo, of_feed_forward), None
         assert isinstance(next_norm, nn.LayerNorm)
         return blocks.sum_norm(gated, residual, mlp.Wo, next_norm, of_feed_forward)
 
@@ -133,6 +137,26 @@ class ModernLayer(nn.Module):
     def products(self) -> list[tuple[nn.Linear, ...]]:
         """The layers that form each matrix product, in order."""
         return [(self.attn.Wqkv,), (self.attn.Wo,), (self.mlp.Wi,), (self.mlp.Wo,)]
+
+
+class LayerLayouts:
+    """The two kinds of attention layouts of a batch, for layers that are global or not."""
+
+    def __init__(self, config: ModelSection) -> None:
+        self._reach = config.attention_window // 2
+        bases = config.rope_base_global, config.rope_base_local
+        shape = config.max_position_embeddings, config.head_size
+        self._rotary = [Rotary.of_base(base, *shape) for base in bases]
+
+    def __call__(
+        self, batch: UnpaddedBatch, longest: int
+    ) -> tuple[AttentionLayout, AttentionLayout]:
+        """Layouts of the local layers and of the global ones; `longest` as `max_length`'s."""
+        # Moved in the first forward, which is never captured.
+        self._rotary = [each.on(batch.input_ids.device) for each in self._rotary]
+        whole = AttentionLayout(batch.lengths, batch.cu_seqlens, longest, batch.position_ids)
+        everywhere = whole.attending(self._rotary[0], None)
+        return whole.attending(self._rotary[1], self._reach), everywhere
 
 
 class ModernBody(nn.Module):
@@ -146,21 +170,13 @@ class ModernBody(nn.Module):
             ModernLayer(config, attend, blocks, number) for number in range(config.num_layers)
         )
         self.final_norm = _norm(config)
-        self.reach = config.attention_window // 2
-        bases = config.rope_base_global, config.rope_base_local
-        self._rotary = [Rotary.of_base(base, self.max_length, config.head_size) for base in bases]
+        self._layouts = LayerLayouts(config)
 
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
         """Final hidden states [T, D], or only those of the queries [R, D]."""
-        # Moved in the first forward, which is never captured.
-        self._rotary = [each.on(batch.input_ids.device) for each in self._rotary]
-        whole = AttentionLayout(
-            batch.lengths, batch.cu_seqlens, self.longest(batch), batch.position_ids
-        )
-        everywhere = whole.attending(self._rotary[0], None)
-        nearby = whole.attending(self._rotary[1], self.reach)
+        nearby, everywhere = self._layouts(batch, self.longest(batch))
         residual: Tensor = self.embeddings(batch, keys)
         normed = residual
         for i, layer in enumerate(self.layers):

@@ -15,10 +15,9 @@ from torch import Tensor
 from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, setting_against_ours
 from mlperf_bert.checkpoint.huggingface.weights import (
     MOST_SPARE_ROWS,
-    PADDING_BIAS,
     PAIRS,
-    WORD_BIAS,
-    WORDS,
+    PATTERN,
+    UNSEEN,
     Sizes,
     Source,
     check_floats,
@@ -43,7 +42,6 @@ _NEXT_SENTENCE = frozenset(
     for layer in ("bert.pooler.dense", "cls.seq_relationship")
     for part in ("weight", "bias")
 )
-_FILLS = {WORDS: 0.0, WORD_BIAS: PADDING_BIAS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,16 @@ class Conversion:
 
         Raises CheckpointError.
         """
-        shape = self.shapes[name]
-        if name in self.drawn and name != WORD_BIAS:
+        shape, family = self.shapes[name], self.source.family
+        if name in self.drawn and name != family.word_bias:
             generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
             return initial_weights(name, torch.Size(shape), self.config.model, generator)
         if name in self.drawn:
             found = np.zeros(self.word_rows, np.float32)
         else:
             found = self.source.weights[name].read()
-        if name in _FILLS:
-            found = with_rows(found, shape[0], _FILLS[name])
+        if name in family.fills:
+            found = with_rows(found, shape[0], family.fills[name])
         return torch.from_numpy(found)
 
 
@@ -167,9 +165,9 @@ def _check_stated(source: Source, sizes: Sizes) -> None:
 def _check_given(config: RunConfig, source: Source, sizes: Sizes, num_tokens: int) -> None:
     """Check that the user's config describes these weights."""
     given = asdict(config.model)
-    names = ("num_heads", "layer_norm_epsilon")
+    names = (*UNSEEN, *PATTERN)
     stated = {name: source.settings[name] for name in names if name in source.settings}
-    for name, value in {**sizes.settings, **stated, "vocab_size": num_tokens}.items():
+    for name, value in {**stated, **sizes.settings, "vocab_size": num_tokens}.items():
         if given[name] != value:
             problem = f"is {given[name]}, the weights in {source.path} have {value}"
             raise ConfigError(f"model.{name}", problem, "set it to theirs")
@@ -198,12 +196,12 @@ def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dic
 
 
 def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    words = source.weights[WORDS].shape[0]
+    fills, words = source.family.fills, source.weights[source.family.words].shape[0]
     for name, shape in shapes.items():
         if name not in source.weights:
             continue
         weight = source.weights[name]
-        wanted = (words, *shape[1:]) if name in _FILLS else shape
+        wanted = (words, *shape[1:]) if name in fills else shape
         if weight.shape != wanted:
             problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
             raise CheckpointError(weight.where, problem, "give the weights of a plain BERT")
