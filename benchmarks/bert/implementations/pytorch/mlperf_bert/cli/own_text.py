@@ -211,13 +211,12 @@ def _choose(args: argparse.Namespace) -> Plan:
         settings.update(more)
         return load_config(path, [*words(), *args.set], args.init_checkpoint)
 
-    file = load_config(path)
-    if args.architecture is not None and args.config is not None:
-        remedy = "leave it out: the file's model.architecture says it"
-        raise ConfigError("--architecture", "is given beside --config", remedy)
+    if args.architecture and (args.config or args.init_checkpoint):
+        given = "--config" if args.config else "--init-checkpoint"
+        raise ConfigError("--architecture", f"is given beside {given}", f"leave it to {given}")
     if args.architecture == "modern":
         settings |= MODERN[path.stem]
-        file = config_with({})
+    file = load_config(path, [f"{name}={value}" for name, value in settings.items()])
     if args.init_checkpoint is not None:
         settings |= _as_the_weights(args, file.data.max_seq_length)
     if args.vocab is not None:
