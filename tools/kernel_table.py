@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -232,7 +233,7 @@ def cases() -> dict[str, Launch]:
         triton_gelu,
         triton_norm,
     )
-    from mlperf_bert.model.attention_layout import AttentionLayout
+    from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
     from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
     from mlperf_bert.model.fp8_cast import Target
 
@@ -259,6 +260,21 @@ def cases() -> dict[str, Launch]:
         q = empty(TOKENS, 3, heads, HIDDEN // heads).requires_grad_()
         context = triton_attention.attend(*q.unbind(1), layout, site)
         torch.autograd.grad(context, q, torch.empty_like(context))
+
+    def modern_attention(
+        reach: int | None = None, size: int = 64, *, some_queries: bool = False
+    ) -> None:
+        turned = copy(layout)
+        turned.reach, turned.position_ids = reach, ids
+        table = empty(LONGEST, size // 2, dtype=torch.float32)
+        turned.rotary = Rotary(cos=table, sin=table)
+        if some_queries:
+            rows = Queries(rows=ids[:MASKED], cu_seqlens=bounds, lengths=(), max_length=LONGEST)
+            turned = turned.for_queries(rows)
+        qkv = empty(TOKENS, 3, HIDDEN // size, size).requires_grad_()
+        q, k, v = qkv.unbind(1)
+        context = triton_attention.attend(turned.select(q), k, v, turned, None)
+        context.backward(torch.empty_like(context))
 
     return {
         "attention": attention,
@@ -304,6 +320,13 @@ def cases() -> dict[str, Launch]:
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,
+        # Rotary positions, and a window of 128 tokens.
+        "modern attention": modern_attention,
+        "modern attention, window": partial(modern_attention, 64),
+        "modern attention, last layer": partial(modern_attention, some_queries=True),
+        "modern attention, window, last layer": partial(modern_attention, 64, some_queries=True),
+        "modern attention, heads of 128": partial(modern_attention, None, 128),
+        "modern attention, window, heads of 128": partial(modern_attention, 64, 128),
         # For other models, compiled alone: no part of this step.
         **{
             f"attention, heads of {size}": partial(attention, HIDDEN // size)

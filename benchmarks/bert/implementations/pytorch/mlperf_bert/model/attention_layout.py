@@ -81,6 +81,18 @@ class Queries:
     max_length: int  # most queries of a sequence, in this and all batches of the same shape
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """Rotary positions (RoFormer, arXiv 2104.09864): a head's channels c and c + H / 2 are a pair.
+
+    At position p the pair is turned by the angle p * base ** (-2 c / H); `cos` and `sin` are
+    float32 [longest, H / 2].
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
 class AttentionLayout:
     """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
 
@@ -90,6 +102,12 @@ class AttentionLayout:
         max_length: tokens of the longest possible sequence. Packed rows have this length and CUDA
             kernels are launched for it, whatever the batch holds, so that all batches have one
             shape.
+
+    Attributes:
+        reach: tokens to each side that a query sees; None: all of its sequence.
+        rotary: by what queries and keys are rotated; None: not at all.
+        position_ids: int64 [T], each token's place in its sequence; needed for some queries with a
+            reach or a rotation.
     """
 
     def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor, max_length: int) -> None:
@@ -97,6 +115,9 @@ class AttentionLayout:
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self.queries: Queries | None = None
+        self.reach: int | None = None
+        self.rotary: Rotary | None = None
+        self.position_ids: Tensor | None = None
 
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
@@ -109,6 +130,12 @@ class AttentionLayout:
     def select(self, x: Tensor) -> Tensor:
         """Rows [R, ...] of `x` [T, ...] that are queries; all of them if every token is a query."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
+
+    @property
+    def query_positions(self) -> Tensor:
+        """int64 [R]: each query's place in its sequence."""
+        assert self.position_ids is not None
+        return self.select(self.position_ids)
 
     @property
     def query_lengths(self) -> tuple[int, ...]:
