@@ -1,6 +1,7 @@
 """Checks of attention policies on every device, against `reference` in float64 on the CPU."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,7 @@ def check_windows(
     *,
     head_size: int = 16,
     device: str = "cpu",
-    windows: tuple[tuple[tuple[int, ...], int | None], ...] = WINDOWS,
+    windows: Sequence[tuple[tuple[int, ...], int | None]] = WINDOWS,
 ) -> None:
     """As `check_policy`, with rotation and windows."""
     for (lengths, reach), some_queries in itertools.product(windows, (False, True)):

@@ -53,6 +53,7 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_attention_forward": (128 * 64, True),
     "_attention_of_queries": (64 * 64, True),
     "_attention_of_keys": (64 * 64, True),
+    "_rotate_rows": (64 * 64, False),
     "_attention_keep_bits": (32 * 64, True),
     "_keep_bits": (16 * 128, False),
     "_norm_forward": (HIDDEN, False),
@@ -70,6 +71,11 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_moments_and_squares": (1024, False),
     "_sum_squares": (1024, True),
     "_apply": (1024, False),
+}
+ELEMENTS_OF_WINDOWS = {  # where tiles are others, by head size
+    (64, "_attention_forward"): 64 * 64,
+    (128, "_attention_forward"): 64 * 64,
+    (128, "_attention_of_keys"): 32 * 64,
 }
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
@@ -133,6 +139,9 @@ class Compiled:
         is then for values that are not finite, and hardly ever runs.
         """
         elements, of_loop = ELEMENTS[self.kernel]
+        if "window" in self.case:
+            size = 128 if "heads of 128" in self.case else 64
+            elements = ELEMENTS_OF_WINDOWS.get((size, self.kernel), elements)
         count = self.loop if of_loop else self.instructions - self.loop
         return count * self.warps * 32 / elements
 

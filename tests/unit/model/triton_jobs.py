@@ -301,6 +301,11 @@ def attention() -> None:
         options = {"head_size": head_size, "spare_rows": 3}
         attention_cases.check_policy(attend, probability, torch.float32, 1e-5, **options)
     attention_cases.check_policy(attend, 0.3, torch.float16, 3e-3)
+    windows = attention_cases.WINDOWS
+    attention_cases.check_windows(attend, 0.0, torch.float32, 1e-5, windows=windows)
+    of_64 = {"head_size": 64, "windows": windows[2:3]}
+    attention_cases.check_windows(attend, 0.3, torch.float32, 1e-5, **of_64)
+    attention_cases.check_windows(attend, 0.3, torch.float16, 3e-3, windows=windows[1:2])
     check_strides()
 
 
