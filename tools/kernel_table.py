@@ -66,6 +66,8 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_cross_entropy_backward": (2 * 1024, True),
     "_cast_to_fp8": (128 * 64, False),
     "_gelu_fp8": (128 * 64, False),
+    "_gated": (8 * 256, False),
+    "_gated_fp8": (128 * 64, False),
     "_transpose": (128 * 128, False),
     "_sum_rows": (64 * 32, True),
     "_moments_and_squares": (1024, False),
@@ -258,6 +260,9 @@ def cases() -> dict[str, Launch]:
     bias, wide_bias = empty(HIDDEN), empty(WIDE)
     statistics = empty(2, TOKENS, dtype=torch.float32)
     norm = (hidden, bias, residual, bias, statistics, keep, 1.1)
+    sum_norm = (residual, bias, statistics, None, 1.0)
+    half, one_id = empty(TOKENS, WIDE // 2), (ids, None, None)
+    one_table = (empty(VOCABULARY, HIDDEN), None, None)
     tables = (empty(VOCABULARY, HIDDEN), empty(2, HIDDEN), empty(LONGEST, HIDDEN))
     logits, labels = empty(MASKED, VOCABULARY), torch.zeros(MASKED, dtype=torch.int64)
     unit, maximum = torch.ones(()), torch.zeros(())
@@ -329,7 +334,25 @@ def cases() -> dict[str, Launch]:
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,
-        # Rotary positions, and a window of 128 tokens.
+        # The other architecture: pre-norm without biases, gates, rotary positions and windows.
+        "modern norm": lambda: (
+            triton_norm.sum_norm(hidden, residual, bias, 1e-5, None, 1.0),
+            triton_norm.sum_norm_backward((hidden, residual), *sum_norm, torch.bfloat16),
+        ),
+        "modern FP8 norm": lambda: (
+            triton_norm.sum_norm(hidden, residual, bias, 1e-5, None, 1.0, e4m3),
+            triton_norm.sum_norm_backward((hidden, residual), *sum_norm, torch.bfloat16, e5m2),
+        ),
+        "modern embeddings": lambda: (
+            triton_norm.embedding_norm(one_id, one_table, bias, None, 1e-5, None, 1.0),
+            triton_norm.embedding_norm_backward(
+                hidden, one_id, one_table, bias, statistics, None, 1.0
+            ),
+        ),
+        "gate forward": lambda: triton_gelu.gated(wide),
+        "gate backward": lambda: triton_gelu.gated_backward(half, wide),
+        "FP8 gate forward": lambda: triton_gelu.gated_fp8(wide, e4m3, transpose=True),
+        "FP8 gate backward": lambda: triton_gelu.gated_fp8_backward(half, wide, e5m2),
         "modern attention": modern_attention,
         "modern attention, window": partial(modern_attention, 64),
         "modern attention, last layer": partial(modern_attention, some_queries=True),

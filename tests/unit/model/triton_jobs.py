@@ -63,6 +63,8 @@ from mlperf_bert.model.triton_gelu import (
     bias_gelu_backward,
     bias_gelu_fp8,
     bias_gelu_fp8_backward,
+    gated_fp8,
+    gated_fp8_backward,
 )
 from mlperf_bert.model.triton_parts import sum_programs
 from mlperf_bert.optim import triton_kernels
@@ -79,7 +81,8 @@ def blocks() -> None:
     for block in BLOCKS:
         check_block(fused, block, 3, 24, torch.float32, "cpu")
         check_autocast(fused, block)
-    check_block(fused, "intermediate", 41, 300, torch.float64, "cpu")  # several programs each way
+    for block in ("intermediate", "gated"):  # several programs each way
+        check_block(fused, block, 41, 300, torch.float64, "cpu")
     check_sums()
     check_gelu()
     for positions, classes in ((1, 8), (3, 24), (70, 1000), (3, 2056)):
@@ -183,6 +186,7 @@ UNIT = 0.25
 KERNELS = {
     **{"bias_gelu_fp8": None, "bias_gelu_fp8_backward": 0},
     **{"residual_norm": 2, "residual_norm_backward": 0},
+    **{"gated_fp8": None, "gated_fp8_backward": None, "sum_norm": 3, "sum_norm_backward": 0},
 }
 
 
@@ -193,13 +197,14 @@ def fp8() -> None:
     check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
+        gate_in_float32(*shape)
         sums_in_float32(*shape)
     for name, place in KERNELS.items():
         setattr(fused_blocks, name, rounded_by_torch(getattr(fused_blocks, name), place))
     copies_are_taken()
-    for rows in (1, 17):
-        check_blocks(FusedBlocks, rows, None, "cpu")
-        check_blocks(FusedBlocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
+    for rows, is_modern in product((1, 17), (False, True)):
+        for site in (None, make_site(0.3, 5, make_keys(rows, "cpu"))):
+            check_blocks(FusedBlocks, rows, site, "cpu", is_modern=is_modern)
 
 
 class InFloat32(Target):
@@ -274,6 +279,21 @@ def gelu_in_float32(rows: int, columns: int) -> None:
     found, of_bias = bias_gelu_fp8_backward(gradient, x, bias, target)
     check_matrix(found, exact.grad, maximum)
     torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
+
+
+def gate_in_float32(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    gradient = torch.randn(rows, columns, generator=generator)
+    x = torch.randn(rows, 2 * columns, generator=generator)
+    exact = x.double().requires_grad_()
+    inner, gate = exact.chunk(2, dim=1)
+    result = F.gelu(inner) * gate
+    result.backward(gradient.double())
+    maximum = torch.zeros(())
+    target = Target(torch.float32, torch.tensor(UNIT), maximum)
+    check_matrix(gated_fp8(x, target, transpose=True), result.detach(), maximum)
+    maximum.zero_()
+    check_matrix(gated_fp8_backward(gradient, x, target), exact.grad, maximum)
 
 
 def sums_in_float32(rows: int, columns: int) -> None:

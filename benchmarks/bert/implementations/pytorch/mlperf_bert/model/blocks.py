@@ -48,6 +48,35 @@ class Blocks:
         """GELU (erf, arXiv 1606.08415) of dense(hidden): [R, D] -> [R, F]."""
         return F.gelu(self.multiply(hidden, (dense,))[0])
 
+    def sum_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        dense: nn.Linear,
+        norm: nn.LayerNorm,
+        site: DropoutSite | None,
+    ) -> tuple[Tensor, Tensor]:
+        """residual + dropout(dense(x)), and its LayerNorm: [R, any], [R, D] -> [R, D] each.
+
+        Neither `dense` nor `norm` has a bias.
+        """
+        total = residual + dropout(self.multiply(x, (dense,))[0], site)
+        return total, norm(total)
+
+    def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
+        """GELU(a) * b for a, b = halves of dense(hidden) (GeGLU, arXiv 2002.05202).
+
+        [R, D] -> [R, F]; `dense` has 2 F outputs and no bias.
+        """
+        inner, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
+        return F.gelu(inner) * gate
+
+    def embed_words(
+        self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
+    ) -> Tensor:
+        """dropout(LayerNorm(embedding)), int64 [T] -> [T, D]; the LayerNorm has no bias."""
+        return dropout(norm(table(ids)), site)
+
     def embed(
         self,
         ids: Three,
