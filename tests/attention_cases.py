@@ -48,7 +48,8 @@ def bounds_of(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
 def layout_of(
     lengths: tuple[int, ...], device: str = "cpu", max_length: int = MAX_LENGTH
 ) -> AttentionLayout:
-    return AttentionLayout(lengths, bounds_of(lengths, device), max_length)
+    places = torch.cat([torch.arange(length) for length in lengths])
+    return AttentionLayout(lengths, bounds_of(lengths, device), max_length, places.to(device))
 
 
 def queries_of(lengths: tuple[int, ...], device: str = "cpu") -> Queries:
@@ -66,12 +67,6 @@ def queries_of(lengths: tuple[int, ...], device: str = "cpu") -> Queries:
         lengths=tuple(counts),
         max_length=max(lengths) + 1,
     )
-
-
-def rotary_of(longest: int, head_size: int, device: str) -> Rotary:
-    """Tables whose base is small enough for every pair of channels to turn."""
-    angles = torch.arange(longest)[:, None] * 50.0 ** -torch.linspace(0, 1, head_size // 2)
-    return Rotary(cos=angles.cos().to(device), sin=angles.sin().to(device))
 
 
 def make_case(
@@ -93,9 +88,9 @@ def make_case(
     keys = DropoutKeys(
         0x1234_5678_9ABC, torch.tensor([5], device=device), sample_ids.to(device), place.to(device)
     )
-    layout.reach, layout.position_ids = reach, keys.positions
+    layout.reach = reach
     if rotates:
-        layout.rotary = rotary_of(max_length, head_size, device)
+        layout.rotary = Rotary.of_base(50.0, max_length, head_size).on(torch.device(device))
     if some_queries:
         layout = layout.for_queries(queries_of(lengths, device))
         rows = layout.queries.rows

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -254,7 +253,7 @@ def cases() -> dict[str, Launch]:
     bounds = torch.zeros(SEQUENCES + DUMMIES + 1, dtype=torch.int32)
     ids = torch.zeros(TOKENS, dtype=torch.int64)
     site = DropoutSite(0.1, 7, DropoutKeys(2**40, ids[:1], ids, ids))
-    layout = AttentionLayout((TOKENS // SEQUENCES,) * SEQUENCES, bounds, LONGEST)
+    layout = AttentionLayout((TOKENS // SEQUENCES,) * SEQUENCES, bounds, LONGEST, ids)
     hidden, residual, wide = empty(TOKENS, HIDDEN), empty(TOKENS, HIDDEN), empty(TOKENS, WIDE)
     keep = empty(TOKENS, HIDDEN // 8, dtype=torch.uint8)
     bias, wide_bias = empty(HIDDEN), empty(WIDE)
@@ -278,10 +277,8 @@ def cases() -> dict[str, Launch]:
     def modern_attention(
         reach: int | None = None, size: int = 64, *, some_queries: bool = False
     ) -> None:
-        turned = copy(layout)
-        turned.reach, turned.position_ids = reach, ids
         table = empty(LONGEST, size // 2, dtype=torch.float32)
-        turned.rotary = Rotary(cos=table, sin=table)
+        turned = layout.attending(Rotary(cos=table, sin=table), reach)
         if some_queries:
             rows = Queries(rows=ids[:MASKED], cu_seqlens=bounds, lengths=(), max_length=LONGEST)
             turned = turned.for_queries(rows)

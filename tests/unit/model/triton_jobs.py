@@ -84,6 +84,7 @@ def blocks() -> None:
     for block in ("intermediate", "gated"):  # several programs each way
         check_block(fused, block, 41, 300, torch.float64, "cpu")
     check_sums()
+    check_one_result(fused)
     check_gelu()
     for positions, classes in ((1, 8), (3, 24), (70, 1000), (3, 2056)):
         check_logits(positions, classes)
@@ -106,6 +107,18 @@ def check_sums() -> None:
     torch.testing.assert_close(one, partials[:, 0].sum(0), rtol=1e-12, atol=1e-12)
     assert other.dtype == torch.float32
     torch.testing.assert_close(other, partials[:, 1].sum(0).float())
+
+
+def check_one_result(fused: FusedBlocks) -> None:
+    """The sum or its LayerNorm may have no gradient, as the sum has none behind the last layer."""
+    modules, inputs, run = make_case("sum_norm", 17, 24, torch.float64, "cpu", dropout=True)
+    for number in (0, 1):
+        leaves = (*inputs, modules["dense"].weight, *([modules["norm"].weight] * number))
+        found, expected = (
+            torch.autograd.grad(run(blocks, modules, *inputs)[number].square().sum(), leaves)
+            for blocks in (fused, Blocks())
+        )
+        assert_near(found, expected, 1e-12)
 
 
 def check_gelu() -> None:

@@ -83,18 +83,36 @@ class Queries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotary positions (RoFormer, arXiv 2104.09864): a head's channels c and c + H / 2 are a pair.
+    """The turns of rotary positions (arXiv 2104.09864) of one base: cosines and sines.
 
-    At position p the pair is turned by the angle p * base ** (-2 c / H); `cos` and `sin` are
-    float32 [longest, H / 2].
+    Float32 [longest, H / 2] each: pair c of channels c and c + H / 2 turns by its own angle.
     """
 
     cos: Tensor
     sin: Tensor
 
+    @classmethod
+    def of_base(cls, base: float, longest: int, head_size: int) -> Self:
+        """Angle position / base ** (2 c / H) of pair c, in float32 as in `transformers`."""
+        pairs = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        angles = torch.outer(torch.arange(longest, dtype=torch.float32), 1.0 / base**pairs)
+        return cls(cos=angles.cos(), sin=angles.sin())
+
+    def on(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return (
+            self
+            if self.cos.device == device
+            else type(self)(cos=self.cos.to(device), sin=self.sin.to(device))
+        )
+
 
 class AttentionLayout:
     """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
+
+    `queries` are the rows that attend (None: all tokens). A query sees the tokens of its sequence
+    at most `reach` places away (None: all of them), and queries and keys are turned by `rotary`
+    first, if that is set.
 
     Args:
         lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
@@ -102,27 +120,35 @@ class AttentionLayout:
         max_length: tokens of the longest possible sequence. Packed rows have this length and CUDA
             kernels are launched for it, whatever the batch holds, so that all batches have one
             shape.
-
-    Attributes:
-        reach: tokens to each side that a query sees; None: all of its sequence.
-        rotary: by what queries and keys are rotated; None: not at all.
-        position_ids: int64 [T], each token's place in its sequence; needed for some queries with a
-            reach or a rotation.
+        position_ids: int64 [T], each token's place in its sequence; needed for `reach` and
+            `rotary` only.
     """
 
-    def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor, max_length: int) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        cu_seqlens: Tensor,
+        max_length: int,
+        position_ids: Tensor | None = None,
+    ) -> None:
         self.lengths = lengths
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self.queries: Queries | None = None
         self.reach: int | None = None
         self.rotary: Rotary | None = None
-        self.position_ids: Tensor | None = None
+        self._position_ids = position_ids
+
+    def attending(self, rotary: Rotary, reach: int | None) -> Self:
+        """The same sequences and queries with rotary positions, and with another reach."""
+        other = copy(self)
+        other.rotary, other.reach = rotary, reach
+        return other
 
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
         other = copy(self)  # keeps the indices of the keys that are already computed
-        for of_queries in ("query_groups", "rows"):
+        for of_queries in ("query_groups", "rows", "query_positions"):
             other.__dict__.pop(of_queries, None)
         other.queries = queries
         return other
@@ -132,9 +158,14 @@ class AttentionLayout:
         return x if self.queries is None else x.index_select(0, self.queries.rows)
 
     @property
+    def position_ids(self) -> Tensor:
+        """int64 [T]: each token's place in its sequence."""
+        assert self._position_ids is not None
+        return self._position_ids
+
+    @cached_property
     def query_positions(self) -> Tensor:
         """int64 [R]: each query's place in its sequence."""
-        assert self.position_ids is not None
         return self.select(self.position_ids)
 
     @property

@@ -48,35 +48,6 @@ class Blocks:
         """GELU (erf, arXiv 1606.08415) of dense(hidden): [R, D] -> [R, F]."""
         return F.gelu(self.multiply(hidden, (dense,))[0])
 
-    def sum_norm(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        dense: nn.Linear,
-        norm: nn.LayerNorm,
-        site: DropoutSite | None,
-    ) -> tuple[Tensor, Tensor]:
-        """residual + dropout(dense(x)), and its LayerNorm: [R, any], [R, D] -> [R, D] each.
-
-        Neither `dense` nor `norm` has a bias.
-        """
-        total = residual + dropout(self.multiply(x, (dense,))[0], site)
-        return total, norm(total)
-
-    def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """GELU(a) * b for a, b = halves of dense(hidden) (GeGLU, arXiv 2002.05202).
-
-        [R, D] -> [R, F]; `dense` has 2 F outputs and no bias.
-        """
-        inner, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
-        return F.gelu(inner) * gate
-
-    def embed_words(
-        self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
-    ) -> Tensor:
-        """dropout(LayerNorm(embedding)), int64 [T] -> [T, D]; the LayerNorm has no bias."""
-        return dropout(norm(table(ids)), site)
-
     def embed(
         self,
         ids: Three,
@@ -91,6 +62,35 @@ class Blocks:
         # Summed in the order of `transformers`, so that float32 results are the same to the bit.
         words, types, positions = (table(of) for table, of in zip(tables, ids, strict=True))
         return dropout(norm(words + types + positions), site)
+
+    def embed_words(
+        self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
+    ) -> Tensor:
+        """dropout(LayerNorm(embeddings)): int64 [T] -> [T, D]."""
+        return dropout(norm(table(ids)), site)
+
+    def sum_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        dense: nn.Linear,
+        norm: nn.LayerNorm,
+        site: DropoutSite | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum residual + dropout(dense(x)), and its LayerNorm: both [R, D].
+
+        `x` [R, any], `residual` [R, D]; `dense` and `norm` have no bias.
+        """
+        total = residual + dropout(self.multiply(x, (dense,))[0], site)
+        return total, norm(total)
+
+    def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
+        """GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].
+
+        GeGLU (arXiv 2002.05202) with the exact GELU.
+        """
+        wide, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
+        return F.gelu(wide) * gate
 
     def project_qkv(
         self, hidden: Tensor, wanted: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear

@@ -261,14 +261,12 @@ def embedding_norm_backward(
         num_warps=num_warps(groups),
     )
     sums = sum_programs(partials, tuple(dtypes))
-    of_words, of_positions = (
-        None
-        if table is None
-        else torch.ops.aten.embedding_dense_backward(of_sum, index, len(table), -1, False)
-        for index, table in ((ids[0], words), (ids[2], positions))
-    )
-    of_types = torch.stack(sums[2:]) if num_types else None
-    return (of_words, of_types, of_positions), sums[:2]
+    dense_backward = torch.ops.aten.embedding_dense_backward
+    of_words = dense_backward(of_sum, ids[0], len(words), -1, False)
+    if positions is None:
+        return (of_words, None, None), sums
+    of_positions = dense_backward(of_sum, ids[2], len(positions), -1, False)
+    return (of_words, torch.stack(sums[2:]), of_positions), sums[:2]
 
 
 @kernel
