@@ -30,6 +30,7 @@ BLOCKS = (
     "gated",
     "embed_words",
     "project_qkv_without_bias",
+    "columns",
 )
 Case = tuple[Any, tuple[Tensor, ...], Callable[..., Any]]
 
@@ -66,6 +67,7 @@ def make_case(
         "masked_lm_loss": _masked_lm_loss,
         "sum_norm": _sum_norm,
         "gated": _gated,
+        "columns": _columns,
         "embed_words": _embed_words,
     }
     if block in make:
@@ -126,6 +128,14 @@ def _gated(source: Source, _: DropoutSite | None) -> Case:
         return (blocks.gated(hidden, m["dense"]),)
 
     modules = {"dense": nn.Linear(source.hidden, 2 * source.hidden + 10, bias=False)}
+    return modules, (source.normal(source.rows, source.hidden),), run
+
+
+def _columns(source: Source, _: DropoutSite | None) -> Case:
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        return blocks.columns(*blocks.multiply(hidden, (m["dense"],)), 3)
+
+    modules = {"dense": nn.Linear(source.hidden, 3 * source.hidden, bias=False)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 

@@ -78,8 +78,15 @@ class FusedBlocks(Blocks):
         weight = torch.cat([layer.weight for layer in layers])
         has_bias = layers[0].bias is not None
         bias = torch.cat([layer.bias for layer in layers]) if has_bias else None
-        widths = [layer.out_features for layer in layers]
-        parts: tuple[Tensor, ...] = _Columns.apply(F.linear(x, weight, bias), widths)  # type: ignore[no-untyped-call]
+        return self._split(F.linear(x, weight, bias), [layer.out_features for layer in layers])
+
+    def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
+        """See `Blocks`; gradients that lie side by side already are not copied together."""
+        return self._split(product, [product.shape[1] // count] * count)
+
+    @staticmethod
+    def _split(joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = _Columns.apply(joined, widths)  # type: ignore[no-untyped-call]
         return parts
 
     def residual_output(
