@@ -63,6 +63,8 @@ from mlperf_bert.model.triton_gelu import (
     bias_gelu_backward,
     bias_gelu_fp8,
     bias_gelu_fp8_backward,
+    gated_fp8,
+    gated_fp8_backward,
 )
 from mlperf_bert.model.triton_parts import sum_programs
 from mlperf_bert.optim import triton_kernels
@@ -79,8 +81,10 @@ def blocks() -> None:
     for block in BLOCKS:
         check_block(fused, block, 3, 24, torch.float32, "cpu")
         check_autocast(fused, block)
-    check_block(fused, "intermediate", 41, 300, torch.float64, "cpu")  # several programs each way
+    for block in ("intermediate", "gated"):  # several programs each way
+        check_block(fused, block, 41, 300, torch.float64, "cpu")
     check_sums()
+    check_one_result(fused)
     check_gelu()
     for positions, classes in ((1, 8), (3, 24), (70, 1000), (3, 2056)):
         check_logits(positions, classes)
@@ -103,6 +107,18 @@ def check_sums() -> None:
     torch.testing.assert_close(one, partials[:, 0].sum(0), rtol=1e-12, atol=1e-12)
     assert other.dtype == torch.float32
     torch.testing.assert_close(other, partials[:, 1].sum(0).float())
+
+
+def check_one_result(fused: FusedBlocks) -> None:
+    """The sum or its LayerNorm may have no gradient, as the sum has none behind the last layer."""
+    modules, inputs, run = make_case("sum_norm", 17, 24, torch.float64, "cpu", dropout=True)
+    for number in (0, 1):
+        leaves = (*inputs, modules["dense"].weight, *([modules["norm"].weight] * number))
+        found, expected = (
+            torch.autograd.grad(run(blocks, modules, *inputs)[number].square().sum(), leaves)
+            for blocks in (fused, Blocks())
+        )
+        assert_near(found, expected, 1e-12)
 
 
 def check_gelu() -> None:
@@ -183,6 +199,7 @@ UNIT = 0.25
 KERNELS = {
     **{"bias_gelu_fp8": None, "bias_gelu_fp8_backward": 0},
     **{"residual_norm": 2, "residual_norm_backward": 0},
+    **{"gated_fp8": None, "gated_fp8_backward": None, "sum_norm": 3, "sum_norm_backward": 0},
 }
 
 
@@ -193,13 +210,14 @@ def fp8() -> None:
     check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
+        gate_in_float32(*shape)
         sums_in_float32(*shape)
     for name, place in KERNELS.items():
         setattr(fused_blocks, name, rounded_by_torch(getattr(fused_blocks, name), place))
     copies_are_taken()
-    for rows in (1, 17):
-        check_blocks(FusedBlocks, rows, None, "cpu")
-        check_blocks(FusedBlocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
+    for rows, is_modern in product((1, 17), (False, True)):
+        for site in (None, make_site(0.3, 5, make_keys(rows, "cpu"))):
+            check_blocks(FusedBlocks, rows, site, "cpu", is_modern=is_modern)
 
 
 class InFloat32(Target):
@@ -276,6 +294,21 @@ def gelu_in_float32(rows: int, columns: int) -> None:
     torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
 
 
+def gate_in_float32(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    gradient = torch.randn(rows, columns, generator=generator)
+    x = torch.randn(rows, 2 * columns, generator=generator)
+    exact = x.double().requires_grad_()
+    inner, gate = exact.chunk(2, dim=1)
+    result = F.gelu(inner) * gate
+    result.backward(gradient.double())
+    maximum = torch.zeros(())
+    target = Target(torch.float32, torch.tensor(UNIT), maximum)
+    check_matrix(gated_fp8(x, target, transpose=True), result.detach(), maximum)
+    maximum.zero_()
+    check_matrix(gated_fp8_backward(gradient, x, target), exact.grad, maximum)
+
+
 def sums_in_float32(rows: int, columns: int) -> None:
     """Check casts and sums of adjacent gradients, and of others."""
     joined = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows))
@@ -301,6 +334,11 @@ def attention() -> None:
         options = {"head_size": head_size, "spare_rows": 3}
         attention_cases.check_policy(attend, probability, torch.float32, 1e-5, **options)
     attention_cases.check_policy(attend, 0.3, torch.float16, 3e-3)
+    windows = attention_cases.WINDOWS
+    attention_cases.check_windows(attend, 0.0, torch.float32, 1e-5, windows=windows)
+    of_64 = {"head_size": 64, "windows": windows[2:3]}
+    attention_cases.check_windows(attend, 0.3, torch.float32, 1e-5, **of_64)
+    attention_cases.check_windows(attend, 0.3, torch.float16, 3e-3, windows=windows[1:2])
     check_strides()
 
 

@@ -98,6 +98,10 @@ class Blocks:
         wide, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
         return F.gelu(wide) * gate
 
+    def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
+        """A product of joined matrices as `count` equal parts: [R, count D] -> [R, D] each."""
+        return product.chunk(count, dim=1)
+
     def project_qkv(
         self, hidden: Tensor, wanted: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear
     ) -> Three:

@@ -73,7 +73,8 @@ class ModernAttention(nn.Module):
     def forward(self, normed: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
         """Context [R, D] of the layout's queries, whose keys are `keys`, from rows [T, D]."""
         projected = self.blocks.multiply(normed, (self.Wqkv,))[0]
-        q, k, v = projected.view(len(projected), 3, *self.head_shape).unbind(1)
+        columns = self.blocks.columns(projected, 3)
+        q, k, v = (each.view(len(each), *self.head_shape) for each in columns)
         site = make_site(self.dropout_p, self.dropout_stream, keys)
         return self.attend(layout.select(q), k, v, layout, site).flatten(1)
 
@@ -143,7 +144,7 @@ class LayerLayouts:
     """The two kinds of attention layouts of a batch, for layers that are global or not."""
 
     def __init__(self, config: ModelSection) -> None:
-        self._reach = config.attention_window // 2
+        self._reach = config.reach
         bases = config.rope_base_global, config.rope_base_local
         shape = config.max_position_embeddings, config.head_size
         self._rotary = [Rotary.of_base(base, *shape) for base in bases]
