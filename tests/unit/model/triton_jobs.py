@@ -44,6 +44,7 @@ from fp8_cases import (
     values_of,
 )
 from kernel_table import compile_instead
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import (
     bert,
@@ -54,6 +55,7 @@ from mlperf_bert.model import (
     triton_fp8,
 )
 from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_blocks import FusedBlocks
@@ -68,7 +70,7 @@ from mlperf_bert.model.triton_gelu import (
 )
 from mlperf_bert.model.triton_parts import sum_programs
 from mlperf_bert.optim import triton_kernels
-from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
+from model_cases import MODERN, TINY, gradients, our_loss, ragged_batch, scattered_model
 
 BLOCK_SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 
@@ -181,17 +183,33 @@ def check_second_backward(fused: FusedBlocks) -> None:
 
 def check_model(fused: FusedBlocks) -> None:
     """Loss and gradients of a whole model, dropout on; and its logits in evaluation."""
-    batch = ragged_batch((7, 5, 9))
-    config = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
-    found = []
-    for blocks in (fused, Blocks()):
-        with patch.object(bert, "choose_blocks", lambda *_, blocks=blocks: blocks):
-            model = scattered_model(config, spread=0.2, dtype=torch.float64)
-        loss = our_loss(model, batch)
-        of_parameters = gradients(model, loss).values()
-        with torch.inference_mode():
-            found.append([loss, *of_parameters, *model.eval()(batch)])
-    assert_near(*found, 1e-11)
+    bert_like = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
+    assert_near(*(of_model(bert_like, each, torch.float64) for each in (fused, Blocks())), 1e-11)
+    modern = replace(MODERN, num_heads=2, hidden_dropout=0.2)
+    assert_near(*(of_model(modern, each, torch.float64) for each in (fused, Blocks())), 1e-11)
+    chosen = AttentionChoice("triton", triton_attention.attend, "")
+    ours = of_model(modern, fused, torch.float32, chosen)  # sums are float32
+    assert_near(ours, of_model(modern, Blocks(), torch.float32), 1e-4)
+
+
+def of_model(
+    config: ModelSection,
+    blocks: Blocks,
+    dtype: torch.dtype,
+    attention: AttentionChoice | None = None,
+) -> list[Tensor]:
+    """Loss, gradients and logits."""
+    batch = ragged_batch((7, 35, 9))
+    choose = {"choose_blocks": lambda *_: blocks}
+    if attention is not None:
+        choose["choose_attention"] = lambda *_: attention
+    with patch.multiple(bert, **choose):
+        model = scattered_model(config, spread=0.2, dtype=dtype)
+    loss = our_loss(model, batch)
+    of_parameters = gradients(model, loss).values()
+    with torch.inference_mode():
+        logits = [each for each in model.eval()(batch) if each is not None]
+    return [loss, *of_parameters, *logits]
 
 
 UNIT = 0.25
