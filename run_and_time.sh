@@ -18,7 +18,8 @@
 #   INIT_CHECKPOINT   weights to begin with, from `mlperf_bert convert`; the closed division wants them
 #                                                   [run.init_checkpoint of CONFIG, else drawn]
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
-#            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own
+#            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own,
+#            ARCHITECTURE=modern trains ModernBERT's in place of BERT's
 #   STAGEDIR directory on a disk of each node: before each run a node copies there what its ranks will read in it,
 #            once the run's seed is drawn; a copy for another seed makes way   [DATADIR is read where it is]
 #   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
@@ -47,8 +48,8 @@ if [ ! -d "$root/$launch" ]; then
     exit 2
 fi
 given= # the caller's variables, as the command that goes on with the runs names them again
-for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR NEXP SEED PYTHON MAX_RESTARTS CONT SHARP MEMLOCK \
-    CLEAR_CACHES NETWORK_TEST; do
+for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB ARCHITECTURE STAGEDIR NEXP SEED PYTHON MAX_RESTARTS CONT SHARP \
+    MEMLOCK CLEAR_CACHES NETWORK_TEST; do
     [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
 done
 configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
@@ -186,7 +187,8 @@ check_start() { # whether runs may begin with the weights they are given, or wit
     *) return 0 ;; # the checkpoint's
     esac
     [ "$where" = rank ] || # one line from the ranks is enough
-        "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" ${overrides[@]+"${overrides[@]}"} \
+        "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" \
+            ${SEED:+--set run.seed="$((10#$SEED))"} ${overrides[@]+"${overrides[@]}"} \
             ${init_checkpoint[@]+"${init_checkpoint[@]}"} || exit
 }
 

@@ -1,18 +1,30 @@
 """Checks of attention policies on every device, against `reference` in float64 on the CPU."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlperf_bert.model.attention import AttentionPolicy, reference
-from mlperf_bert.model.attention_layout import AttentionLayout, Queries
+from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
+from mlperf_bert.model.dropout import attention_factors
 from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 
 MAX_LENGTH = 136  # of a sequence that may come: rows of packed sequences are as long
 # Of one token; in blocks of kernels, on their edges and across; none at the end.
 LENGTHS = ((1,), (130, 1, 33, 64), (65, 128, 3, 129, 0, 0))
+# Reaches below a block, of one, and beyond every sequence; more queries than are searched at once.
+WINDOWS = (
+    ((130, 1, 33, 64), 0),
+    ((330, 9, 66, 0), 5),
+    ((330, 9, 66, 0), 64),
+    ((65, 128, 3, 129, 0, 0), 500),
+    ((1100, 2), 64),
+    ((330, 9, 66, 0), None),
+)
 NUM_HEADS = 2
 
 
@@ -36,7 +48,8 @@ def bounds_of(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
 def layout_of(
     lengths: tuple[int, ...], device: str = "cpu", max_length: int = MAX_LENGTH
 ) -> AttentionLayout:
-    return AttentionLayout(lengths, bounds_of(lengths, device), max_length)
+    places = torch.cat([torch.arange(length) for length in lengths])
+    return AttentionLayout(lengths, bounds_of(lengths, device), max_length, places.to(device))
 
 
 def queries_of(lengths: tuple[int, ...], device: str = "cpu") -> Queries:
@@ -63,6 +76,8 @@ def make_case(
     some_queries: bool = False,
     device: str = "cpu",
     max_length: int = MAX_LENGTH,
+    reach: int | None = None,
+    rotates: bool = False,
 ) -> Case:
     generator = torch.Generator().manual_seed(sum(lengths))
     layout, num_tokens = layout_of(lengths, device, max_length), sum(lengths)
@@ -73,11 +88,45 @@ def make_case(
     keys = DropoutKeys(
         0x1234_5678_9ABC, torch.tensor([5], device=device), sample_ids.to(device), place.to(device)
     )
+    layout.reach = reach
+    if rotates:
+        layout.rotary = Rotary.of_base(50.0, max_length, head_size).on(torch.device(device))
     if some_queries:
         layout = layout.for_queries(queries_of(lengths, device))
         rows = layout.queries.rows
         q, gradient, keys = q[rows.cpu()], gradient[rows.cpu()], keys.rows(rows)
     return Case((q, k, v), gradient, layout, keys)
+
+
+def windowed(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
+) -> Tensor:
+    """Rotation, window and dropout of all tokens at once, as their definitions say."""
+    lengths = torch.tensor(layout.lengths)
+    sequence = torch.arange(len(lengths)).repeat_interleave(lengths)
+    places = layout.position_ids, layout.query_positions
+    near = (places[1][:, None] - places[0][None, :]).abs()
+    is_visible = layout.select(sequence)[:, None] == sequence[None, :]
+    if layout.reach is not None:
+        is_visible &= near <= layout.reach
+    if layout.rotary is not None:
+        q, k = rotated(q, layout.rotary, places[1]), rotated(k, layout.rotary, places[0])
+    scores = torch.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~is_visible, -torch.inf).softmax(-1)
+    if site is not None:
+        longest = max(layout.lengths)
+        shape = (1, q.shape[1], len(q), longest)  # keys by position
+        kept = attention_factors(site, shape, weights.dtype, None, None)[0]
+        weights = weights * kept[:, :, places[0]]
+    return torch.einsum("nqk,knh->qnh", weights, v)
+
+
+def rotated(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
+    """Each pair of channels as a complex number, times that of its angle."""
+    one, other = x.chunk(2, dim=-1)
+    turn = torch.complex(rotary.cos.to(x), rotary.sin.to(x))[position][:, None]
+    turned = torch.complex(one, other) * turn
+    return torch.cat((turned.real, turned.imag), dim=-1)
 
 
 def results(
@@ -119,16 +168,47 @@ def check_policy(
     `tolerance` is in shares of the largest element of each, or of 1 where that is more.
     """
     for lengths, some_queries in itertools.product(LENGTHS, (False, True)):
-        options = {"head_size": head_size, "some_queries": some_queries}
-        # The reference gets what the dtype makes of the inputs: the policy's own error counts.
-        case, plain = (make_case(lengths, **options, device=each) for each in (device, "cpu"))
-        rounded = tuple(x.to(dtype).double() for x in plain.inputs)
-        plain = Case(rounded, plain.gradient.to(dtype).double(), plain.layout, plain.keys)
-        expected = results(reference, plain, probability)
-        found = results(attend, case, probability, dtype, spare_rows)
-        for name, ours, theirs in zip(("context", *"qkv"), found, expected, strict=True):
-            difference = (ours.cpu().double() - theirs).abs().max()
-            where = f"{name} of {lengths}, some queries: {some_queries}"
-            assert difference <= tolerance * theirs.abs().max().clamp_min(1), (
-                f"{where}: {difference}"
-            )
+        options = {"head_size": head_size, "some_queries": some_queries, "lengths": lengths}
+        both = (attend, reference)
+        _check_case(both, probability, dtype, tolerance, device, spare_rows, options)
+
+
+def check_windows(
+    attend: AttentionPolicy,
+    probability: float,
+    dtype: torch.dtype,
+    tolerance: float,
+    *,
+    head_size: int = 16,
+    device: str = "cpu",
+    windows: Sequence[tuple[tuple[int, ...], int | None]] = WINDOWS,
+) -> None:
+    """As `check_policy`, with rotation and windows."""
+    for (lengths, reach), some_queries in itertools.product(windows, (False, True)):
+        options = {"head_size": head_size, "some_queries": some_queries, "lengths": lengths}
+        options |= {"reach": reach, "rotates": reach != 5, "max_length": max(lengths) + 7}
+        both = (attend, windowed)
+        _check_case(both, probability, dtype, tolerance, device, 3, options)
+
+
+def _check_case(
+    both: tuple[AttentionPolicy, AttentionPolicy],
+    probability: float,
+    dtype: torch.dtype,
+    tolerance: float,
+    device: str,
+    spare_rows: int,
+    options: dict[str, Any],
+) -> None:
+    """The first policy on `device` in `dtype`, the second in float64 on the CPU."""
+    # The reference gets what the dtype makes of the inputs: the policy's own error counts.
+    case, plain = (make_case(**options, device=each) for each in (device, "cpu"))
+    rounded = tuple(x.to(dtype).double() for x in plain.inputs)
+    plain = Case(rounded, plain.gradient.to(dtype).double(), plain.layout, plain.keys)
+    expected = results(both[1], plain, probability)
+    found = results(both[0], case, probability, dtype, spare_rows)
+    for name, ours, theirs in zip(("context", *"qkv"), found, expected, strict=True):
+        difference = (ours.cpu().double() - theirs).abs().max()
+        assert difference <= tolerance * theirs.abs().max().clamp_min(1), (
+            f"{name} of {options}: {difference}"
+        )

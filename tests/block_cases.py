@@ -26,6 +26,11 @@ BLOCKS = (
     "project_qkv",
     "project_qkv_of_rows",
     "masked_lm_loss",
+    "sum_norm",
+    "gated",
+    "embed_words",
+    "project_qkv_without_bias",
+    "columns",
 )
 Case = tuple[Any, tuple[Tensor, ...], Callable[..., Any]]
 
@@ -60,11 +65,16 @@ def make_case(
         "intermediate": _intermediate,
         "embed": _embed,
         "masked_lm_loss": _masked_lm_loss,
+        "sum_norm": _sum_norm,
+        "gated": _gated,
+        "columns": _columns,
+        "embed_words": _embed_words,
     }
     if block in make:
         modules, inputs, run = make[block](source, site)
     else:
-        modules, inputs, run = _project_qkv(source, every=2 if block.endswith("rows") else 1)
+        every, bias = 2 if block.endswith("rows") else 1, not block.endswith("without_bias")
+        modules, inputs, run = _project_qkv(source, every=every, bias=bias)
     made = nn.ModuleDict(modules).to(device, dtype)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -102,13 +112,50 @@ def _embed(source: Source, site: DropoutSite | None) -> Case:
     return {**tables, "norm": nn.LayerNorm(source.hidden, EPSILON)}, (), run
 
 
-def _project_qkv(source: Source, *, every: int) -> Case:
+def _sum_norm(source: Source, site: DropoutSite | None) -> Case:
+    rows, hidden, width = source.rows, source.hidden, source.hidden + 5
+
+    def run(blocks: Blocks, m: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        return blocks.sum_norm(x, residual, m["dense"], m["norm"], site)
+
+    dense = nn.Linear(width, hidden, bias=False)
+    modules = {"dense": dense, "norm": nn.LayerNorm(hidden, EPSILON, bias=False)}
+    return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
+
+
+def _gated(source: Source, _: DropoutSite | None) -> Case:
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        return (blocks.gated(hidden, m["dense"]),)
+
+    modules = {"dense": nn.Linear(source.hidden, 2 * source.hidden + 10, bias=False)}
+    return modules, (source.normal(source.rows, source.hidden),), run
+
+
+def _columns(source: Source, _: DropoutSite | None) -> Case:
+    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        return blocks.columns(*blocks.multiply(hidden, (m["dense"],)), 3)
+
+    modules = {"dense": nn.Linear(source.hidden, 3 * source.hidden, bias=False)}
+    return modules, (source.normal(source.rows, source.hidden),), run
+
+
+def _embed_words(source: Source, site: DropoutSite | None) -> Case:
+    words = source.ids(NUM_WORDS)
+
+    def run(blocks: Blocks, m: Any) -> tuple[Tensor, ...]:
+        return (blocks.embed_words(words, m["words"], m["norm"], site),)
+
+    norm = nn.LayerNorm(source.hidden, EPSILON, bias=False)
+    return {"words": nn.Embedding(NUM_WORDS, source.hidden), "norm": norm}, (), run
+
+
+def _project_qkv(source: Source, *, every: int, bias: bool) -> Case:
     def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
         wanted = hidden if every == 1 else hidden[::every]
         return blocks.project_qkv(hidden, wanted, m["query"], m["key"], m["value"])
 
     hidden = source.hidden
-    modules = {name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")}
+    modules = {name: nn.Linear(hidden, hidden, bias) for name in ("query", "key", "value")}
     return modules, (source.normal(source.rows, hidden),), run
 
 

@@ -167,11 +167,16 @@ LINEARS = {
 PRODUCTS = (("first",), ("wide",), ("last",), ("query", "key", "value"), ("end",))
 
 
-def make_layers(rows: int, device: str) -> Made:
-    """Products of one encoder layer behind its attention and of the next one, and the input."""
+def make_layers(rows: int, device: str, *, is_modern: bool = False) -> Made:
+    """Products of one encoder layer behind its attention and of the next one, and the input.
+
+    If they are modern, without biases and with a gate.
+    """
     generator = torch.Generator().manual_seed(rows)
-    linears = {name: nn.Linear(*sizes) for name, sizes in LINEARS.items()}
-    norms = {f"norm_of_{name}": nn.LayerNorm(32) for name in ("first", "last", "end")}
+    has_bias, sizes = not is_modern, LINEARS | ({"wide": (32, 160)} if is_modern else {})
+    linears = {name: nn.Linear(*each, bias=has_bias) for name, each in sizes.items()}
+    names = ("first", "last", "end")
+    norms = {f"norm_of_{name}": nn.LayerNorm(32, bias=has_bias) for name in names}
     layers = nn.ModuleDict({**linears, **norms})
     with torch.no_grad():
         for name, parameter in layers.named_parameters():
@@ -194,7 +199,26 @@ def run_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Ten
     wanted = middle if site is None else middle[::2]
     of_qkv = (layers[name] for name in ("query", "key", "value"))
     q, k, v = blocks.project_qkv(middle, wanted, *of_qkv)
-    results = q, k, residual_output("end", v, middle)
+    return _with_gradients((q, k, residual_output("end", v, middle)), made)
+
+
+def run_modern_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Tensor]:
+    """As `run_layers`, with sums before the LayerNorms and a gate."""
+    layers, hidden = made
+
+    def sum_norm(name: str, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return blocks.sum_norm(x, residual, layers[name], layers[f"norm_of_{name}"], site)
+
+    total, attended = sum_norm("first", hidden, hidden)
+    total, middle = sum_norm("last", blocks.gated(attended, layers["wide"]), total)
+    wanted = middle if site is None else middle[::2]
+    of_qkv = (layers[name] for name in ("query", "key", "value"))
+    q, k, v = blocks.project_qkv(middle, wanted, *of_qkv)
+    return _with_gradients((q, k, *sum_norm("end", v, total)), made)
+
+
+def _with_gradients(results: tuple[Tensor, ...], made: Made) -> list[Tensor]:
+    layers, hidden = made
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in results]
     gradients = torch.autograd.grad(results, (hidden, *layers.parameters()), given)
@@ -208,21 +232,27 @@ def scales_of(made: Made, device: str) -> Fp8Scales:
 
 
 def check_blocks(
-    make: Callable[[Fp8Scales], Blocks], rows: int, site: DropoutSite | None, device: str
+    make: Callable[[Fp8Scales], Blocks],
+    rows: int,
+    site: DropoutSite | None,
+    device: str,
+    *,
+    is_modern: bool = False,
 ) -> None:
     """Results and gradients are hardly farther from exact ones than those of the readable blocks.
 
     They are not the same: where one rounds to bf16 and then to FP8, the other may round once.
     """
-    made = make_layers(rows, device)
+    made = make_layers(rows, device, is_modern=is_modern)
+    run = run_modern_layers if is_modern else run_layers
     exactly = copy.deepcopy(made[0]).double(), made[1].detach().double().requires_grad_()
-    exact = run_layers(Blocks(), exactly, site)
+    exact = run(Blocks(), exactly, site)
     errors, maxima = [], []
     for kind in (Fp8Blocks, make):
         scales = scales_of(made, device)
         for number in (1, 2):
             scales.follow(step_of(number, device))
-            results = run_layers(kind(scales), made, site)
+            results = run(kind(scales), made, site)
         assert all(each.dtype == torch.bfloat16 for each in results)
         errors.append([float((a - b).norm()) for a, b in zip(results, exact, strict=True)])
         maxima.append(scales.state[1])

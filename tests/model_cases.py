@@ -28,6 +28,17 @@ TINY = ModelSection(
     attention_dropout=0.0,
 )
 
+# Three layers see a window, two everything, the last among them.
+MODERN = replace(
+    TINY,
+    architecture="modern",
+    objective="mlm",
+    num_layers=5,
+    global_attention_every=4,
+    attention_window=16,
+    layer_norm_epsilon=1e-5,
+)
+
 
 def ragged_batch(
     lengths: tuple[int, ...], *, vocab_size: int = 99, masked_share: float = 0.15, seed: int = 0
@@ -76,6 +87,8 @@ def scattered_model(
 
 def hugging_face_twin(model: BertForPretraining) -> Any:
     """`transformers`' model of this objective, with eager attention and the same weights."""
+    if model.config.architecture == "modern":
+        return _modern_twin(model)
     from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
     ours = model.config
@@ -107,6 +120,32 @@ def hugging_face_twin(model: BertForPretraining) -> Any:
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
     }
+    return twin.to(next(model.parameters()).dtype).train()
+
+
+def _modern_twin(model: BertForPretraining) -> Any:
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    ours = model.config
+    config = ModernBertConfig(
+        vocab_size=ours.padded_vocab_size,
+        hidden_size=ours.hidden_size,
+        num_hidden_layers=ours.num_layers,
+        num_attention_heads=ours.num_heads,
+        intermediate_size=ours.intermediate_size,
+        max_position_embeddings=ours.max_position_embeddings,
+        norm_eps=ours.layer_norm_epsilon,
+        global_attn_every_n_layers=ours.global_attention_every,
+        local_attention=ours.attention_window,
+        global_rope_theta=ours.rope_base_global,
+        local_rope_theta=ours.rope_base_local,
+        pad_token_id=0,
+        attn_implementation="sdpa",  # eager: NaN where no token is within a padding token's window
+    )
+    twin = ModernBertForMaskedLM(config)
+    report = twin.load_state_dict(model.state_dict(), strict=False)
+    assert not report.unexpected_keys
+    assert set(report.missing_keys) <= {"decoder.weight"}
     return twin.to(next(model.parameters()).dtype).train()
 
 

@@ -111,7 +111,7 @@ def mend_digests(set_dir: Path, **changes: Any) -> None:
         dataclasses.replace(manifest, shards=entries, num_samples=num_samples),
         np.concatenate([np.diff(one.arrays().offsets) for one in shards]).astype(np.uint16),
         np.concatenate([np.diff(one.arrays().masked_lm_offsets) for one in shards]).astype(
-            np.uint8
+            np.uint16
         ),
     )
 

@@ -52,6 +52,7 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_attention_forward": (128 * 64, True),
     "_attention_of_queries": (64 * 64, True),
     "_attention_of_keys": (64 * 64, True),
+    "_rotate_rows": (64 * 64, False),
     "_attention_keep_bits": (32 * 64, True),
     "_keep_bits": (16 * 128, False),
     "_norm_forward": (HIDDEN, False),
@@ -64,11 +65,18 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_cross_entropy_backward": (2 * 1024, True),
     "_cast_to_fp8": (128 * 64, False),
     "_gelu_fp8": (128 * 64, False),
+    "_gated": (8 * 256, False),
+    "_gated_fp8": (128 * 64, False),
     "_transpose": (128 * 128, False),
     "_sum_rows": (64 * 32, True),
     "_moments_and_squares": (1024, False),
     "_sum_squares": (1024, True),
     "_apply": (1024, False),
+}
+ELEMENTS_OF_WINDOWS = {  # where tiles are others, by head size
+    (64, "_attention_forward"): 64 * 64,
+    (128, "_attention_forward"): 64 * 64,
+    (128, "_attention_of_keys"): 32 * 64,
 }
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
@@ -132,6 +140,9 @@ class Compiled:
         is then for values that are not finite, and hardly ever runs.
         """
         elements, of_loop = ELEMENTS[self.kernel]
+        if "window" in self.case:
+            size = 128 if "heads of 128" in self.case else 64
+            elements = ELEMENTS_OF_WINDOWS.get((size, self.kernel), elements)
         count = self.loop if of_loop else self.instructions - self.loop
         return count * self.warps * 32 / elements
 
@@ -232,7 +243,7 @@ def cases() -> dict[str, Launch]:
         triton_gelu,
         triton_norm,
     )
-    from mlperf_bert.model.attention_layout import AttentionLayout
+    from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
     from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
     from mlperf_bert.model.fp8_cast import Target
 
@@ -242,12 +253,15 @@ def cases() -> dict[str, Launch]:
     bounds = torch.zeros(SEQUENCES + DUMMIES + 1, dtype=torch.int32)
     ids = torch.zeros(TOKENS, dtype=torch.int64)
     site = DropoutSite(0.1, 7, DropoutKeys(2**40, ids[:1], ids, ids))
-    layout = AttentionLayout((TOKENS // SEQUENCES,) * SEQUENCES, bounds, LONGEST)
+    layout = AttentionLayout((TOKENS // SEQUENCES,) * SEQUENCES, bounds, LONGEST, ids)
     hidden, residual, wide = empty(TOKENS, HIDDEN), empty(TOKENS, HIDDEN), empty(TOKENS, WIDE)
     keep = empty(TOKENS, HIDDEN // 8, dtype=torch.uint8)
     bias, wide_bias = empty(HIDDEN), empty(WIDE)
     statistics = empty(2, TOKENS, dtype=torch.float32)
     norm = (hidden, bias, residual, bias, statistics, keep, 1.1)
+    sum_norm = (residual, bias, statistics, None, 1.0)
+    half, one_id = empty(TOKENS, WIDE // 2), (ids, None, None)
+    one_table = (empty(VOCABULARY, HIDDEN), None, None)
     tables = (empty(VOCABULARY, HIDDEN), empty(2, HIDDEN), empty(LONGEST, HIDDEN))
     logits, labels = empty(MASKED, VOCABULARY), torch.zeros(MASKED, dtype=torch.int64)
     unit, maximum = torch.ones(()), torch.zeros(())
@@ -259,6 +273,19 @@ def cases() -> dict[str, Launch]:
         q = empty(TOKENS, 3, heads, HIDDEN // heads).requires_grad_()
         context = triton_attention.attend(*q.unbind(1), layout, site)
         torch.autograd.grad(context, q, torch.empty_like(context))
+
+    def modern_attention(
+        reach: int | None = None, size: int = 64, *, some_queries: bool = False
+    ) -> None:
+        table = empty(LONGEST, size // 2, dtype=torch.float32)
+        turned = layout.attending(Rotary(cos=table, sin=table), reach)
+        if some_queries:
+            rows = Queries(rows=ids[:MASKED], cu_seqlens=bounds, lengths=(), max_length=LONGEST)
+            turned = turned.for_queries(rows)
+        qkv = empty(TOKENS, 3, HIDDEN // size, size).requires_grad_()
+        q, k, v = qkv.unbind(1)
+        context = triton_attention.attend(turned.select(q), k, v, turned, None)
+        context.backward(torch.empty_like(context))
 
     return {
         "attention": attention,
@@ -304,6 +331,31 @@ def cases() -> dict[str, Launch]:
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,
+        # The other architecture: pre-norm without biases, gates, rotary positions and windows.
+        "modern norm": lambda: (
+            triton_norm.sum_norm(hidden, residual, bias, 1e-5, None, 1.0),
+            triton_norm.sum_norm_backward((hidden, residual), *sum_norm, torch.bfloat16),
+        ),
+        "modern FP8 norm": lambda: (
+            triton_norm.sum_norm(hidden, residual, bias, 1e-5, None, 1.0, e4m3),
+            triton_norm.sum_norm_backward((hidden, residual), *sum_norm, torch.bfloat16, e5m2),
+        ),
+        "modern embeddings": lambda: (
+            triton_norm.embedding_norm(one_id, one_table, bias, None, 1e-5, None, 1.0),
+            triton_norm.embedding_norm_backward(
+                hidden, one_id, one_table, bias, statistics, None, 1.0
+            ),
+        ),
+        "gate forward": lambda: triton_gelu.gated(wide),
+        "gate backward": lambda: triton_gelu.gated_backward(half, wide),
+        "FP8 gate forward": lambda: triton_gelu.gated_fp8(wide, e4m3, transpose=True),
+        "FP8 gate backward": lambda: triton_gelu.gated_fp8_backward(half, wide, e5m2),
+        "modern attention": modern_attention,
+        "modern attention, window": partial(modern_attention, 64),
+        "modern attention, last layer": partial(modern_attention, some_queries=True),
+        "modern attention, window, last layer": partial(modern_attention, 64, some_queries=True),
+        "modern attention, heads of 128": partial(modern_attention, None, 128),
+        "modern attention, window, heads of 128": partial(modern_attention, 64, 128),
         # For other models, compiled alone: no part of this step.
         **{
             f"attention, heads of {size}": partial(attention, HIDDEN // size)

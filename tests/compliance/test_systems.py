@@ -12,7 +12,9 @@ from mlperf_bert.config.files import load_config
 from support import CONFIGS, REPOSITORY
 
 SYSTEMS = sorted((REPOSITORY / "systems").glob("*.json"))
-FOR_ANY_MACHINE = {"cpu_tiny", "encoder_cpu_tiny", "own_text_cpu", "own_text_gpu"}  # to try
+FOR_ANY_MACHINE = {
+    *("cpu_tiny", "encoder_cpu_tiny", "modern_tiny_cpu", "own_text_cpu", "own_text_gpu"),
+}  # to try
 SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x(\d+)x\d+x\d+")  # the rule of systems/README.md
 
 

@@ -1,4 +1,7 @@
-"""Masked LM alone, on single segments masked anew each time: the same run however it is made."""
+"""Masked LM alone, on single segments masked anew each time: the same run however it is made.
+
+With BERT's architecture and with ModernBERT's.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,7 @@ from test_ranks import opened, sizes, torchrun, traced
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
-from resume_cases import DROPOUT, MISSED, run_train
+from resume_cases import DROPOUT, MISSED, MODERN, run_train
 from support import metrics_losses, prepare_small, run_process, write_synthetic_text
 
 LOSS_TOLERANCE = 5e-6
@@ -16,6 +19,12 @@ RECIPE = (
     *("model.objective=mlm", "data.masking=dynamic", "data.masking_rate=0.25"),
     *("data.max_predictions=8", *DROPOUT),
 )
+
+
+@pytest.fixture(scope="module", params=["bert", "modern"])
+def recipe(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Settings of a run with this architecture."""
+    return (*RECIPE, *MODERN, "optim.name=muon") if request.param == "modern" else RECIPE
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +47,16 @@ def data(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_config: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(
+    tiny_config: Path,
+    data: Path,
+    recipe: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """A run of one rank, which reads by itself and computes as it goes."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     saved = ("checkpoint.interval_steps=8", "checkpoint.keep_last=9")
-    assert run_train(tiny_config, data, directory, *RECIPE, *saved) == MISSED
+    assert run_train(tiny_config, data, directory, *recipe, *saved) == MISSED
     assert len(metrics_losses(directory)) == STEPS
     return directory
 
@@ -58,19 +72,21 @@ def words(settings: tuple[str, ...]) -> list[str]:
 
 
 def test_a_captured_step_on_two_ranks_that_exchange(
-    tiny_config: Path, data: Path, whole: Path, tmp_path: Path
+    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
 ) -> None:
-    settings = (*RECIPE, "data.balance=exchange_global", "run.step_mode=captured")
+    settings = (*recipe, "data.balance=exchange_global", "run.step_mode=captured")
     places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
     done = run_process(*torchrun(2), "train", *places, *words(settings), *sizes(2, 8))
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
     assert_same(tmp_path / "run", whole)
 
 
-def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
+def test_reader_processes(
+    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("mpi4py")
     run_dir = tmp_path / "run"
-    settings = (*RECIPE, "data.balance=exchange_local", "data.loader=mpi_readers")
+    settings = (*recipe, "data.balance=exchange_local", "data.loader=mpi_readers")
     places = ["--config", tiny_config, "--data", data, "--run-dir", run_dir]
     done = run_process(
         *(*mpiexec_of(4), "-m", "mlperf_bert", "train", *places, *words(settings), *sizes(2, 8)),
@@ -86,9 +102,11 @@ def test_reader_processes(tiny_config: Path, data: Path, whole: Path, tmp_path: 
     assert "train.hdf5" in {name for _, name in after}
 
 
-def test_it_goes_on_bit_for_bit(tiny_config: Path, data: Path, whole: Path, tmp_path: Path) -> None:
+def test_it_goes_on_bit_for_bit(
+    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
     saved = whole / "run_0/checkpoints/step_00000008"
-    status = run_train(tiny_config, data, tmp_path / "run", *RECIPE, resume=saved)
+    status = run_train(tiny_config, data, tmp_path / "run", *recipe, resume=saved)
     assert status == MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[8:]
 
@@ -99,13 +117,16 @@ def test_it_goes_on_bit_for_bit(tiny_config: Path, data: Path, whole: Path, tmp_
 def test_another_recipe_does_not_go_on(
     tiny_config: Path,
     data: Path,
+    recipe: tuple[str, ...],
     whole: Path,
     tmp_path: Path,
     setting: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     saved = whole / "run_0/checkpoints/step_00000008"
-    settings = (*RECIPE, setting)
+    if recipe is not RECIPE and setting == "model.objective=mlm_nsp":
+        setting = "model.architecture=bert"
+    settings = (*recipe, setting)
     if setting == "data.masking=static":
         settings += ("data.masking_rate=0.15",)
     status = run_train(tiny_config, data, tmp_path / "run", *settings, resume=saved)
@@ -146,7 +167,7 @@ def test_single_segments_have_no_next_sentences(
 
 
 def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(
-    tiny_config: Path, data: Path, whole: Path, tmp_path: Path
+    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
 ) -> None:
     few = ("run.max_steps=3", "schedule.decay_steps=20")
     runs = {
@@ -156,7 +177,7 @@ def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(
     }
     losses = {}
     for name, settings in runs.items():
-        assert run_train(tiny_config, data, tmp_path / name, *RECIPE, *settings, *few) == MISSED
+        assert run_train(tiny_config, data, tmp_path / name, *recipe, *settings, *few) == MISSED
         losses[name] = metrics_losses(tmp_path / name)
     assert losses["same"] == metrics_losses(whole)[:3]
     assert losses["seed"] != losses["same"] and losses["static"] != losses["same"]

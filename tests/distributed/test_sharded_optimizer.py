@@ -33,6 +33,10 @@ STEPS = 30
 RULES = {  # and rates that learn something in STEPS
     "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3"),
     "lamb": ("optim.name=lamb", "optim.learning_rate=1e-2"),
+    "muon of ModernBERT": (
+        *("optim.name=muon", "optim.learning_rate=3e-3"),
+        *("model.architecture=modern", "model.objective=mlm", "model.attention_window=4"),
+    ),
     "muon": ("optim.name=muon", "optim.learning_rate=3e-3"),
 }
 DTYPES = {"float64": torch.float64, "fp32": torch.float32}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_cases import Case, bounds_of, check_policy, make_case, results
+from attention_cases import Case, bounds_of, check_policy, check_windows, make_case, results
 from graph_cases import captured
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
@@ -39,6 +39,14 @@ def test_kernels_are_reference(name: str, dtype: torch.dtype, head_size: int) ->
 def test_triton_drops_what_reference_drops(dtype: torch.dtype) -> None:
     attend = policy("triton", dtype)
     check_policy(attend, 0.3, dtype, TOLERANCE, head_size=64, device=DEVICE, spare_rows=3)
+
+
+@pytest.mark.parametrize("head_size", [16, 64, 128])
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_triton_rotates_and_hides(probability: float, head_size: int) -> None:
+    attend = policy("triton", torch.bfloat16, head_size)
+    options = {"head_size": head_size, "device": DEVICE}
+    check_windows(attend, probability, torch.bfloat16, TOLERANCE, **options)
 
 
 def test_grouped_is_reference_on_several_streams() -> None:

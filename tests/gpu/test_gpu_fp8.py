@@ -54,12 +54,13 @@ def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
         case.check(own)
 
 
+@pytest.mark.parametrize("is_modern", [False, True])
 @pytest.mark.parametrize("rows", [1, 17, 200])
-def test_fused_blocks(rows: int) -> None:
+def test_fused_blocks(rows: int, is_modern: bool) -> None:
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     for site in (None, make_site(0.3, 5, make_keys(rows, DEVICE))):
-        check_blocks(FusedBlocks, rows, site, DEVICE)
+        check_blocks(FusedBlocks, rows, site, DEVICE, is_modern=is_modern)
 
 
 def test_scales_of_a_captured_product_follow_the_maxima() -> None:

@@ -12,6 +12,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.step.captured import use_capturable_stream
 from mlperf_bert.step.warm_up import warm_up
+from resume_cases import MODERN
 
 STEPS = range(1, 101)
 ON_GPU = (
@@ -38,6 +39,8 @@ def stream() -> None:
         ("model.precision=fp8",),
         ("model.kernels=reference",),
         ("model.objective=mlm",),
+        MODERN,
+        (*MODERN, "model.precision=fp8", "optim.name=muon"),
     ],
     ids=lambda overrides: overrides[0] if overrides else "bf16",
 )

@@ -22,7 +22,7 @@ SHARD = "train/shards/b.hdf5"
 AGAIN = "train/shards/again.hdf5"
 SIDECAR = f"{SHARD}.json"
 MANIFEST = "train/index/dataset.json"
-LENGTHS, COUNTS, ORDER = (f"train/index/{name}" for name, _ in INDEX_ARRAYS)
+LENGTHS, COUNTS, ORDER = (f"train/index/{name}" for name, _ in INDEX_ARRAYS[2])
 VOCABULARY = "train/vocab.txt"
 MASK = 4
 FOUND, UNSEEN, NOT_REACHED = "found", "-", ""
@@ -111,7 +111,7 @@ def edit_json(**changes: object) -> Harm:
 
 def edit_index(change: Change) -> Harm:
     def harm(_: Path, file: Path) -> None:
-        values = np.memmap(file, dtype=dict(INDEX_ARRAYS)[file.name], mode="r+")
+        values = np.memmap(file, dtype=dict(INDEX_ARRAYS[2])[file.name], mode="r+")
         change(values)
         values.flush()
 

@@ -49,6 +49,7 @@ SIZES = {
     "max_position_embeddings": 8,
 }
 MODEL = ModelSection(**SIZES)
+MODERN = ModelSection(**SIZES, architecture="modern", objective="mlm", layer_norm_epsilon=1e-5)
 SETTINGS = (*(f"model.{name}={size}" for name, size in SIZES.items()), "data.max_seq_length=8")
 
 
@@ -96,9 +97,9 @@ def _parts(directory: Path) -> tuple[RunConfig, FlatOptimizer, BertForPretrainin
     return config, make_optimizer_alone(config.optim, model), model
 
 
-def make_huggingface(directory: Path) -> None:
-    _write_settings(directory)
-    write_tensors(directory / SINGLE, _tensors(), {"format": "pt"})
+def make_huggingface(directory: Path, model: ModelSection = MODEL) -> None:
+    _write_settings(directory, model)
+    write_tensors(directory / SINGLE, _tensors(model), {"format": "pt"})
 
 
 def make_huggingface_parts(directory: Path) -> None:
@@ -119,16 +120,16 @@ def parse_huggingface(directory: Path) -> object:
 
 
 @cache
-def _tensors() -> dict[str, Tensor]:
-    return dict(BertForPretraining(MODEL, torch.device("cpu"), seed=1).state_dict())
+def _tensors(model: ModelSection = MODEL) -> dict[str, Tensor]:
+    return dict(BertForPretraining(model, torch.device("cpu"), seed=1).state_dict())
 
 
-def _write_settings(directory: Path) -> None:
+def _write_settings(directory: Path, model: ModelSection = MODEL) -> None:
     vocabulary = parse_vocabulary("\n".join(WORDS).encode(), "words")
-    files = tokenizer_files(vocabulary, MODEL.max_position_embeddings)
+    files = tokenizer_files(vocabulary, model)
     for name in (WORD_PIECES, TOKENIZER, TOKENIZER_CONFIG):
         (directory / name).write_bytes(files[name])
-    (directory / CONFIG).write_bytes(config_json(MODEL, "BertForPreTraining", len(WORDS), 0))
+    (directory / CONFIG).write_bytes(config_json(model, "", len(WORDS), 0))
 
 
 # Modules for the same sizes again and again would take three quarters of the time.
@@ -157,6 +158,11 @@ WEIGHTS_PARSERS: Mapping[str, Parser] = {
             SINGLE: mutate_tensors,
         },
         optional=(TOKENIZER_CONFIG, TOKENIZER),
+        parse=parse_huggingface,
+    ),
+    "huggingface_modern": Parser(
+        make=lambda directory: make_huggingface(directory, MODERN),
+        targets={CONFIG: mutate_json, SINGLE: mutate_tensors},
         parse=parse_huggingface,
     ),
     "huggingface_parts": Parser(

@@ -11,7 +11,7 @@ import torch
 from bench_cases import CPU, bench, measured, result_of, tiny
 from torch import Tensor
 
-from bert_tools.bench import against, peer
+from bert_tools.bench import against, cli, peer
 from bert_tools.bench.against import (
     LARGEST_LOSS_DIFFERENCE,
     NUM_BATCHES,
@@ -42,6 +42,9 @@ from mlperf_bert.data.batch import IGNORED
 CONFIG = tiny("model.num_layers=2", "data.max_seq_length=24")
 TINY = CONFIG.model
 WITHOUT_DROPOUT = replace(TINY, hidden_dropout=0.0, attention_dropout=0.0)
+MODERN = tiny(
+    "model.num_layers=4", "data.max_seq_length=24", "model.attention_window=6", *cli.MODERN
+)
 BRIEF = ("--steps", 5)
 SETTINGS = ("model.num_layers=2", "data.max_seq_length=24", "parallel.local_batch_size=3")
 
@@ -180,11 +183,15 @@ def test_another_model_is_refused(name: str, data: Data) -> None:
 
 
 @pytest.mark.parametrize("name", ["sorted", "padded", "padded_to_longest"])
-def test_both_sides_train_alike_without_dropout(name: str, data: Data) -> None:
-    config = replace(against.as_both_train(CONFIG), model=WITHOUT_DROPOUT)
+@pytest.mark.parametrize("architecture", ["bert", "modern"])
+def test_both_sides_train_alike_without_dropout(name: str, architecture: str) -> None:
+    config = replace(CONFIG, model=WITHOUT_DROPOUT) if architecture == "bert" else MODERN
+    config = against.as_both_train(config)
     ours = make_ours(config.model, 1, CPU)
     other = make_peer(ours, config.model, CPU)
     mixed, by_length = mixed_and_sorted(config, 3)
+    data = make_data(config, mixed, by_length, CPU)
+    assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
     updates = [(batch,) for batch in by_length] if name == "sorted" else mixed
     with run_of_model(ours, config, updates, ()) as run:
         step = make_contenders(other, data, config.model.precision)[name]

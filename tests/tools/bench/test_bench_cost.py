@@ -2,6 +2,7 @@
 
 import itertools
 import tomllib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,12 +22,15 @@ COST_A, COST_B, CONSTANT = 0.25, 1e-3, 4.0
 
 
 def times_made_of(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, max_length: int
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    max_length: int,
+    attended: Callable[[int], float] = lambda length: length**2,
 ) -> list[tuple[int, int]]:
     """Let batches take what their shapes cost, and return those; the model still runs."""
     shapes = batch_shapes(tokens, max_length)
     ms = itertools.cycle(
-        CONSTANT + COST_A * count * length + COST_B * count * length**2 for count, length in shapes
+        CONSTANT + count * (COST_A * length + COST_B * attended(length)) for count, length in shapes
     )
 
     def seconds_of(run: Contender, batch: int) -> float:
@@ -83,6 +87,15 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["constant"] == pytest.approx(CONSTANT)
     assert result["residual"] == pytest.approx(0, abs=1e-6)
     assert list(zip(result["batch_sizes"], result["lengths"], strict=True)) == shapes
+
+
+def test_windows_cost_what_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer sees all 32 tokens, one three tokens: each but the first and the last."""
+    times_made_of(monkeypatch, 64, 32, lambda length: (length**2 + 3 * length - 2) / 2)
+    modern = ("architecture=modern", "objective=mlm", "attention_window=2", "num_layers=2")
+    settings = tuple(f"model.{each}" for each in modern)
+    result = result_of("cost", "--tokens", 64, "--seconds", 0.1, settings=settings)
+    assert (result["cost_a"], result["cost_b"]) == pytest.approx((COST_A, COST_B))
 
 
 def test_words_hold_lines_for_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

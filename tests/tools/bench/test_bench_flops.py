@@ -1,5 +1,7 @@
 """Operations of a step: the published count for BERT-large, and what a step of ours really does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from bench_cases import CPU, tiny
@@ -7,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.training_run import run_updates
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
-from mlperf_bert.data.batch import pad
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.length_histogram import MASKED_SHARE, wikipedia_lengths
+from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 
@@ -31,6 +33,7 @@ TINY = ModelSection(
     attention="reference",
     kernels="reference",
 )
+MODERN = replace(TINY, architecture="modern", objective="mlm", attention_window=32)
 
 
 def test_bert_large_is_the_published_count() -> None:
@@ -44,7 +47,7 @@ def test_bert_large_is_the_published_count() -> None:
 
 def test_shares_at_our_lengths_are_the_published_ones() -> None:
     histogram = wikipedia_lengths()
-    masked = np.clip(np.rint(MASKED_SHARE * histogram.lengths), 1, MAX_PREDICTIONS)
+    masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, MAX_PREDICTIONS)
     total = dict.fromkeys(PUBLISHED, 0.0)
     for length, count, num_masked in zip(
         histogram.lengths.tolist(), histogram.counts.tolist(), masked.tolist(), strict=True
@@ -66,8 +69,36 @@ def test_no_masked_word_is_counted_twice() -> None:
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
-def test_done_is_what_a_step_multiplies(is_padded: bool) -> None:
+@pytest.mark.parametrize("model", [TINY, MODERN], ids=["bert", "modern"])
+def test_done_is_what_a_step_multiplies(model: ModelSection, is_padded: bool) -> None:
     """Equal lengths, so that the padded reference attention computes no padding of its own."""
+    batch = batch_of_equal_lengths(is_padded)
+    done = done_flops(model, batch)
+    assert done.total < model_flops(model, batch.lengths, batch.masked_counts).total
+    assert counted_flops(model, batch) == pytest.approx(done.total)
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("every", [2, 3])  # of three layers the last sees all, or a window
+def test_windows_count_as_what_tokens_see(every: int, is_padded: bool) -> None:
+    """The reference multiplies all pairs, and masks those that are too far apart."""
+    model = replace(MODERN, attention_window=4, global_attention_every=every)
+    batch = batch_of_equal_lengths(is_padded)
+    place = np.arange(8)
+    is_near = np.abs(place[:, None] - place) <= 2
+    hidden = batch.position_ids[batch.masked_token_index].numpy()
+    of_layer = (8 - is_near.sum(axis=1)) @ np.bincount(batch.position_ids, minlength=8)
+    of_last = 0 if every == 2 else (8 - is_near.sum(axis=1))[hidden].sum()
+    unseen = 6 * 2 * 16 * (of_layer + of_last)
+    done = done_flops(model, batch)
+    assert counted_flops(model, batch) == pytest.approx(done.total + unseen)
+    published = [model_flops(each, batch.lengths, []) for each in (MODERN, model)]
+    num_local = 1 if every == 2 else 2
+    missing = 6 * 2 * 16 * num_local * of_layer
+    assert published[0].total - published[1].total == pytest.approx(missing)
+
+
+def batch_of_equal_lengths(is_padded: bool) -> UnpaddedBatch:
     settings = ("data.max_seq_length=8", "data.max_predictions=2", "model.vocab_size=40")
     config = tiny(*settings, "parallel.local_batch_size=3")
     ((batch,),) = run_updates(config, 1, tokens=3 * 8)
@@ -76,10 +107,13 @@ def test_done_is_what_a_step_multiplies(is_padded: bool) -> None:
         capacity = CapacityPlan(tokens=32, sequences=3, masked=5, basis="exact")
         batch = pad(batch, StaticShape.of(capacity, max_seqlen=8, max_masked=2))
         assert max(batch.lengths) == min(length for length in batch.lengths if length)
-    model = BertForPretraining(TINY, CPU)
+    return batch
+
+
+def counted_flops(config: ModelSection, batch: UnpaddedBatch) -> float:
+    """Operations of a step by torch's count."""
+    model = BertForPretraining(config, CPU)
     with FlopCounterMode(display=False) as counter:
         loss = pretraining_loss(loss_sums(model(batch), batch), batch)
         loss.backward()  # type: ignore[no-untyped-call]
-    done = done_flops(TINY, batch)
-    assert done.total < model_flops(TINY, batch.lengths, batch.masked_counts).total
-    assert counter.get_total_flops() == pytest.approx(done.total)
+    return counter.get_total_flops()

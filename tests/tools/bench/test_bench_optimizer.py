@@ -21,6 +21,8 @@ UPDATERS = {
     "muon": [REFERENCE, "torch.optim.Muon, AdamW(fused=True)", "flat buffers"],
 }
 
+MODERN = ("model.architecture=modern", "model.objective=mlm")
+
 
 def test_json_has_a_row_for_each_updater() -> None:
     result, words, progress = measured("optimizer", "--steps", 2)
@@ -38,9 +40,10 @@ def test_json_has_a_row_for_each_updater() -> None:
     assert "adamw, step 2/2" in progress
 
 
+@pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_updater_moves_the_weights_equally(rule: Any) -> None:
-    model = BertForPretraining(tiny().model, CPU, seed=1)
+def test_every_updater_moves_the_weights_equally(rule: Any, settings: tuple[str, ...]) -> None:
+    model = BertForPretraining(tiny(*settings).model, CPU, seed=1)
     before = [each.detach().clone() for each in model.parameters()]
     updaters, new_gradients = make_updaters(model, rule, seed=1)
     for _ in range(3):

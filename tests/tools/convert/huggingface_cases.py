@@ -1,4 +1,4 @@
-"""Small BERTs in Hugging Face's form, and batches of the synthetic data for both sides."""
+"""Small models in Hugging Face's form, and batches of the synthetic data for both sides."""
 
 import os
 from dataclasses import replace
@@ -43,18 +43,43 @@ SMALL = {
     "layer_norm_eps": 1e-7,
     "hidden_dropout_prob": 0.25,
 }
+# Layers 0 and 2 see everything, layer 1 and 3 two tokens to each side.
+SMALL_MODERN = {
+    **{name: value for name, value in SMALL.items() if not name.startswith(("layer", "hidden_dr"))},
+    "num_hidden_layers": 4,
+    "global_attn_every_n_layers": 2,
+    "local_attention": 4,
+    "norm_eps": 1e-4,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    },
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    **dict.fromkeys(("cls_token_id", "sep_token_id"), 0),
+}
+MODERN = (  # the same as overrides of the tiny config
+    *("model.architecture=modern", "model.objective=mlm", "model.num_layers=4"),
+    *("model.global_attention_every=2", "model.attention_window=4"),
+    *("model.rope_base_global=50.0", "model.rope_base_local=20.0"),
+    "model.layer_norm_epsilon=1e-4",
+)
 
 
 def make_theirs(form: str, **settings: Any) -> Any:
     """A model of `transformers` whose every tensor is random, in evaluation mode."""
     import transformers
 
-    config = transformers.BertConfig(**{**SMALL, **settings}, attn_implementation="eager")
+    if form.startswith("Modern"):
+        # Eager attention gives NaN where a padding token sees no token.
+        config = transformers.ModernBertConfig(**{**SMALL_MODERN, **settings})
+        config._attn_implementation = "sdpa"
+    else:
+        config = transformers.BertConfig(**{**SMALL, **settings}, attn_implementation="eager")
     torch.manual_seed(5)
     model = getattr(transformers, form)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            one = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+            one = 1.0 if name.lower().endswith("norm.weight") else 0.0
             parameter.normal_(one, 0.2)
     return model.eval()
 

@@ -16,13 +16,14 @@ import torch
 from huggingface_cases import CPU, a_batch, load_ours, real_rows, tensors_of
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.weights import WORDS
+from mlperf_bert.checkpoint.huggingface.weights import FAMILIES
 from mlperf_bert.checkpoint.load import load_first_weights
 from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining
 from support import REPOSITORY, load_study
 
+WORDS = FAMILIES["bert"].words
 PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
 SHORT = {
     "schedule.decay_steps": 2,

@@ -201,6 +201,8 @@ REFUSED = {
     "--nodes 1 --gpus-per-node 8 --local-batch-size 400": "the largest that fits is 352",
     "--config h200_1x1x448x1 --accelerator a100_40gb": "448 sequences a forward need about",
     "--config cpu_tiny": "is not BERT-large on GPUs",
+    "--config h200_1x1x448x1 --set mlperf.enforce_rules=false --set model.architecture=modern "
+    "--set model.objective=mlm": "is not BERT-large on GPUs",
     "--config h200_1x1x448x1 --set model.kernels=reference": "which are not simulated",
     "--config h200_1x1x448x1 --set data.max_seq_length=128 --set mlperf.enforce_rules=false "
     "--set data.max_predictions=20": "has lengths other than 512",

@@ -199,7 +199,16 @@ def test_measures_of_a_prepared_set_are_those_of_its_plans(
 
 def test_the_cost_model_is_bert_large_by_default(balanced: Asked, histogram: Path) -> None:
     cost = balanced(SIZES, "--cost-a 3 --histogram", histogram)["cost"]
-    assert cost == {"linear": 3.0, "quadratic": 3 * ModelSection().attention_share}
+    share = 3 * ModelSection().attention_share
+    assert cost == {"linear": 3.0, "quadratic": share, "local_share": 0.0, "reach": 0}
+
+
+def test_a_configs_windows_are_in_its_cost(balanced: Asked) -> None:
+    modern = "--set model.architecture=modern --set model.objective=mlm --set"
+    config = "--config h100_1x8x96x1 --set mlperf.enforce_rules=false"
+    costs = [balanced(config, *also)["cost"] for also in ((), (modern, "model.num_layers=22"))]
+    assert [cost["local_share"] for cost in costs] == [0.0, 14 / 22]
+    assert [cost["reach"] for cost in costs] == [0, 64]
 
 
 def test_masked_positions_follow_the_published_rounding() -> None:

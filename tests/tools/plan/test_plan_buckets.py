@@ -24,6 +24,9 @@ LARGE = (
 )
 
 
+MODERN = ("model.architecture=modern", "model.objective=mlm")
+
+
 def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
     """Share of backward's FLOPs done when each gradient is whole, in that order."""
     model = BertForPretraining(config.model, torch.device("cpu")).to(dtype)
@@ -43,26 +46,50 @@ def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
+@pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
 def test_gradients_are_ready_in_the_planned_order(
-    tiny_config: Path, attention: str, dtype: torch.dtype
+    tiny_config: Path, settings: tuple[str, ...], attention: str, dtype: torch.dtype
 ) -> None:
-    config = load_config(tiny_config, (f"model.attention={attention}",))
+    config = load_config(tiny_config, (f"model.attention={attention}", *settings))
     assert list(backward_of(config, dtype)) == list(parameter_shapes(config.model))
 
 
-def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config: Path) -> None:
-    config = load_config(tiny_config, ("model.attention=reference", "model.num_layers=3"))
+@pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
+def test_shares_of_backward_are_those_of_torchs_flop_count(
+    tiny_config: Path, settings: tuple[str, ...]
+) -> None:
+    """The windows are as wide as the sequences, as the reference multiplies what they hide."""
+    small = ("model.attention=reference", "model.num_layers=3", "model.attention_window=64")
+    config = load_config(tiny_config, (*small, *settings))
     counted = backward_of(config, torch.float32)
     data = config.data
     planned = backward_order(config.model, "separate", data.max_seq_length, data.max_predictions)
     assert {each.name: each.ready_at for each in planned} == pytest.approx(counted, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", [ModelSection(), ModelSection(num_layers=2, vocab_size=1001)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelSection(),
+        ModelSection(num_layers=2, vocab_size=1001),
+        ModelSection(architecture="modern", objective="mlm", intermediate_size=2624),
+    ],
+)
 def test_shapes_are_those_of_the_real_model(model: ModelSection) -> None:
     real = BertForPretraining(replace(model, attention="reference"), torch.device("meta"))
     shapes = {name: tuple(parameter.shape) for name, parameter in real.named_parameters()}
     assert parameter_shapes(model) == shapes
+
+
+def test_windows_take_less_of_backward() -> None:
+    modern = ModelSection(architecture="modern", objective="mlm")
+    wide, narrow = (
+        backward_order(replace(modern, attention_window=window), "fused", 512, 76)
+        for window in (1024, 128)
+    )
+    assert [each.name for each in wide] == [each.name for each in narrow]
+    assert wide[0].name == "decoder.bias"
+    assert wide[0].ready_at < narrow[0].ready_at  # a larger share of less
 
 
 def test_fused_projections_are_as_large_as_the_three() -> None:

@@ -36,7 +36,7 @@ REFUSED = {
         "--cost-b -1": "--cost-b: is -1",
         "--cost-b inf": "--cost-b: is inf",
         "--max-predictions 0": "--max-predictions: is 0",
-        "--max-predictions 256": "--max-predictions: is 256",
+        "--max-predictions 65536": "--max-predictions: is 65536",
         "--out missing/own.png": "lies in a directory that does not exist",
         "--out .": "is a directory",
         "--out own.pdf": "own.pdf does not end in .png",

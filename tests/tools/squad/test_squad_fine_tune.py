@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_tools.squad.comparison import RESULT
 from bert_tools.squad.fine_tune import fine_tune
-from bert_tools.squad.weights import start_from
+from bert_tools.squad.weights import read_model, start_from
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.console import LiveLine
@@ -163,12 +163,17 @@ def test_a_signal_ends_it_and_nothing_is_written(
     assert "SIGTERM: ends after update 3, nothing is written" in capfd.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def checkpoint(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["bert", "modern"])
+def checkpoint(
+    request: pytest.FixtureRequest, inputs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """As pre-training leaves it, with the vocabulary beside."""
     directory = tmp_path_factory.mktemp("pretrained")
     (directory / "tiny.toml").write_text(TINY_CONFIG)
-    config = load_config(directory / "tiny.toml", ("model.vocab_size=25",))
+    settings = ["model.vocab_size=25", f"model.architecture={request.param}"]
+    if request.param == "modern":
+        settings += ["model.objective=mlm", "model.attention_window=4"]
+    config = load_config(directory / "tiny.toml", settings)
     model = BertForPretraining(config.model, CPU, seed=9)
     words = load_vocabulary(inputs / "vocab.txt")
     state = CheckpointState(
@@ -186,11 +191,18 @@ def test_a_run_begins_with_a_checkpoints_weights(
     stored = load_file(checkpoint / "model.safetensors")
     start = start_from(checkpoint, load_vocabulary(inputs / "vocab.txt").sha256, seed=1)
     assert start.model.num_layers == 2
-    for name, tensor in start.weights.items():
-        assert name.startswith("qa_outputs.") or torch.equal(tensor, stored[name])
+    own = {name for name in start.weights if name not in stored}
+    assert {name.partition(".")[0] for name in own} <= {"qa_outputs", "classifier"} and own
+    for name in start.weights.keys() - own:
+        assert torch.equal(start.weights[name], stored[name])
     record = tune(inputs, tmp_path, updates=2, vocab=None, init_checkpoint=checkpoint)
     assert record is not None and len(record["init"]) == 64
     assert record["model"]["layers"] == 2
+    read, words = read_model(tmp_path / "model")
+    assert read.weights.keys() == start.weights.keys() and len(words) == 25
+    for name in ("architecture", "attention_window", "num_heads", "layer_norm_epsilon"):
+        assert getattr(read.model, name) == getattr(start.model, name)
+    assert not torch.equal(read.weights[min(own)], start.weights[min(own)])
 
 
 def test_damaged_or_other_checkpoints_are_refused(

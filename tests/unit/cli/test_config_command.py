@@ -55,6 +55,13 @@ def test_a_closed_run_learns_what_to_expect() -> None:
     assert "stops before that" in words("dgxa100_128x8x4x1", "run.max_steps=671")
 
 
+def test_a_trapezoid_is_told_with_its_cool_down() -> None:
+    flat = ("schedule.form=trapezoid",)
+    text = words("cpu_tiny", *flat, "schedule.cooldown_steps=400")
+    assert "in the last 400 steps a 1 - sqrt decay to 0.0007 at step 2,250 (trapezoid)" in text
+    assert "no cool-down, a sudden decay to 0.0007 after step 2,250" in words("cpu_tiny", *flat)
+
+
 def test_nothing_is_expected_of_other_runs() -> None:
     assert "reference" not in words("cpu_tiny")
     assert "reference" not in words("open_adamw_h200_1x1x448x1")

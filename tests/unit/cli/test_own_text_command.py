@@ -10,12 +10,15 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.cli import own_text
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.machine import usable_cpus
 from own_texts import write_letters
-from support import REPOSITORY, refusal, run_process
+from support import CONFIGS, REPOSITORY, refusal, run_process
 
 SMALL = (
     *("--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
@@ -23,7 +26,10 @@ SMALL = (
     *("--set", "parallel.ranks_per_node=1", "--set", "mlperf.enforce_rules=false"),
     *("--set", "run.device=cpu", "--set", "schedule.warmup_steps=2"),
 )
-SHORT = ("--set", "schedule.decay_steps=12", "--set", "run.seed=1")
+SHORT = (  # at a rate by which twelve steps show
+    *("--set", "schedule.decay_steps=12", "--set", "run.seed=1"),
+    *("--set", "optim.learning_rate=0.01"),
+)
 
 
 def chosen(*words: object) -> own_text.Plan:
@@ -54,6 +60,27 @@ def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path: Path) -> N
     ranks = min(len(usable_cpus()), own_text.MOST_CPU_RANKS)
     batch = 32 // ranks * ranks
     assert (usual.parallel.ranks_per_node, usual.parallel.global_batch_size) == (ranks, batch)
+
+
+def test_the_architecture_of_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = of_size(tmp_path / "a.txt", 10**6)
+    plain, modern = chosen(text).config, chosen(text, "--architecture", "modern").config
+    assert modern.model.architecture == "modern"
+    assert (modern.data.masking_rate, modern.data.max_seq_length) == (0.3, 128)
+    assert modern.model.num_parameters == pytest.approx(plain.model.num_parameters, rel=0.02)
+    assert modern.max_steps == plain.max_steps
+    for other in ("--config", "--init-checkpoint"):
+        with pytest.raises(ConfigError, match=f"beside {other}"):
+            chosen(text, "--architecture", "modern", other, CONFIGS / "own_text_cpu.toml")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    parser = ArgumentParser()
+    own_text.add_arguments(parser)
+    words = [str(text), "--out", "out", "--architecture", "modern"]
+    config = own_text._choose(parser.parse_args(words)).config
+    assert (config.model.num_layers, config.data.max_seq_length) == (22, 1024)
+    assert (config.parallel.ranks_per_node, config.parallel.global_batch_size) == (2, 256)
 
 
 def test_what_the_user_sets_stays(tmp_path: Path) -> None:
@@ -112,8 +139,9 @@ def test_bad_starts_are_one_line(
     assert list(tmp_path.iterdir()) == [text]
 
 
+@pytest.mark.parametrize("architecture", ["bert", "modern"])
 def test_from_text_to_what_transformers_loads(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, architecture: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import transformers
 
@@ -124,6 +152,8 @@ def test_from_text_to_what_transformers_loads(
     command = [
         {"my_text": str(text), "my_model": str(out)}.get(each, each) for each in typed.split()
     ]
+    if architecture == "modern":
+        command += ["--architecture", "modern"]
     assert main([*command, *SMALL, *SHORT]) == 0
     said = capfd.readouterr().out
     lines = said.splitlines()
@@ -155,6 +185,12 @@ def test_from_text_to_what_transformers_loads(
         "fill-mask", model=model, tokenizer=tokenizer, tokenizer_kwargs={"truncation": True}
     )
     assert len(fill("[MASK] " + "wcg wbf " * 200)) == 5  # cut where the model ends
+    assert model.config.model_type == {"bert": "bert", "modern": "modernbert"}[architecture]
+    encoder = Transformer(str(out / "exported"))
+    pooled = Pooling(encoder.get_embedding_dimension(), "mean")
+    embeddings = SentenceTransformer(modules=[encoder, pooled]).encode(["wcg wbf", "wbf"])
+    assert embeddings.shape == (2, 32) and abs(embeddings).max() > 0
+    capfd.readouterr()
     assert main(command) == 0
     told = capfd.readouterr().out
     assert told.startswith(f"already finished: see {out / 'exported' / 'README.md'}")

@@ -47,6 +47,7 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("model.num_heads=3", ["model.num_heads", "hidden_size 32"]),
         ("data.max_seq_length=64", ["data.max_seq_length", "32"]),
         ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
+        ("schedule.cooldown_steps=5", ["schedule.cooldown_steps: is 5", "use 'trapezoid'"]),
         ("run.seed=9223372036854775808", ["run.seed", "an integer of 64 bits"]),
         (f"run.seed=0x{'f' * 900}", ["run.seed", "an integer of 3600 bits"]),
         ("optim.learning_rate=inf", ["optim.learning_rate", "a finite number"]),
@@ -112,6 +113,7 @@ def test_mlperf_evaluation_interval(
     assert load_config(config_file, overrides).eval_interval_samples == interval
 
 
+TRAPEZOID = "schedule.form=trapezoid schedule.cooldown_steps=15"  # up to the end of the warm-up
 UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_per_rank=unequal"
 
 
@@ -141,6 +143,13 @@ UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_p
             *("model.precision=fp16", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
         ),
         ("run.device=cpu", "optim.implementation=apex", "'apex' with run.device 'cpu'; set"),
+        (TRAPEZOID, "schedule.cooldown_steps=16", "schedule.cooldown_steps: is 16: the cool-down"),
+        (TRAPEZOID, "schedule.power=2", "schedule.power: is 2 with schedule.form 'trapezoid'"),
+        (TRAPEZOID, "schedule.form=published", "schedule.cooldown_steps: is 15 with schedule.form"),
+        (
+            "data.skip_samples=5",
+            *("data.sampler=strata_6_3_2_5", "data.skip_samples: is 5 with data.sampler 'strata_6"),
+        ),
     ],
 )
 def test_settings_that_want_others(config_file: Path, accepted: str, more: str, words: str) -> None:
@@ -157,6 +166,7 @@ def test_settings_that_want_others(config_file: Path, accepted: str, more: str, 
         *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
         *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
         *("model.objective=mlm", "data.masking=dynamic", "eval.target_accuracy=none"),
+        *("schedule.form=trapezoid", "data.skip_samples=448", "run.init_state=training"),
     ],
 )
 def test_closed_division_rules(override: str) -> None:

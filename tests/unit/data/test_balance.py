@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal
 from mlperf_bert.data.balance import (
     RESOLUTION,
@@ -16,10 +17,13 @@ from mlperf_bert.data.balance import (
     Balance,
     CostModel,
     Float64Array,
+    cost_model,
     deal,
     even_slots,
+    planner_of_lengths,
 )
 from mlperf_bert.data.length_histogram import wikipedia_lengths
+from support import CONFIGS
 
 POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
 DEALS: tuple[Deal, ...] = get_args(Deal)
@@ -187,6 +191,32 @@ def test_cost_is_linear_and_quadratic_in_length() -> None:
     cost = CostModel(linear=2.0, quadratic=0.5)(lengths)
     assert cost.tolist() == [[2.5, 6.0], [70.0, 45_600.0]]
     assert TOKENS(lengths).tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize(("window", "every", "layers"), [(2, 3, 22), (16, 4, 5), (128, 1, 2)])
+def test_cost_counts_what_windows_show(window: int, every: int, layers: int) -> None:
+    """Pair by pair: lengths below, at and above the window."""
+    settings = ("architecture=modern", "objective=mlm", f"num_layers={layers}")
+    windows = (f"attention_window={window}", f"global_attention_every={every}")
+    config = load_config(
+        CONFIGS / "cpu_tiny.toml",
+        [*(f"model.{each}" for each in (*settings, *windows)), "data.cost_a=3", "data.cost_b=0.5"],
+    )
+    lengths = np.array([0, 1, 2, 7, 8, 9, 16, 17, 18, 64], dtype=np.uint16)
+    expected = []
+    for length in lengths.tolist():
+        distance = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
+        near = int((distance <= window // 2).sum())
+        seen = [length**2 if layer % every == 0 else near for layer in range(layers)]
+        expected.append(3 * length + 0.5 * sum(seen) / layers)
+    cost = cost_model(config)
+    np.testing.assert_allclose(cost(lengths), expected, rtol=1e-14)
+    planner = planner_of_lengths(
+        *(config, 1, lengths[2:].repeat(8), np.ones(64, np.uint8), np.arange(64), ())
+    )
+    plan = planner.plan(1)
+    loads = cost(lengths[2:].repeat(8)[plan.drawn_ids]).sum(axis=(1, 2))
+    assert plan.imbalance_cost == pytest.approx(loads.max() / loads.mean())
 
 
 def loads_of_slots(cost: Float64Array, num_slots: int) -> Float64Array:

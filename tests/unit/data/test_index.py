@@ -1,6 +1,8 @@
 """The index of a prepared set: round trip, order, and refusal of anything incomplete."""
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,11 @@ from shard_sets import manifest_of
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
 COUNTS = np.array([1, 2, 1, 1, 3, 1], dtype=np.uint8)
 ENTRY = {"file": "a.hdf5", "num_samples": 3, "sha256": "b" * 64, "sidecar_sha256": "d" * 64}
+
+FORMAT_2 = [
+    (3, "ab16d060ec446be87c0e2b6e04b353625ee68b6dd8eaaa84a2ab4d76c2372f82"),
+    (255, "afe0475ac31972a5da8d8acce81cf97026e028867b0e9d2d6e4344ca5e2f3dea"),
+]  # most masked positions, digest of the manifest
 
 
 def manifest(**changes: object) -> Manifest:
@@ -47,6 +54,29 @@ def test_round_trip(tmp_path: Path) -> None:
         "masked_counts.u8",
         "order_by_length.u32",
     ]
+
+
+@pytest.mark.parametrize(("most", "digest"), FORMAT_2)
+def test_up_to_255_masked_positions_are_written_as_ever(
+    tmp_path: Path, most: int, digest: str
+) -> None:
+    """As the first program of format 2 wrote them."""
+    write_index(tmp_path, replace(manifest(), max_predictions=most), LENGTHS, COUNTS)
+    found = hashlib.sha256((tmp_path / "index" / "dataset.json").read_bytes()).hexdigest()
+    assert found == digest
+    assert (tmp_path / "index" / "masked_counts.u8").read_bytes() == COUNTS.tobytes()
+
+
+@pytest.mark.parametrize("most", [256, 65_535])
+def test_more_masked_positions_are_a_format_of_their_own(tmp_path: Path, most: int) -> None:
+    counts = np.array([1, most, 255, 256, 2, 3], dtype=np.uint16)
+    written = write_index(tmp_path, replace(manifest(), max_predictions=most), LENGTHS, counts)
+    index = LengthIndex.open(tmp_path)
+    assert index.manifest == written and written.format_version == 3
+    assert index.masked_counts.tolist() == counts.tolist()
+    assert (tmp_path / "index" / "masked_counts.u16").read_bytes() == counts.tobytes()
+    (size,) = (each.size_bytes for each in written.index_files if "masked" in each.file)
+    assert size == 12
 
 
 def test_an_interrupted_rewrite_leaves_no_manifest(
@@ -86,13 +116,15 @@ def test_arrays_of_another_size_are_refused(
     ("key", "value", "problem"),
     [
         ("format_version", 9, "format_version: is 9"),
-        ("format_version", 1, "this program reads 2; delete index/dataset.json .* prepare"),
+        ("format_version", 1, "this program reads 2 or 3; delete index/dataset.json .* prepare"),
         ("num_samples", 7, "num_samples: is 7, the shards hold 6"),
         ("num_samples", -6, "num_samples: is -6"),
         ("vocab_size", None, "vocab_size: is missing"),
         ("mask_id", 100, "mask_id: is 100"),
         ("max_seq_length", 70_000, "max_seq_length: is 70000"),
-        ("max_predictions", 256, "max_predictions: is 256"),
+        ("max_predictions", 256, "max_predictions: is 256 in a set of format version 2"),
+        ("max_predictions", 65_536, "max_predictions: is 65536, not an integer"),
+        ("format_version", 3, "max_predictions: is 3 in a set of format version 3"),
         ("seed", "12345", "seed: is '12345'"),
         ("shards", {}, "shards: is not a list"),
         ("shards", [{"file": "../a", "num_samples": 6, "sha256": "b"}], "not a bare file name"),

@@ -103,6 +103,44 @@ def test_each_sample_once_an_epoch_and_strata_by_time(
             assert stratum_of(epoch, strata).tolist() == time_order(sizes)
 
 
+@given(
+    num_samples=st.integers(64, 300),
+    small=st.integers(1, 4),
+    steps=st.integers(1, 40),
+    large=st.integers(1, 8),
+    seed=SEEDS,
+)
+@settings(max_examples=60, deadline=None)
+def test_phases_of_other_batches_see_what_one_order_holds(
+    num_samples: int, small: int, steps: int, large: int, seed: int
+) -> None:
+    """Whatever the sampler: the second phase begins where the first one stopped."""
+    order = strata_of([num_samples // 2, num_samples - num_samples // 2]).order_by_length
+    histogram = np.bincount(np.arange(num_samples) % 2 + 1, minlength=9).tolist()
+    small, large = 4 * small, 4 * large
+    seen, later = small * steps, 3 * num_samples // large
+    names: tuple[SamplerName, ...] = ("uniform", "quantile", "strata")
+    for name in names:
+
+        def sampler(batch: int, skip: int = 0, name: SamplerName = name) -> Sampler:
+            return make_sampler(
+                name,
+                order_by_length=order,
+                length_histogram=histogram,
+                global_batch_size=batch,
+                seed=seed,
+                quantiles=4,
+                skip_samples=skip,
+            )
+
+        chained = np.concatenate([draws(sampler(small), steps), draws(sampler(large, seen), later)])
+        one = draws(sampler(4), len(chained) // 4)
+        assert np.array_equal(chained, one)
+        for begin in range(0, len(chained) - num_samples + 1, num_samples):
+            epoch = chained[begin : begin + num_samples]
+            assert (np.sort(epoch) == np.arange(num_samples)).all()
+
+
 def test_epochs_differ() -> None:
     order = strata_of([100]).order_by_length
     for sampler in (UniformSampler(100, 8, 3), QuantileSampler(order, 8, 4, 3)):

@@ -133,6 +133,7 @@ def test_imbalance_is_largest_over_mean() -> None:
     "setting",
     [
         *("run.seed=5", "data.sampler=strata", "data.quantiles=4", "data.balance=none"),
+        "data.skip_samples=16",
         *("data.deal=one_direction", "data.counts_per_rank=unequal", "data.balance_model=cost"),
         *("data.cost_a=0.5", "data.cost_b=0.5", "data.exchange_window_steps=9"),
         *("parallel.nodes=4", "parallel.ranks_per_node=4"),
@@ -148,6 +149,21 @@ def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
     of_stage = plan_settings(load_config(tiny_config, same))
     of_run = plan_settings(load_config(tiny_config, (*same, setting)))
     assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.attention_window=8", "model.global_attention_every=2", "model.num_layers=4"],
+)
+def test_windows_are_of_a_plan(tiny_config: Path, setting: str) -> None:
+    modern = ("model.architecture=modern", "model.objective=mlm", "model.num_layers=3")
+    of_stage, of_run, of_bert = (
+        plan_settings(load_config(tiny_config, also))
+        for also in (modern, (*modern, setting), (setting,))
+    )
+    name, _, _ = setting.partition("=")
+    assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
+    assert name not in of_bert
 
 
 MAX_LENGTH = 512

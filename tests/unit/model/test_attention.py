@@ -9,10 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention_cases import NUM_HEADS, check_policy, layout_of, make_case, queries_of, results
+from attention_cases import (
+    NUM_HEADS,
+    Case,
+    bounds_of,
+    check_policy,
+    layout_of,
+    make_case,
+    queries_of,
+    results,
+)
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
-from mlperf_bert.model.attention_layout import build_groups, build_rows
+from mlperf_bert.model.attention_layout import AttentionLayout, Rotary, build_groups, build_rows
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
 from model_cases import CPU, TINY
 
@@ -56,6 +65,76 @@ def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None
         for attend in (grouped, packed):
             found = results(attend, case, probability)
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def turning_case(lengths: tuple[int, ...], reach: int | None, some_queries: bool) -> Case:
+    """A case whose layout turns queries and keys, in float64, and has this reach."""
+    case = make_case(lengths, max_length=MAX_LENGTH, some_queries=some_queries)
+    places = torch.cat([torch.arange(length) for length in lengths])
+    layout = AttentionLayout(lengths, bounds_of(lengths), MAX_LENGTH, places)
+    layout = layout.attending(rotary_of(case.inputs[0].shape[-1]), reach)
+    if some_queries:
+        layout = layout.for_queries(queries_of(lengths))
+    return replace(case, layout=layout)
+
+
+def rotary_of(head_size: int) -> Rotary:
+    """Angles in float64, of a small base: all pairs turn."""
+    angles = torch.arange(MAX_LENGTH).double()[:, None] / angles_per_turn(head_size, 20.0)
+    return Rotary(cos=angles.cos(), sin=angles.sin())
+
+
+def angles_per_turn(head_size: int, base: float) -> Tensor:
+    return torch.tensor([base ** (2 * pair / head_size) for pair in range(head_size // 2)]).double()
+
+
+def plainly(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+    """All queries with all keys; those of other sequences and those too far away are masked."""
+    layout, rotary = case.layout, case.layout.rotary
+    assert rotary is not None
+    place = torch.cat([torch.arange(length) for length in layout.lengths])
+    sequence = torch.arange(len(layout.lengths)).repeat_interleave(torch.tensor(layout.lengths))
+    row = torch.arange(len(place)) if layout.queries is None else layout.queries.rows
+    is_seen = sequence[row][:, None] == sequence
+    if layout.reach is not None:
+        is_seen &= (place[row][:, None] - place).abs() <= layout.reach
+
+    def turned(x: Tensor, places: Tensor) -> Tensor:
+        turn = torch.complex(rotary.cos, rotary.sin)[places][:, None]
+        product = torch.complex(*x.chunk(2, dim=-1)) * turn
+        return torch.cat((product.real, product.imag), dim=-1)
+
+    scores = torch.einsum("qnh,knh->nqk", turned(q, place[row]), turned(k, place))
+    scores = (scores / q.shape[-1] ** 0.5).masked_fill(~is_seen, -torch.inf)
+    return torch.einsum("nqk,knh->qnh", scores.softmax(dim=-1), v)
+
+
+@pytest.mark.parametrize("some_queries", [False, True])
+@pytest.mark.parametrize("reach", [None, 1, 4, 8, 64])
+@pytest.mark.parametrize("lengths", [(1,), (9, 5, 5), (16, 8), (3, 40, 17, 1, 8, 0, 0)])
+def test_rotation_and_reach_are_as_defined(
+    lengths: tuple[int, ...], reach: int | None, some_queries: bool
+) -> None:
+    """Context and gradients, in windows shorter and longer than the sequences."""
+    case = turning_case(lengths, reach, some_queries)
+    leaves = [x.clone().requires_grad_() for x in case.inputs]
+    context = plainly(*leaves, case)
+    expected = [context.detach(), *torch.autograd.grad(context, leaves, case.gradient)]
+    for attend in (reference, grouped, packed):
+        found = results(attend, case, 0.0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    dropped = results(reference, case, RATE)
+    assert max(lengths) == 1 or not torch.allclose(dropped[0], expected[0])
+    for attend in (grouped, packed):
+        torch.testing.assert_close(results(attend, case, RATE), dropped, rtol=0, atol=1e-12)
+
+
+def test_angles_are_the_published_ones() -> None:
+    """arXiv 2104.09864, section 3.2.2."""
+    rotary = Rotary.of_base(10_000.0, 100, 64)
+    angles = torch.arange(100).double()[:, None] / angles_per_turn(64, 10_000.0)
+    for found, expected in ((rotary.cos, angles.cos()), (rotary.sin, angles.sin())):
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
 
 
 def test_sequences_of_one_length_are_one_group_without_copies() -> None:

@@ -85,6 +85,16 @@ def test_weights_of_one_product_are_as_weights_of_several() -> None:
         assert torch.equal(weight.grad, of_weight)
 
 
+def test_a_product_may_have_no_biases() -> None:
+    found = []
+    for has_biases in (True, False):
+        (_, (own,)), case = make_scales("cpu"), Case(17, "cpu")
+        case.biases = [torch.zeros_like(each) for each in case.biases] if has_biases else []
+        case.run(own)
+        found.append([case.y, case.x.grad, *(weight.grad for weight in case.weights)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_scales_follow_the_maxima_one_step_later() -> None:
     scales, (own, _) = make_scales("cpu", 2)
     units, maxima = scales.state

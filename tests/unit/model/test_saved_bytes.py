@@ -26,10 +26,17 @@ from mlperf_bert.parts.memory_plan import (
     kernels_of,
 )
 from mlperf_bert.step.eager import weights_dtype
+from model_cases import ragged_batch
 from support import CONFIGS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LARGE = ModelSection(precision="bf16")
+DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+NO_DROPOUT = ("model.hidden_dropout=0.0", "model.attention_dropout=0.0")
+MODERN = (
+    *("model.architecture=modern", "model.objective=mlm", "model.num_layers=4"),
+    *("model.attention_window=16", "model.intermediate_size=384", *NO_DROPOUT),
+)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
@@ -125,17 +132,35 @@ def test_fused_layers_of_bert_large_save_what_is_planned(
         ("model.head=chunked",),
         ("model.objective=mlm",),
         ("model.precision=bf16",),
-        ("model.hidden_dropout=0.0", "model.attention_dropout=0.0"),
+        NO_DROPOUT,
+        *((f"model.attention={name}", *NO_DROPOUT) for name in ("packed", "reference")),
+        MODERN,
+        *((f"model.attention={name}", *MODERN) for name in ("packed", "reference")),
+        ("model.precision=bf16", *MODERN),
+        ("model.head=chunked", *MODERN),
+        (*MODERN, *DROPOUT),
+        *((f"model.attention={name}", *MODERN, *DROPOUT) for name in ("packed", "reference")),
+        (*MODERN, "model.num_layers=3"),  # the last has a window
+        ("model.attention=packed", *MODERN, "model.num_layers=3"),
     ],
     ids=str,
 )
 def test_what_a_cpu_saves_is_planned(changes: tuple[str, ...]) -> None:
-    dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
-    config = load_config(
-        CONFIGS / "cpu_tiny.toml",
-        ("run.device=cpu", "run.seed=1", "parallel.ranks_per_node=1", *dropout, *changes),
-    )
+    check_on_cpu(changes)
+
+
+@pytest.mark.parametrize("changes", [(), DROPOUT])
+def test_sequences_of_one_length_are_not_copied(changes: tuple[str, ...]) -> None:
+    check_on_cpu((*MODERN, *changes), length=40)
+
+
+def check_on_cpu(changes: tuple[str, ...], length: int | None = None) -> None:
+    """The plan of a batch of cpu_tiny with these changes, its lengths as they come or all one."""
+    settings = ("run.device=cpu", "run.seed=1", "parallel.ranks_per_node=1", *DROPOUT)
+    config = load_config(CONFIGS / "cpu_tiny.toml", (*settings, *changes))
     ((batch,),) = run_updates(config, 1)
+    if length is not None:
+        batch = ragged_batch((length,) * 8)
     model = BertForPretraining(config.model, CPU).to(weights_dtype(config.model.precision))
     model.step.fill_(1)
     forward = forward_of_lengths(config, np.array(batch.lengths), np.array(batch.masked_counts))

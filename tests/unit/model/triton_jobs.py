@@ -44,6 +44,7 @@ from fp8_cases import (
     values_of,
 )
 from kernel_table import compile_instead
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import (
     bert,
@@ -54,6 +55,7 @@ from mlperf_bert.model import (
     triton_fp8,
 )
 from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_blocks import FusedBlocks
@@ -63,10 +65,12 @@ from mlperf_bert.model.triton_gelu import (
     bias_gelu_backward,
     bias_gelu_fp8,
     bias_gelu_fp8_backward,
+    gated_fp8,
+    gated_fp8_backward,
 )
 from mlperf_bert.model.triton_parts import sum_programs
 from mlperf_bert.optim import triton_kernels
-from model_cases import TINY, gradients, our_loss, ragged_batch, scattered_model
+from model_cases import MODERN, TINY, gradients, our_loss, ragged_batch, scattered_model
 
 BLOCK_SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 
@@ -79,8 +83,10 @@ def blocks() -> None:
     for block in BLOCKS:
         check_block(fused, block, 3, 24, torch.float32, "cpu")
         check_autocast(fused, block)
-    check_block(fused, "intermediate", 41, 300, torch.float64, "cpu")  # several programs each way
+    for block in ("intermediate", "gated"):  # several programs each way
+        check_block(fused, block, 41, 300, torch.float64, "cpu")
     check_sums()
+    check_one_result(fused)
     check_gelu()
     for positions, classes in ((1, 8), (3, 24), (70, 1000), (3, 2056)):
         check_logits(positions, classes)
@@ -103,6 +109,18 @@ def check_sums() -> None:
     torch.testing.assert_close(one, partials[:, 0].sum(0), rtol=1e-12, atol=1e-12)
     assert other.dtype == torch.float32
     torch.testing.assert_close(other, partials[:, 1].sum(0).float())
+
+
+def check_one_result(fused: FusedBlocks) -> None:
+    """The sum or its LayerNorm may have no gradient, as the sum has none behind the last layer."""
+    modules, inputs, run = make_case("sum_norm", 17, 24, torch.float64, "cpu", dropout=True)
+    for number in (0, 1):
+        leaves = (*inputs, modules["dense"].weight, *([modules["norm"].weight] * number))
+        found, expected = (
+            torch.autograd.grad(run(blocks, modules, *inputs)[number].square().sum(), leaves)
+            for blocks in (fused, Blocks())
+        )
+        assert_near(found, expected, 1e-12)
 
 
 def check_gelu() -> None:
@@ -165,17 +183,33 @@ def check_second_backward(fused: FusedBlocks) -> None:
 
 def check_model(fused: FusedBlocks) -> None:
     """Loss and gradients of a whole model, dropout on; and its logits in evaluation."""
-    batch = ragged_batch((7, 5, 9))
-    config = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
-    found = []
-    for blocks in (fused, Blocks()):
-        with patch.object(bert, "choose_blocks", lambda *_, blocks=blocks: blocks):
-            model = scattered_model(config, spread=0.2, dtype=torch.float64)
-        loss = our_loss(model, batch)
-        of_parameters = gradients(model, loss).values()
-        with torch.inference_mode():
-            found.append([loss, *of_parameters, *model.eval()(batch)])
-    assert_near(*found, 1e-11)
+    bert_like = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
+    assert_near(*(of_model(bert_like, each, torch.float64) for each in (fused, Blocks())), 1e-11)
+    modern = replace(MODERN, num_heads=2, hidden_dropout=0.2)
+    assert_near(*(of_model(modern, each, torch.float64) for each in (fused, Blocks())), 1e-11)
+    chosen = AttentionChoice("triton", triton_attention.attend, "")
+    ours = of_model(modern, fused, torch.float32, chosen)  # sums are float32
+    assert_near(ours, of_model(modern, Blocks(), torch.float32), 1e-4)
+
+
+def of_model(
+    config: ModelSection,
+    blocks: Blocks,
+    dtype: torch.dtype,
+    attention: AttentionChoice | None = None,
+) -> list[Tensor]:
+    """Loss, gradients and logits."""
+    batch = ragged_batch((7, 35, 9))
+    choose = {"choose_blocks": lambda *_: blocks}
+    if attention is not None:
+        choose["choose_attention"] = lambda *_: attention
+    with patch.multiple(bert, **choose):
+        model = scattered_model(config, spread=0.2, dtype=dtype)
+    loss = our_loss(model, batch)
+    of_parameters = gradients(model, loss).values()
+    with torch.inference_mode():
+        logits = [each for each in model.eval()(batch) if each is not None]
+    return [loss, *of_parameters, *logits]
 
 
 UNIT = 0.25
@@ -183,6 +217,7 @@ UNIT = 0.25
 KERNELS = {
     **{"bias_gelu_fp8": None, "bias_gelu_fp8_backward": 0},
     **{"residual_norm": 2, "residual_norm_backward": 0},
+    **{"gated_fp8": None, "gated_fp8_backward": None, "sum_norm": 3, "sum_norm_backward": 0},
 }
 
 
@@ -193,13 +228,14 @@ def fp8() -> None:
     check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
+        gate_in_float32(*shape)
         sums_in_float32(*shape)
     for name, place in KERNELS.items():
         setattr(fused_blocks, name, rounded_by_torch(getattr(fused_blocks, name), place))
     copies_are_taken()
-    for rows in (1, 17):
-        check_blocks(FusedBlocks, rows, None, "cpu")
-        check_blocks(FusedBlocks, rows, make_site(0.3, 5, make_keys(rows, "cpu")), "cpu")
+    for rows, is_modern in product((1, 17), (False, True)):
+        for site in (None, make_site(0.3, 5, make_keys(rows, "cpu"))):
+            check_blocks(FusedBlocks, rows, site, "cpu", is_modern=is_modern)
 
 
 class InFloat32(Target):
@@ -276,6 +312,21 @@ def gelu_in_float32(rows: int, columns: int) -> None:
     torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
 
 
+def gate_in_float32(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    gradient = torch.randn(rows, columns, generator=generator)
+    x = torch.randn(rows, 2 * columns, generator=generator)
+    exact = x.double().requires_grad_()
+    inner, gate = exact.chunk(2, dim=1)
+    result = F.gelu(inner) * gate
+    result.backward(gradient.double())
+    maximum = torch.zeros(())
+    target = Target(torch.float32, torch.tensor(UNIT), maximum)
+    check_matrix(gated_fp8(x, target, transpose=True), result.detach(), maximum)
+    maximum.zero_()
+    check_matrix(gated_fp8_backward(gradient, x, target), exact.grad, maximum)
+
+
 def sums_in_float32(rows: int, columns: int) -> None:
     """Check casts and sums of adjacent gradients, and of others."""
     joined = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows))
@@ -301,6 +352,11 @@ def attention() -> None:
         options = {"head_size": head_size, "spare_rows": 3}
         attention_cases.check_policy(attend, probability, torch.float32, 1e-5, **options)
     attention_cases.check_policy(attend, 0.3, torch.float16, 3e-3)
+    windows = attention_cases.WINDOWS
+    attention_cases.check_windows(attend, 0.0, torch.float32, 1e-5, windows=windows)
+    of_64 = {"head_size": 64, "windows": windows[2:3]}
+    attention_cases.check_windows(attend, 0.3, torch.float32, 1e-5, **of_64)
+    attention_cases.check_windows(attend, 0.3, torch.float16, 3e-3, windows=windows[1:2])
     check_strides()
 
 

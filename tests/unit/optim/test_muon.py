@@ -3,6 +3,7 @@
 Its kernels are tested in `test_flat_kernels.py`, its shards in `test_sharded_optimizer.py`.
 """
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -15,17 +16,20 @@ from mlperf_bert.config.sections import ModelSection, OptimSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
-from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, is_exempt
 from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalised, orthogonalised_stack
 from mlperf_bert.optim.muon_plan import (
     busiest_share,
     deal_matrices,
     hidden_matrices,
+    is_hidden_matrix,
     newton_schulz_flops,
+    num_matrices,
     plan_route,
+    split_matrices,
 )
 from mlperf_bert.optim.optimizers import adamw_update, make_optimizer_alone
-from model_cases import TINY
+from model_cases import MODERN, TINY
 
 SHAPES = [(64, 64), (96, 32), (32, 96), (1, 7)]
 RATE, DECAY, MOMENTUM = 0.02, 0.1, 0.95
@@ -92,15 +96,24 @@ def test_no_gradient_gives_no_update() -> None:
     assert not orthogonalised_stack(torch.zeros(2, 8, 4)).any()
 
 
+ODD = replace(TINY, hidden_size=20, intermediate_size=52)  # matrices fill no block of the buffers
+OF_BERT = {
+    *(f"attention.self.{each}.weight" for each in ("query", "key", "value")),
+    *("attention.output.dense.weight", "intermediate.dense.weight", "output.dense.weight"),
+}
+JOINED = {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2}
+MATRICES = {"bert": OF_BERT, "modern": {*JOINED, "attn.Wo.weight", "mlp.Wo.weight"}}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("stack_elements", [2**25, 3 * 20 * 20])
+@pytest.mark.parametrize("config", [ODD, MODERN], ids=["bert", "modern"])
 def test_a_models_update_is_the_readable_ones(
-    dtype: torch.dtype, stack_elements: int, monkeypatch: pytest.MonkeyPatch
+    config: ModelSection, dtype: torch.dtype, stack_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Matrices of 20 x 20 and 20 x 52 fill no block of the buffers."""
+    """Matrix by matrix: of ModernBERT three, or two, in one parameter."""
     monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
-    odd = replace(TINY, hidden_size=20, intermediate_size=52)
-    model = BertForPretraining(odd, torch.device("cpu"), seed=3).to(dtype)
+    model = BertForPretraining(config, torch.device("cpu"), seed=3).to(dtype)
     rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.9)
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     state = {name: torch.zeros(2, *each.shape, dtype=dtype) for name, each in expected.items()}
@@ -110,10 +123,13 @@ def test_a_models_update_is_the_readable_ones(
         for number, (name, parameter) in enumerate(model.named_parameters()):
             parameter.grad = random(*parameter.shape, seed=100 * step + number, dtype=dtype)
             gradient, weight = parameter.grad.clone(), expected[name]
-            if "encoder.layer." in name and weight.dim() == 2:
-                matrices.add(name.partition("layer.")[2].partition(".")[2])
+            kind = re.sub(r".*\.layers?\.\d+\.", "", name)
+            if kind in MATRICES[config.architecture]:
+                matrices.add(kind)
                 constants = {"lr": RATE, "momentum": rule.momentum, "weight_decay": DECAY}
-                muon_update(weight, gradient, state[name][0], **constants, products=dtype)
+                of_each = [x.chunk(JOINED.get(kind, 1)) for x in (weight, gradient, state[name][0])]
+                for each in zip(*of_each, strict=True):
+                    muon_update(*each, **constants, products=dtype)
                 continue
             decay = 0.0 if is_exempt(name) else DECAY
             constants = {name: getattr(rule, name) for name in ("beta_1", "beta_2", "epsilon")}
@@ -121,13 +137,44 @@ def test_a_models_update_is_the_readable_ones(
             adamw_update(weight, gradient, *state[name], step, **constants)
         rate = torch.tensor(RATE, dtype=torch.float64)
         optimizer.step(rate, torch.ones(()), torch.zeros(()))
-    assert matrices == {
-        *(f"attention.self.{each}.weight" for each in ("query", "key", "value")),
-        *("attention.output.dense.weight", "intermediate.dense.weight", "output.dense.weight"),
-    }
+    assert matrices == MATRICES[config.architecture]
     tolerance = 1e-12 if dtype == torch.float64 else 2e-5
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
+    check_second_moments(optimizer, state)
+
+
+def check_second_moments(optimizer: FlatOptimizer, state: dict[str, Tensor]) -> None:
+    """Each matrix has its momentum's mean square, all else its own moments."""
+    moments = optimizer.second_moments()
+    for segment in optimizer.segments():
+        name = segment.tensor.name
+        momentum, expected = state[name]
+        if is_hidden_matrix(name, segment.tensor.shape):
+            parts = momentum.square().chunk(num_matrices(name))
+            means = [torch.full_like(part, float(part.mean())) for part in parts]
+            expected = torch.cat(means) * optimizer.correction_2()
+        found = moments[segment.in_shard].view_as(expected)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-12)
+
+
+def test_joined_matrices_that_begin_inside_a_block_are_refused() -> None:
+    rule = OptimSection(name="muon", learning_rate=RATE)
+    for sizes in ({"hidden_size": 20}, {"intermediate_size": 40}):
+        model = BertForPretraining(replace(MODERN, **sizes), torch.device("cpu"))
+        with pytest.raises(ConfigError, match=r"model\.hidden_size: makes .* multiples of 32"):
+            make_optimizer_alone(rule, model)
+
+
+def test_what_is_planned_are_a_models_matrices() -> None:
+    for config in (TINY, MODERN):
+        model = BertForPretraining(config, torch.device("meta"))
+        shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+        whole = plan_layout(shapes, [list(shapes)], num_shards=1)
+        layout = split_matrices(whole)
+        assert (layout == whole) == (config is TINY)
+        found = [each for each in layout.tensors if is_hidden_matrix(each.name, each.shape)]
+        assert Counter(each.shape for each in found) == Counter(hidden_matrices(config))
 
 
 def test_the_cost_is_counted_and_dealt_evenly() -> None:
@@ -148,9 +195,15 @@ def test_the_cost_is_counted_and_dealt_evenly() -> None:
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
 def test_every_block_comes_to_its_owner_and_back(shards: int) -> None:
     shapes = {f"encoder.layer.{n}.weight": (40 + 9 * (n % 3), 70) for n in range(5)}
-    shapes |= {"encoder.layer.0.bias": (700,), "embeddings.weight": (900, 30)}
+    shapes |= {
+        "model.layers.0.attn.Wqkv.weight": (3 * 64, 64),
+        "model.layers.0.mlp.Wi.weight": (2 * 96, 64),
+    }
     names = list(shapes)
-    layout = plan_layout(shapes, [names[:3], names[3:5], names[5:]], shards)
+    joined = [f"{names[5 + n]}.{part}" for n, count in enumerate((3, 2)) for part in range(count)]
+    shapes |= {"encoder.layer.0.bias": (700,), "embeddings.weight": (900, 30)}
+    buckets = [names[:3], names[3:6], [names[6], *list(shapes)[7:]]]
+    layout = split_matrices(plan_layout(shapes, buckets, shards))
     routes = [plan_route(layout, shard) for shard in range(shards)]
     whole = torch.arange(layout.numel // BLOCK)  # the number of each block
     pieces = [[layout.piece(bucket, shard) for bucket in layout.buckets] for shard in range(shards)]
@@ -170,7 +223,7 @@ def test_every_block_comes_to_its_owner_and_back(shards: int) -> None:
                 assert tensor.shape == stack.shape
                 assert matrix.tolist() == list(range(first, first + stack.blocks_each))
                 seen.append(tensor.name)
-    assert sorted(seen) == names[:5]
+    assert sorted(seen) == [*names[:5], *joined]
 
 
 def test_apex_has_no_muon() -> None:

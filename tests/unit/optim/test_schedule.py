@@ -1,5 +1,6 @@
-"""The learning-rate schedule: published values, and no jump in the continuous form."""
+"""The learning-rate schedule: published values, no jump where there is none, the trapezoid."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -100,3 +101,37 @@ def test_a_late_start_waits_at_zero(warm_up: int, expected: list[float]) -> None
     schedule = _schedule(warmup_steps=warm_up, start_warmup_step=3, form="continuous")
     rates = [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)]
     assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "start", "cooldown"),
+    [(20, 0, 40), (20, -5, 1), (0, 0, 100), (20, 3, 77), (20, 0, 0)],
+)
+def test_the_trapezoid_rises_stays_and_falls_by_one_less_the_root(
+    warm_up: int, start: int, cooldown: int
+) -> None:
+    schedule = ScheduleSection(
+        form="trapezoid",
+        decay_steps=100,
+        warmup_steps=warm_up,
+        start_warmup_step=start,
+        cooldown_steps=cooldown,
+        end_learning_rate=END,
+    )
+    rates = {step: learning_rate(step, schedule, BASE) for step in range(1, 131)}
+    for step, rate in rates.items():
+        if step < warm_up + start:
+            assert rate == BASE * max(step - start, 0) / warm_up
+        elif step <= 100 - cooldown:
+            assert rate == BASE
+        elif step < 100:
+            passed = (step - (100 - cooldown)) / cooldown
+            assert rate == pytest.approx(END + (BASE - END) * (1 - math.sqrt(passed)), rel=1e-12)
+        else:
+            assert rate == END
+    rising = [rates[step] for step in range(1, warm_up + start + 1)]
+    falling = [rates[step] for step in range(max(100 - cooldown, 1), 131)]
+    assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
+    assert [rates[step] for step in (99, 100)] == learning_rates(
+        np.array([99, 100]), schedule, BASE
+    ).tolist()

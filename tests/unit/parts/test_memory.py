@@ -87,9 +87,11 @@ def test_the_peak_of_a_process_is_as_planned() -> None:
     assert planned == pytest.approx(int(done.stdout), rel=0.15)
 
 
-@pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_parameters_are_counted(objective: Any) -> None:
-    model = replace(LARGE, objective=objective)
+@pytest.mark.parametrize(
+    ("architecture", "objective"), [("bert", "mlm_nsp"), ("bert", "mlm"), ("modern", "mlm")]
+)
+def test_parameters_are_counted(architecture: Any, objective: Any) -> None:
+    model = replace(LARGE, architecture=architecture, objective=objective)
     shapes = parameter_shapes(model).values()
     assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
 
@@ -104,6 +106,35 @@ def test_448_sequences_are_refused_on_80_gb_and_not_on_141() -> None:
     assert f"the largest that fits is {largest_batch(config, forward, NAMED_80)}" in line
     assert "224 with parallel.grad_accum_steps 2" in line
     refuse_what_cannot_fit(config, forward, NAMED_141)
+
+
+MODERN = ("model.architecture=modern", "model.objective=mlm", "model.num_layers=22")
+BASE = ("model.hidden_size=768", "model.num_heads=12", "model.intermediate_size=1152")
+
+
+def test_fused_layers_of_modernbert_are_counted_by_hand() -> None:
+    """Not yet measured: the norm of each half's input, q, k, v, context and logarithmic sums, two
+    products with the sums that they are added to, and the gated half's product and result.
+    """
+    no_dropout = ("model.hidden_dropout=0.0", "model.attention_dropout=0.0")
+    config = of_large(*MODERN, *BASE, *no_dropout)
+    forward = expected_forward(config)
+    parts = {part.name: part.num_bytes for part in plan_memory(config, forward).parts}
+    norms, attention, halves = 2 * 2 * 768, 2 * (3 + 1) * 768 + 4 * 12, 2 * (2 * 2 * 768 + 8)
+    layer = norms + attention + halves + 2 * 3 * 1152
+    assert parts[f"21 layers, {layer / 1e3:.1f} KB a token"] == 21 * layer * forward.tokens
+    assert parts["copies of weights"] == 0
+    assert parts["weights"] == 2 * config.model.num_parameters
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_autocast", "fp8"])
+def test_modernbert_fits_where_berts_of_its_size_do(precision: str) -> None:
+    """It has fewer bytes a token than BERT-base of 22 layers, whose feed-forward half is wider."""
+    sizes = []
+    for changes in ((*MODERN, *BASE), (*MODERN[1:], *BASE[:2], "model.intermediate_size=3072")):
+        config = of_large(*changes, f"model.precision={precision}")
+        sizes.append(plan_memory(config, expected_forward(config)).num_bytes)
+    assert 0.5 * sizes[1] < sizes[0] < sizes[1]
 
 
 def test_where_not_one_sequence_fits() -> None:

@@ -198,7 +198,7 @@ def test_names_that_give_no_shard_of_their_own(
     ("change", "problem"),
     [
         ({"max_seq_length": 7}, "max_seq_length: is 7"),
-        ({"max_predictions": 256}, "max_predictions: is 256"),
+        ({"max_predictions": 65_536}, "max_predictions: is 65536"),
         ({"dupe_factor": 0}, "dupe_factor: is 0"),
         ({"workers": 0}, "workers: is 0"),
         ({"pick_eval": 5}, "picks out of one text file, 2 given"),

@@ -206,7 +206,7 @@ def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair: Path) 
 
 
 def test_an_index_that_does_not_fit_the_shards(pair: Path) -> None:
-    for name, dtype in INDEX_ARRAYS:
+    for name, dtype in INDEX_ARRAYS[2]:
         path = pair / "train" / "index" / name
         values = np.memmap(path, dtype, mode="r+")
         places = [0, int(np.flatnonzero(values != values[0])[0])]

@@ -57,7 +57,10 @@ CUDA_PRODUCTS = 50  # in a turn: one takes a fraction of a millisecond
 LARGEST_LOSS_DIFFERENCE = 1e-5
 LARGEST_CUDA_DIFFERENCE = 1e-4  # fp32 too, but products are summed in other orders
 LARGEST_ROUNDED_DIFFERENCE = 0.05  # difference of a loss near 10, in 16 bits or fewer
-PEER_ATTENTIONS = ("sdpa", "eager")
+PEER_ATTENTIONS = {
+    "bert": ("sdpa", "eager"),
+    "modern": ("sdpa",),  # eager: NaN where a window holds padding alone
+}
 PRODUCT = "matrix_products"  # takes turns like all contenders
 OTHERS = MappingProxyType(  # names of the contenders, in words
     {
@@ -124,6 +127,7 @@ def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[
             vocab_size=config.model.vocab_size,
             max_predictions=data.max_predictions,
             seed=derive_seed(seed, "samples", number),
+            masking_rate=data.masking_rate,
         )
         for number in range(len(chosen))
     ]
@@ -149,12 +153,13 @@ def make_data(
     """The batches of `mixed_and_sorted`, on the device, for both sides."""
     batches = [batch.to(device) for (batch,) in updates]
     by_length = [batch.to(device) for batch in by_length]
+    kind = config.model.architecture
     return Data(
         batches=batches,
         by_length=by_length,
-        padded=[padded_inputs(batch, config.data.max_seq_length) for batch in batches],
-        padded_to_longest=[masked_inputs(batch) for batch in batches],
-        sorted=[masked_inputs(batch) for batch in by_length],
+        padded=[padded_inputs(batch, config.data.max_seq_length, kind) for batch in batches],
+        padded_to_longest=[masked_inputs(batch, kind) for batch in batches],
+        sorted=[masked_inputs(batch, kind) for batch in by_length],
     )
 
 
@@ -176,7 +181,10 @@ def _compared(
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
     expected = loss_without_dropout(exact, data.batches[0])
     theirs = make_contenders(peer, data, model.precision)
-    peer_attention = fastest_attention(peer, theirs["sorted"], len(data.batches), report)
+    attentions = PEER_ATTENTIONS[model.architecture]
+    peer_attention = fastest_attention(
+        peer, attentions, theirs["sorted"], len(data.batches), report
+    )
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
@@ -185,6 +193,7 @@ def _compared(
         data,
         model.precision,
         device=device,
+        architecture=model.architecture,
         with_compile=with_compile,
         check=lambda loss: check_loss(loss, expected, model),
         report=report,
@@ -273,6 +282,7 @@ def _facts(config: RunConfig, data: Data) -> dict[str, Any]:
         "mean_length": sum(lengths) / len(lengths),
         "max_length": config.data.max_seq_length,
         "batch": config.parallel.local_batch_size,
+        "architecture": model.architecture,
         "layers": model.num_layers,
         "hidden": model.hidden_size,
         "heads": model.num_heads,
@@ -293,6 +303,7 @@ def _facts(config: RunConfig, data: Data) -> dict[str, Any]:
 def in_words(result: dict[str, Any]) -> str:
     """The result for people."""
     lines = [
+        f"{'ModernBERT: ' if result['architecture'] == 'modern' else ''}"
         f"{result['layers']} layers, hidden {result['hidden']}, {result['heads']} heads, "
         f"{result['vocabulary']} words, batch {result['batch']}, {result['precision']} on "
         f"{result['device']}, {result['threads']} threads",
@@ -358,15 +369,19 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender,
 
 
 def fastest_attention(
-    peer: Any, step: Contender, num_batches: int, report: Callable[[str], None]
+    peer: Any,
+    attentions: tuple[str, ...],
+    step: Contender,
+    num_batches: int,
+    report: Callable[[str], None],
 ) -> str:
     """Set `peer` to its attention implementation with the fastest steps, and return the name.
 
     One that runs out of memory is skipped.
     """
-    report(f"trying each attention of transformers: {', '.join(PEER_ATTENTIONS)}")
-    seconds = dict.fromkeys(PEER_ATTENTIONS, float("inf"))
-    for name in PEER_ATTENTIONS:
+    report(f"trying each attention of transformers: {', '.join(attentions)}")
+    seconds = dict.fromkeys(attentions, float("inf"))
+    for name in attentions:
         peer.set_attn_implementation(name)
         with contextlib.suppress(torch.OutOfMemoryError):
             step(-1).item()
@@ -388,7 +403,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
     ours = BertForPretraining(model, device, seed=derive_seed(seed, "weights"))
     ours.dropout_seed = derive_seed(seed, "dropout")
     with torch.no_grad():
-        ours.cls.predictions.bias[model.vocab_size :] = -1e4
+        ours.decoder_bias[model.vocab_size :] = -1e4
     return ours
 
 
@@ -420,7 +435,7 @@ def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
     )
     peer.eval()
     differences = []
-    for attention in PEER_ATTENTIONS:
+    for attention in PEER_ATTENTIONS[ours.config.architecture]:
         peer.set_attn_implementation(attention)
         losses = (
             (peer(**data.padded[0]).loss, mixed),

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
 HEAD_SIZE = 64  # of every published BERT
+MODERN = (  # as published, but for its size: arXiv 2412.13663
+    *("model.architecture=modern", "model.objective=mlm", "model.layer_norm_epsilon=1e-5"),
+    *("model.hidden_dropout=0", "model.attention_dropout=0"),
+    *("data.masking=dynamic", "data.masking_rate=0.3"),
+)
 _COUNT = Bounds(1, 10**7)
 _BOUNDS = {
     **dict.fromkeys(("steps", "samples", "rounds", "pairs", "tokens", "sweep"), _COUNT),
@@ -62,6 +67,11 @@ MEASUREMENTS = {
         options={
             "steps": _number(12, "measured steps of each side at most"),
             "seconds": _number(300.0, "begin no step after this, once every batch was measured"),
+            "architecture": {
+                "choices": ("bert", "modern"),
+                "default": None,
+                "help": "of both sides (default: that of --config, or bert)",
+            },
             "compile": {
                 "action": argparse.BooleanOptionalAction,
                 "default": True,
@@ -186,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
         for number in given if isinstance(given, list) else (given,):
             if number is not None:
                 bounds.check(option_name(name), number)
-    names = (option.replace("-", "_") for option in chosen.options)
+    names = (option.replace("-", "_") for option in chosen.options if option != "architecture")
     options = {name: getattr(args, name) for name in names}
     what: tuple[Any, ...] = ()
     if chosen.settings is not None:
@@ -205,10 +215,15 @@ def run(args: argparse.Namespace) -> int:
 def make_config(args: argparse.Namespace) -> RunConfig:
     """The config of one rank, from --config or bench.toml, and --set. Raises ConfigError."""
     fixed = [f"run.seed={args.seed}", f'run.device="{args.device}"']
+    architecture = getattr(args, "architecture", None)
+    if args.config and architecture:
+        fixed.append(f"model.architecture={architecture}")
     if args.config:
         one_rank = ["parallel.nodes=1", "parallel.ranks_per_node=1"]
         return load_config(args.config, [*args.set, *one_rank, *fixed])
     settings = MEASUREMENTS[args.measurement].settings or ()
+    if architecture == "modern":
+        settings += MODERN
     return small_config(*settings, *args.set, *fixed)
 
 
@@ -216,20 +231,23 @@ def small_config(*settings: str) -> RunConfig:
     """bench.toml with `settings` as --set takes them. Raises ConfigError.
 
     Unless they are set, heads have 64 channels, the feed-forward halves are four times as wide as a
-    token, and there are as many positions as tokens.
+    token (gated ones 1.5 times, as published), and there are as many positions as tokens. With
+    another masking rate there is room for its masks.
     """
     given = {name.strip(): value.strip() for name, _, value in (e.partition("=") for e in settings)}
     hidden, length = (
         re.fullmatch(r"\d{1,9}", given.get(name, ""))
         for name in ("model.hidden_size", "data.max_seq_length")
     )
-    derived = []
-    if hidden:
-        channels = int(hidden[0])
-        derived.append(f"model.num_heads={max(1, channels // HEAD_SIZE)}")
-        derived.append(f"model.intermediate_size={4 * channels}")
-    if length:
-        derived.append(f"model.max_position_embeddings={length[0]}")
+    is_modern = given.get("model.architecture") == "modern"
+    channels, tokens = int(hidden[0]) if hidden else 256, int(length[0]) if length else 512
+    derived = [
+        f"model.num_heads={max(1, channels // HEAD_SIZE)}",
+        f"model.intermediate_size={3 * channels // 2 if is_modern else 4 * channels}",
+        f"model.max_position_embeddings={tokens}",
+    ]
+    if is_modern:
+        derived.append(f"data.max_predictions={max(1, tokens * 3 // 10)}")
     return load_config(BASE, [*derived, *settings])
 
 

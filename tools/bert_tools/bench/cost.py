@@ -2,7 +2,8 @@
 
 Forward and backward of the whole model, heads included, run over batches of equal lengths. Only
 attention is quadratic, so at equal tokens the time rises with the length. Two totals of tokens
-separate the cost of tokens from the fixed cost of a forward (launches, memory, the loss).
+separate the cost of tokens from the fixed cost of a forward (launches, memory, the loss). In layers
+with windows, what the tokens see counts in place of L**2 (`CostModel`).
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from bert_tools.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import cost_model
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.length_histogram import SHORTEST
 from mlperf_bert.model.bert import BertForPretraining
@@ -63,7 +65,8 @@ def measure(
     )
     ms = np.array([1e3 * times.seconds_per_batch(name) for name in contenders])
     counts, lengths = np.array(shapes).T
-    fit = fit_cost(counts * lengths, counts * lengths**2, ms)
+    attended = cost_model(config).attended(lengths.astype(np.float64))
+    fit = fit_cost(counts * lengths, counts * attended, ms)
     deviation = fit["fitted_ms"] / ms - 1
     return {
         "schema_version": 1,
@@ -100,14 +103,14 @@ def batch_shapes(tokens: int, max_length: int) -> list[tuple[int, int]]:
 
 
 def fit_cost(
-    tokens: NDArray[np.int64], squares: NDArray[np.int64], ms: Float64Array
+    tokens: NDArray[np.int64], attended: NDArray[np.int64] | Float64Array, ms: Float64Array
 ) -> dict[str, Any]:
-    """Least squares of ms = constant + cost_a * tokens + cost_b * sum of squared lengths, each [n].
+    """Least squares of ms = constant + cost_a * tokens + cost_b * attended tokens, each [n].
 
     A negative `cost_b` counts as zero; `free_cost_b` keeps its value. Raises ConfigError if
     `cost_a` is not above zero.
     """
-    terms = np.stack([np.ones(len(ms)), tokens, squares], axis=1)
+    terms = np.stack([np.ones(len(ms)), tokens, attended.astype(np.float64)], axis=1)
     constant, cost_a, free_cost_b = _least_squares(terms, ms)
     cost_b = free_cost_b
     if free_cost_b < 0:

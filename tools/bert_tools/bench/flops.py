@@ -5,7 +5,8 @@ of the machine's rate, which is measured on the spot: products of the model's fe
 with as many rows as a batch has tokens, in a short burst and in a long run, in which clocks fall.
 
 A multiply-add is 2 operations, and backward costs twice a forward. Only matrix products count:
-normalisation, softmax, dropout and the update do not.
+normalisation, softmax, rotation, dropout and the update do not. In layers with windows a token
+attends to what it sees, whatever a policy computes beside that.
 
 Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width, V vocabulary
 (padded), P masked positions, B sequences.
@@ -14,12 +15,14 @@ Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.balance import attended_tokens
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import COMPUTED_IN
 
@@ -57,7 +60,7 @@ def model_flops(
     return _flops(
         model,
         encoder=model.num_layers * layer * sum(lengths),
-        attended=model.num_layers * sum(length**2 for length in lengths),
+        attended=_attended(model, model.num_layers, lengths),
         num_masked=sum(masked_counts),
         num_pairs=_num_pooled(model, len(lengths)),
     )
@@ -70,36 +73,54 @@ def _num_pooled(model: ModelSection, num_sequences: int) -> int:
 def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
     """Operations of our step on a batch: with padding, the last layer only where it is read.
 
-    That layer's keys and values belong to all tokens, everything else to the rows that the heads
-    read. Padding inside an attention policy (`grouped`, `packed`, `reference`) is not counted.
+    That layer's keys and values belong to all tokens, as ModernBERT's queries do, everything else
+    to the rows that the heads read. Padding inside an attention policy (`grouped`, `packed`,
+    `reference`) is not counted.
     """
     num_tokens, num_masked = sum(batch.lengths), batch.labels.shape[0]
     num_pairs = _num_pooled(model, batch.next_sentence_label.shape[0])
     num_rows = num_masked + num_pairs
     whole = model.num_layers - 1
-    keys_and_values = 2 * model.hidden_size**2
-    rest = _layer_products(model) - keys_and_values
-    last = keys_and_values * num_tokens + rest * num_rows
-    # A row of the last layer attends to its own sequence: one row for each masked position and one
-    # for the first token.
-    rows_attended = sum(
-        length * (count + (number < num_pairs))
-        for number, (length, count) in enumerate(
-            zip(batch.lengths, batch.masked_counts, strict=True)
-        )
-    )
+    of_all = (3 if model.architecture == "modern" else 2) * model.hidden_size**2
+    rest = _layer_products(model) - of_all
+    last = of_all * num_tokens + rest * num_rows
     return _flops(
         model,
         encoder=whole * _layer_products(model) * num_tokens + last,
-        attended=whole * sum(length**2 for length in batch.lengths) + rows_attended,
+        attended=_attended(model, whole, batch.lengths) + _attended_last(model, batch, num_pairs),
         num_masked=num_masked,
         num_pairs=num_pairs,
     )
 
 
+def _attended(model: ModelSection, layers: int, lengths: Sequence[float]) -> float:
+    """Pairs of tokens that see each other in the first `layers` layers."""
+    num_global = sum(map(model.is_global, range(layers)))
+    seen = num_global * sum(length**2 for length in lengths)
+    if num_global == layers:
+        return seen
+    of_sequences = attended_tokens(np.asarray(lengths, dtype=np.float64), model.reach)
+    return seen + (layers - num_global) * float(of_sequences.sum())
+
+
+def _attended_last(model: ModelSection, batch: UnpaddedBatch, num_pairs: int) -> int:
+    """Tokens that the last layer's rows see: those of their own sequence, or of its window.
+
+    There is one row for each masked position, and one for the first token of each pair.
+    """
+    lengths, counts = np.array(batch.lengths), np.array(batch.masked_counts)
+    if model.is_global(model.num_layers - 1):
+        return int(lengths @ counts + lengths[:num_pairs].sum())
+    rows, ends = batch.masked_token_index.cpu().numpy(), np.cumsum(lengths)
+    sequence = np.searchsorted(ends, rows, side="right")
+    before, after = rows - (ends - lengths)[sequence], ends[sequence] - 1 - rows
+    return int((1 + np.minimum(before, model.reach) + np.minimum(after, model.reach)).sum())
+
+
 def _layer_products(model: ModelSection) -> int:
-    """Multiply-adds of a token in one layer without attention: 4 D^2 + 2 D F."""
-    return 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    """Multiply-adds of a token in one layer without attention: 4 D^2 + 2 D F; gated, 3 D F."""
+    matrices = 3 if model.architecture == "modern" else 2
+    return 4 * model.hidden_size**2 + matrices * model.hidden_size * model.intermediate_size
 
 
 def _flops(

@@ -19,7 +19,7 @@ from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.muon import Muon, muon_update
-from mlperf_bert.optim.muon_plan import is_hidden_matrix
+from mlperf_bert.optim.muon_plan import is_hidden_matrix, num_matrices
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
 
 RULES = (
@@ -217,7 +217,7 @@ def _readable_update(
 ) -> Callable[..., None]:
     """The readable update of the tensor of this name."""
     if rule.name == "muon" and is_hidden_matrix(name, tuple(weight.shape)):
-        return partial(_readable_muon, rule, products)
+        return partial(_readable_muon, rule, products, num_matrices(name))
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -232,14 +232,21 @@ def _readable_update(
 def _readable_muon(
     rule: OptimSection,
     products: torch.dtype,
+    matrices: int,
     weight: Tensor,
     gradient: Tensor,
     exp_avg: Tensor,
     *_: object,
 ) -> None:
-    constants = {"lr": rule.learning_rate, "momentum": rule.momentum}
-    decay = rule.weight_decay
-    muon_update(weight, gradient, exp_avg, **constants, weight_decay=decay, products=products)
+    update = partial(
+        muon_update,
+        lr=rule.learning_rate,
+        momentum=rule.momentum,
+        weight_decay=rule.weight_decay,
+        products=products,
+    )
+    for own in zip(*(x.chunk(matrices) for x in (weight, gradient, exp_avg)), strict=True):
+        update(*own)
 
 
 def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
@@ -248,8 +255,13 @@ def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tenso
     matrices = []
     for name, parameter in twin.named_parameters():
         parameter.grad = gradients[name]
-        if is_hidden_matrix(name, tuple(parameter.shape)):
-            matrices.append(parameter)
+        if not is_hidden_matrix(name, tuple(parameter.shape)):
+            continue
+        parameter.requires_grad_(False)  # not AdamW's
+        count = num_matrices(name)
+        for own, gradient in zip(parameter.chunk(count), gradients[name].chunk(count), strict=True):
+            matrices.append(nn.Parameter(own.detach()))
+            matrices[-1].grad = gradient
     weights = [parameter.detach() for parameter in twin.parameters()]
     muon = torch.optim.Muon(
         matrices,
@@ -258,8 +270,6 @@ def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tenso
         momentum=rule.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
-    for parameter in matrices:
-        parameter.requires_grad_(False)  # not AdamW's
     adamw = usual_adamw(twin, rule, "fused")
 
     def run(number: int) -> Tensor:

@@ -1,5 +1,8 @@
 """The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
+For the modern architecture it is their ModernBertForMaskedLM, in the forms that run without its own
+unpadded path, which needs another library's kernels.
+
 The usual form pads all sequences to the maximum and computes logits of all positions. The fast form
 computes logits of the masked positions only and pads to the longest in a batch of similar lengths.
 Both also run compiled, the first also with fused attention. The unpadded form has one row of T
@@ -24,7 +27,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import ClipSection, ModelSection, OptimSection, Precision
+from mlperf_bert.config.sections import (
+    Architecture,
+    ClipSection,
+    ModelSection,
+    OptimSection,
+    Precision,
+)
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.optim.optimizers import param_groups
 
@@ -60,28 +69,33 @@ def import_transformers() -> ModuleType:
 def make_peer(
     ours: nn.Module, config: ModelSection, device: torch.device, *, attention: str = "sdpa"
 ) -> Any:
-    """A BertForPreTraining of `config` with the weights of our model, in training mode.
+    """Their model of `config` with the weights of ours, in training mode.
 
-    Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a model
+    Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a BERT
     with a masked-LM head only, which lacks some of the weights.
     """
-    if config.objective != "mlm_nsp":
+    if config.architecture == "bert" and config.objective != "mlm_nsp":
         problem = f"is {config.objective!r}, the other model is BertForPreTraining"
         raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
     transformers = import_transformers()
-    peer_config = transformers.BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings,
-        hidden_dropout_prob=config.hidden_dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
-        layer_norm_eps=config.layer_norm_epsilon,
-    )
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
     with device:  # draws its own initial weights there
-        peer = transformers.BertForPreTraining(peer_config)
+        peer = _modern_peer(config, sizes) if config.architecture == "modern" else None
+        peer = peer or transformers.BertForPreTraining(
+            transformers.BertConfig(
+                **sizes,
+                hidden_dropout_prob=config.hidden_dropout,
+                attention_probs_dropout_prob=config.attention_dropout,
+                layer_norm_eps=config.layer_norm_epsilon,
+            )
+        )
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
@@ -90,8 +104,29 @@ def make_peer(
     return peer.train()
 
 
-def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]:
-    """Inputs of BertForPreTraining: int64 [B, S] tensors, S = padded_length, on batch's device."""
+def _modern_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+    transformers = import_transformers()
+    return transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
+            **sizes,
+            embedding_dropout=config.hidden_dropout,
+            mlp_dropout=config.hidden_dropout,
+            attention_dropout=config.attention_dropout,
+            norm_eps=config.layer_norm_epsilon,
+            local_attention=config.attention_window,
+            global_attn_every_n_layers=config.global_attention_every,
+            global_rope_theta=config.rope_base_global,
+            local_rope_theta=config.rope_base_local,
+            pad_token_id=0,
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+        )
+    )
+
+
+def padded_inputs(
+    batch: UnpaddedBatch, padded_length: int, architecture: Architecture = "bert"
+) -> dict[str, Tensor]:
+    """Inputs of their model: int64 [B, S] tensors, S = padded_length, on the batch's device."""
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
     rows = torch.arange(shape[0], device=device)
@@ -103,23 +138,23 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
     def pad(values: Tensor, padding: int) -> Tensor:
         return torch.full(shape, padding, device=device).index_put(places, values)
 
-    return {
+    inputs = {
         "input_ids": pad(batch.input_ids, 0),
-        "token_type_ids": pad(batch.token_type_ids, 0),
         "attention_mask": pad(torch.ones_like(batch.input_ids), 0),
         "labels": pad(_labels(batch), IGNORED),
-        "next_sentence_label": batch.next_sentence_label,
     }
+    if architecture == "bert":
+        inputs["token_type_ids"] = pad(batch.token_type_ids, 0)
+        inputs["next_sentence_label"] = batch.next_sentence_label
+    return inputs
 
 
-def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
+def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> dict[str, Any]:
     """Inputs of `masked_loss`: the batch padded to its longest sequence, on its device."""
-    padded = padded_inputs(batch, batch.max_seqlen)
+    padded = padded_inputs(batch, batch.max_seqlen, architecture)
     is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each one's position
     return {
-        "tokens": {
-            name: padded[name] for name in ("input_ids", "token_type_ids", "attention_mask")
-        },
+        "tokens": {name: padded[name] for name in padded if not name.endswith(("labels", "label"))},
         "masked": is_real[batch.masked_token_index],
         "labels": batch.labels,
         "next_sentence_label": batch.next_sentence_label,
@@ -127,7 +162,11 @@ def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of BertForPreTraining, with logits of the masked positions only."""
+    """The loss of their model, with logits of the masked positions only."""
+    if hasattr(peer, "decoder"):  # ModernBERT's
+        hidden = peer.model(**inputs["tokens"])[0]
+        masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
+        return F.cross_entropy(peer.decoder(peer.head(masked)).float(), inputs["labels"])
     hidden, pooled = peer.bert(**inputs["tokens"])[:2]
     masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
     return _loss_of_both(peer.cls(masked, pooled), inputs)
@@ -273,6 +312,7 @@ def make_other_peers(
     precision: Precision,
     *,
     device: torch.device,
+    architecture: Architecture = "bert",
     with_compile: bool,
     check: Callable[[Tensor], object],
     report: Callable[[str], None],
@@ -284,6 +324,7 @@ def make_other_peers(
         data: batches for all of them.
         precision: ours; theirs is its `autocast_dtype`.
         device: device of models and data.
+        architecture: theirs and ours.
         with_compile: also run them through torch.compile.
         check: takes the loss of the first batch without dropout, and raises ConfigError if it
             belongs to another model.
@@ -291,7 +332,7 @@ def make_other_peers(
     """
     peers = OtherPeers({}, {})
     for name, build in BUILDERS.items():
-        reason = _reason_against(name, device, with_compile)
+        reason = _reason_against(name, device, with_compile, architecture)
         if reason is None:
             report(f"preparing {name}")
             # The plain module would be compiled again.
@@ -369,7 +410,11 @@ BUILDERS = MappingProxyType(
 )
 
 
-def _reason_against(name: str, device: torch.device, with_compile: bool) -> str | None:
+def _reason_against(
+    name: str, device: torch.device, with_compile: bool, architecture: Architecture
+) -> str | None:
+    if name == "unpadded_peer" and architecture == "modern":
+        return "its own unpadded path needs the kernels of flash-attn"
     if name.endswith("compiled") and not with_compile:
         return "torch.compile was not asked for: --compile"
     if name == "sorted_compiled" or device.type == "cuda":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import MAX_PREDICTIONS
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE
 from mlperf_bert.data.index import (
     LengthIndex,
     Manifest,
@@ -34,7 +34,12 @@ DIGEST = "0" * 64  # digests of vocabulary and text, which do not exist
 
 
 def synthetic_samples(
-    lengths: IntArray, *, vocab_size: int, max_predictions: int, seed: int
+    lengths: IntArray,
+    *,
+    vocab_size: int,
+    max_predictions: int,
+    seed: int,
+    masking_rate: float = STORED_MASKING_RATE,
 ) -> Samples:
     """Samples of these lengths; all else is drawn from the seed.
 
@@ -46,10 +51,11 @@ def synthetic_samples(
         vocab_size: words of the vocabulary, at least 2.
         max_predictions: most masked positions of a sample.
         seed: seed of all draws.
+        masking_rate: share of a sample's tokens that are masked.
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)
-    masked_counts = masked_counts_of(lengths, max_predictions)
+    masked_counts = masked_counts_of(lengths, max_predictions, masking_rate)
     masked_positions = []
     for length, start, count in zip(lengths, segment_b_start, masked_counts, strict=True):
         words = np.delete(np.arange(1, length - 1), start - 2)  # not [CLS], not the [SEP]s
@@ -154,6 +160,6 @@ def write_set(
         dupe_factor=settings.dupe_factor,
         shards=tuple(entries),
     )
-    lengths = np.concatenate([np.diff(each.offsets) for each in shards])
-    masked_counts = np.concatenate([np.diff(each.masked_lm_offsets) for each in shards])
-    return write_index(set_dir, manifest, lengths.astype(np.uint16), masked_counts.astype(np.uint8))
+    offsets = ([each.offsets for each in shards], [each.masked_lm_offsets for each in shards])
+    counts = (np.concatenate([*map(np.diff, each)]).astype(np.uint16) for each in offsets)
+    return write_index(set_dir, manifest, *counts)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.checkpoint.first_weights import MODEL_OF_WEIGHTS, RATE_TO_CONTINUE
+from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
 from mlperf_bert.checkpoint.huggingface.conversion import Conversion
-from mlperf_bert.checkpoint.huggingface.weights import WORDS
 from mlperf_bert.checkpoint.manifest import (
     MANIFEST,
     MODEL,
@@ -78,7 +77,7 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 def _starting_config(model: ModelSection) -> str:
     """The recipe of own_text_cpu for this model, with a learning rate for further training."""
     tables = read_toml(find_config("own_text_cpu"))
-    tables["model"] |= {name: getattr(model, name) for name in MODEL_OF_WEIGHTS}
+    tables["model"] |= settings_of(model)
     length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)
     tables["data"]["max_seq_length"] = length
     tables["optim"]["learning_rate"] = RATE_TO_CONTINUE
@@ -111,7 +110,7 @@ def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
             "sha256": vocabulary.sha256,
         },
         "rows_in_source": conversion.word_rows,
-        "rows": conversion.shapes[WORDS][0],
+        "rows": conversion.shapes[source.family.words][0],
         "remarks": list(conversion.remarks),
         "config": str(out / STARTING),
         "ignored": {**source.ignored, **conversion.unused},

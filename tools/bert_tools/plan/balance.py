@@ -31,7 +31,7 @@ from mlperf_bert.config.sections import (
     SamplerName,
     option_name,
 )
-from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
+from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner, cost_model
 from mlperf_bert.data.capacity import (
     CapacityBasis,
     CapacityPlan,
@@ -68,7 +68,8 @@ _COLUMNS = (
 )
 _LEGEND = (
     "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
-    "in cost: the same of cost_a * L + cost_b * L^2; idle: time a rank waits for the slowest",
+    "in cost: the same of cost_a * L + cost_b * L^2, for windows of what their tokens see;",
+    "idle: time a rank waits for the slowest",
     "capacity: tokens/sequences/masked positions that hold a forward in a run of {run};",
     "waste: room of it beyond the mean forward, of tokens and of masked positions;",
     "captured: of tokens, where all forwards of a step take the smallest of 12 that holds them",
@@ -291,7 +292,11 @@ def asked_question(args: argparse.Namespace, config: RunConfig | None) -> Questi
         steps=steps,
         seed=args.seed,
         balance_model=args.balance_model,
-        cost=CostModel(linear=args.cost_a, quadratic=cost_b),
+        cost=(
+            CostModel(linear=args.cost_a, quadratic=cost_b)
+            if config is None
+            else cost_model(config)
+        ),
         quantiles=args.quantiles,
         grad_accum_steps=args.grad_accum_steps,
     )

@@ -12,12 +12,15 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
 from bert_tools.plan.answer import Answer, asked_picture
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.balance import attended_tokens
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
 if TYPE_CHECKING:
@@ -59,18 +62,19 @@ def answer(args: argparse.Namespace) -> Answer:
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
-    gradients = backward_order(config.model, args.qkv, num_tokens, num_masked)
+    qkv: QkvLayout = "fused" if config.model.architecture == "modern" else args.qkv
+    gradients = backward_order(config.model, qkv, num_tokens, num_masked)
     buckets = [
         ddp_bucket(bucket, ELEMENT_BYTES[dtype])
         for bucket in plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
     ]
     title = (
-        f"{args.config.stem}: {dtype} gradients, q, k, v {args.qkv}, bucket cap {cap_mb:g} MiB; "
+        f"{args.config.stem}: {dtype} gradients, q, k, v {qkv}, bucket cap {cap_mb:g} MiB; "
         f"{num_tokens} tokens, {num_masked} masked"
     )
     facts = {
         "dtype": dtype,
-        "qkv": args.qkv,
+        "qkv": qkv,
         "bucket_cap_mb": cap_mb,
         "tokens_per_sequence": num_tokens,
         "masked_per_sequence": num_masked,
@@ -115,7 +119,7 @@ def parameter_shapes(model: ModelSection, qkv: QkvLayout = "separate") -> Shapes
     matrix and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, comes
     last, because its use as a table comes first in the forward.
 
-    `fused` puts the three projections of a layer into one, named `qkv`.
+    `fused` puts the three projections of a layer into one, named `qkv`; ModernBERT's are one.
     """
     return {
         name: shape
@@ -147,6 +151,9 @@ def _backward(
     model: ModelSection, qkv: QkvLayout, num_tokens: int, num_masked: int
 ) -> Iterator[_Part]:
     """Heads, layers from the last to the first, embeddings: model/bert.py read backwards."""
+    if model.architecture == "modern":
+        yield from _modern_backward(model, num_tokens, num_masked)
+        return
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
@@ -188,6 +195,37 @@ def _layer(
         return
     for projection, projected in (("value", num_tokens), ("key", num_tokens), ("query", rows)):
         yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)
+
+
+def _modern_backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
+    """The same of model/modern.py: no biases but the decoder's."""
+    hidden, wide, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+
+    def matrix(name: str, inputs: int, outputs: int, rows: int) -> _Part:
+        return _Part({f"{name}.weight": (outputs, inputs)}, rows * inputs * outputs)
+
+    def norm(name: str) -> _Part:
+        return _Part({f"{name}.weight": (hidden,)})
+
+    yield _Part({"decoder.bias": (vocabulary,)}, num_masked * hidden * vocabulary)
+    yield norm("head.norm")
+    yield matrix("head.dense", hidden, hidden, num_masked)
+    after = "model.final_norm"
+    seen = float(attended_tokens(np.array(num_tokens, dtype=np.float64), model.reach)) / num_tokens
+    for number in reversed(range(model.num_layers)):
+        name = f"model.layers.{number}"
+        rows = num_masked if number + 1 == model.num_layers else num_tokens
+        yield norm(after)
+        yield matrix(f"{name}.mlp.Wo", wide, hidden, rows)
+        yield matrix(f"{name}.mlp.Wi", hidden, 2 * wide, rows)
+        yield norm(f"{name}.mlp_norm")
+        yield matrix(f"{name}.attn.Wo", hidden, hidden, rows)
+        of_row = num_tokens if model.is_global(number) else seen
+        yield _Part({}, round(2 * rows * of_row * hidden))
+        yield matrix(f"{name}.attn.Wqkv", hidden, 3 * hidden, num_tokens)
+        after = f"{name}.attn_norm"
+    yield norm("model.embeddings.norm")
+    yield _Part({"model.embeddings.tok_embeddings.weight": (vocabulary, hidden)})
 
 
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:

@@ -168,7 +168,7 @@ def question_of(
     that the simulator does not have.
     """
     model, parallel, usual = config.model, config.parallel, ModelSection()
-    shape = ("num_layers", "hidden_size", "intermediate_size", "num_heads")
+    shape = ("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads")
     if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
         problem = "is not BERT-large on GPUs, the only simulated case"
         raise ConfigError(origin, problem, "give another config, such as dgxa100_8x8x48x1")

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
-from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
+from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
 from mlperf_bert.data.length_histogram import (
-    MASKED_SHARE,
+    LONGEST,
     LengthHistogram,
     read_histogram,
     wikipedia_lengths,
 )
 
-MOST_SAMPLES = 2**28  # the made-up index is held in memory, 7 bytes a sample
+MOST_SAMPLES = 2**28  # the made-up index is held in memory, 8 bytes a sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class SampleIndex:
     source: str
     vocab_size: int
     lengths: NDArray[np.uint16]  # [N]
-    masked_counts: NDArray[np.uint8]  # [N]
+    masked_counts: MaskedCounts  # [N]
     order_by_length: NDArray[Any]  # integer [N]
     length_histogram: Sequence[int]
 
@@ -62,12 +62,12 @@ class SampleIndex:
             problem = f"counts {histogram.num_sequences:,} sequences, above {MOST_SAMPLES:,}"
             raise DataError(source, problem, "divide all counts by the same number")
         # Halves go to the even neighbour, as in Python's round.
-        masked = np.clip(np.rint(MASKED_SHARE * histogram.lengths), 1, max_predictions)
+        masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, max_predictions)
         return cls(
             source=source,
             vocab_size=ModelSection().vocab_size,
             lengths=np.repeat(histogram.lengths.astype(np.uint16), histogram.counts),
-            masked_counts=np.repeat(masked.astype(np.uint8), histogram.counts),
+            masked_counts=np.repeat(masked.astype(np.uint16), histogram.counts),
             order_by_length=np.arange(histogram.num_sequences, dtype=np.uint32),
             length_histogram=np.bincount(histogram.lengths, histogram.counts).astype(int).tolist(),
         )
@@ -100,8 +100,8 @@ def asked_index(args: argparse.Namespace) -> SampleIndex:
             raise ConfigError("--max-predictions", "does not go with --data", remedy)
         return SampleIndex.of_set(args.data)
     most = MAX_PREDICTIONS if most is None else most
-    if not 1 <= most <= 255:
-        raise ConfigError("--max-predictions", f"is {most}", "set it within 1 .. 255")
+    if not 1 <= most <= LONGEST:
+        raise ConfigError("--max-predictions", f"is {most}", f"set it within 1 .. {LONGEST}")
     if given is None:
         return wikipedia_index(most)
     return SampleIndex.of_histogram(read_histogram(given), str(given), most)

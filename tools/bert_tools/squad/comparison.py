@@ -64,7 +64,7 @@ def read_run(directory: Path) -> RunRecord:
     """The record in a run's directory. Raises DataError if it is missing or invalid."""
     path = directory / RESULT
     record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
-    record.check_version(SCHEMA_VERSION, "schema_version")
+    record.check_version(SCHEMA_VERSION, key="schema_version")
     settings, ranks = record.record("settings"), record.integer("ranks", 1, _MOST_RANKS)
     # Runs before this key, and systems that do not count it, have none.
     waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)

@@ -43,8 +43,6 @@ from bert_tools.squad.answers import Scores
 from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader, evaluation_batches
 from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.model import (
-    EMBEDDINGS,
-    LAYERS,
     Part,
     SpanModel,
     balanced_split,
@@ -56,6 +54,7 @@ from bert_tools.squad.model import (
 from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
 from bert_tools.squad.weights import Start
 from bert_tools.squad.windows import Windows
+from mlperf_bert.checkpoint.huggingface.weights import FAMILIES
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
@@ -138,7 +137,7 @@ class Replicated:
             self._called = self._ddp
         if kind == "fsdp" and team.mesh is not None:
             # Each layer by itself, and the rest of the model together, over the replicas.
-            for module in (*model.bert.get_submodule("encoder.layer").children(), model):
+            for module in (*model.layers, model):
                 fully_shard(module, mesh=team.mesh[REPLICA])
 
     def accumulate(
@@ -421,10 +420,11 @@ class Pipelined:
 
     def _stage_of(self, name: str) -> int:
         """The stage that holds the tensor of that name."""
-        if name.startswith(LAYERS):
-            layer = int(name.removeprefix(LAYERS).partition(".")[0])
+        family = FAMILIES[self.parts[0].config.architecture]
+        if name.startswith(family.layers):
+            layer = int(name.removeprefix(family.layers).partition(".")[0])
             return bisect_right(self._bounds, layer) - 1
-        return 0 if name.startswith(EMBEDDINGS) else len(self._owners) - 1
+        return 0 if name.startswith(f"{family.body}embeddings.") else len(self._owners) - 1
 
 
 Engine = Replicated | Pipelined

@@ -104,7 +104,18 @@ def squad_flops(model: ModelSection, lengths: Sequence[float]) -> float:
 
     Matrix products only, all layers whole, no padding: 24 D^2 + 4 D L per token of a window of L in
     a layer whose feed-forward part is 4 D wide, and 4 D for the span head, three times each.
+    (ModernBERT's as `model_flops` counts them.)
     """
-    encoder = model_flops(model, lengths, [0] * len(lengths))
-    span_head = PASSES * PER_MULTIPLY_ADD * 2 * model.hidden_size * sum(lengths)
-    return encoder.encoder + encoder.attention + span_head
+    return encoder_flops(model, lengths) + span_head_flops(model, sum(lengths))
+
+
+def encoder_flops(model: ModelSection, lengths: Sequence[float]) -> float:
+    """The part of `squad_flops` in the layers."""
+    flops = model_flops(model, lengths, [0] * len(lengths))
+    return flops.encoder + flops.attention
+
+
+def span_head_flops(model: ModelSection, num_tokens: float) -> float:
+    """The part of `squad_flops` in the scores; ModernBERT's are of a projection of [D, D]."""
+    columns = 2 + (model.hidden_size if model.architecture == "modern" else 0)
+    return PASSES * PER_MULTIPLY_ADD * columns * model.hidden_size * num_tokens

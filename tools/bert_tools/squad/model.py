@@ -1,4 +1,4 @@
-"""BERT model that scores every token as the first and last of an answer, whole or in parts.
+"""BERT or ModernBERT that scores every token as the first and last of an answer, whole or in parts.
 
 A part is some consecutive layers; the first part also has the embeddings, the last the scores. A
 pipeline is a row of parts, and a single part is the whole model. Layers are cut into parts so that
@@ -8,20 +8,23 @@ Shape letters: T tokens, D hidden.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bert_tools.bench.flops import model_flops
 from bert_tools.squad.batches import SpanBatch, span_loss_sum
-from bert_tools.squad.measures import squad_flops
+from bert_tools.squad.measures import encoder_flops, span_head_flops
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.bert import initial_weights
+from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import choose_attention, choose_blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.layers import (
@@ -31,8 +34,13 @@ from mlperf_bert.model.layers import (
     Embeddings,
     EncoderLayer,
 )
+from mlperf_bert.model.modern import (
+    LayerLayouts,
+    ModernLayer,
+    PredictionHead,
+    WordEmbeddings,
+)
 
-EMBEDDINGS, LAYERS = "bert.embeddings.", "bert.encoder.layer."  # prefixes of their tensors' names
 Result = Literal["scores", "loss_sum"]
 
 
@@ -60,12 +68,73 @@ def whole(config: ModelSection) -> Part:
     return Part(0, config.num_layers, config.num_layers)
 
 
+class BertPart(nn.Module):
+    """Layers of BERT, the first part's with the embeddings."""
+
+    def __init__(
+        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
+    ) -> None:
+        super().__init__()
+        if part.has_embeddings:
+            self.embeddings = Embeddings(config, blocks)
+        layers = nn.ModuleDict()
+        for number in range(part.first, part.end):
+            stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
+            layers[str(number)] = EncoderLayer(config, attend, blocks, stream)
+        self.encoder = nn.Module()
+        self.encoder.layer = layers
+
+    def forward(
+        self, hidden: Tensor | None, tokens: UnpaddedBatch, keys: DropoutKeys | None
+    ) -> Tensor:
+        """Hidden states [T, D], or None at the start -> hidden states [T, D]."""
+        layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
+        found: Tensor = self.embeddings(tokens, keys) if hidden is None else hidden
+        for layer in self.get_submodule("encoder.layer").children():
+            found = layer(found, layout, keys)
+        return found
+
+
+class ModernPart(nn.Module):
+    """Layers of ModernBERT, the first part's with the embeddings, the last's with the last norm.
+
+    Each layer norms what it takes, so that only the residual stream goes from part to part.
+    """
+
+    def __init__(
+        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
+    ) -> None:
+        super().__init__()
+        if part.has_embeddings:
+            self.embeddings = WordEmbeddings(config, blocks)
+        self.layers = nn.ModuleDict()
+        for number in range(part.first, part.end):
+            self.layers[str(number)] = ModernLayer(config, attend, blocks, number)
+        self.final_norm: nn.Module = nn.Identity()
+        if part.has_head:
+            size, epsilon = config.hidden_size, config.layer_norm_epsilon
+            self.final_norm = nn.LayerNorm(size, eps=epsilon, bias=False, device=META)
+        self._layouts = LayerLayouts(config)
+
+    def forward(
+        self, residual: Tensor | None, tokens: UnpaddedBatch, keys: DropoutKeys | None
+    ) -> Tensor:
+        """Residual stream [T, D], or None at the start -> the stream, or at the end its norm."""
+        nearby, everywhere = self._layouts(tokens, tokens.max_seqlen)
+        found: Tensor = self.embeddings(tokens, keys) if residual is None else residual
+        for layer in self.layers.children():
+            layout = everywhere if layer.is_global else nearby
+            found, _ = layer(found, None, layout, keys, None)
+        normed: Tensor = self.final_norm(found)
+        return normed
+
+
 class SpanModel(nn.Module):
     """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights.
 
-    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering.
-    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU
-    the result does not depend on the ranks' shares.
+    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering
+    or ModernBertForQuestionAnswering. Dropout is keyed by (seed, update, window, position), as in
+    pre-training, so that on a CPU the result does not depend on the ranks' shares.
 
     It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
     precision is ignored: "bf16" computes products under autocast, "fp64" in float64. Raises
@@ -89,20 +158,29 @@ class SpanModel(nn.Module):
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
         blocks = choose_blocks(config, device)
-        self.bert = nn.Module()
-        if part.has_embeddings:
-            self.bert.embeddings = Embeddings(config, blocks)
-        layers = nn.ModuleDict()
-        for number in range(part.first, part.end):
-            stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
-            layers[str(number)] = EncoderLayer(config, attend, blocks, stream)
-        self.bert.encoder = nn.Module()
-        self.bert.encoder.layer = layers
-        if part.has_head:
-            self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
+        scores = nn.Linear(config.hidden_size, 2, device=META)
+        if config.architecture == "bert":
+            self.bert = BertPart(config, part, attend, blocks)
+            if part.has_head:
+                self.qa_outputs = scores
+        else:
+            self.model = ModernPart(config, part, attend, blocks)
+            if part.has_head:
+                self.head, self.classifier = PredictionHead(config), scores
         self.dropout_seed = dropout_seed
         # Belongs to the present update; no part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def body(self) -> "BertPart | ModernPart":
+        """Embeddings and layers."""
+        return self.bert if self.config.architecture == "bert" else self.model
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The part's layers, the first first."""
+        path = "encoder.layer" if self.config.architecture == "bert" else "layers"
+        return list(self.body.get_submodule(path).children())
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
@@ -110,18 +188,15 @@ class SpanModel(nn.Module):
         `hidden`, [T, D], is the output of the previous part; None for the first. `result` chooses
         the output of the last part.
         """
-        tokens = batch.tokens
-        layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
         keys = self._dropout_keys(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            if hidden is None:
-                hidden = self.bert.get_submodule("embeddings")(tokens, keys)
-            for layer in self.bert.get_submodule("encoder.layer").children():
-                hidden = layer(hidden, layout, keys)
-            assert hidden is not None
+            found: Tensor = self.body(hidden, batch.tokens, keys)
             if not self.part.has_head:
-                return hidden
-            scores: Tensor = self.qa_outputs(hidden)
+                return found
+            if self.config.architecture == "bert":
+                scores: Tensor = self.qa_outputs(found)
+            else:
+                scores = self.classifier(self.head(found))
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
@@ -140,20 +215,13 @@ def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
 def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
     """Random weights of the whole model, float32 on the host, for a run without a checkpoint.
 
-    Matrices are normal(0, initializer_range), biases zero, LayerNorm weights one, as in
-    `BertForPretraining`. They depend on shapes and seed only.
+    They are drawn as in `BertForPretraining`, and depend on shapes and seed only.
     """
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, shape in parameter_shapes(config).items():
-        if name.endswith("bias"):
-            weights[name] = torch.zeros(shape)
-        elif "LayerNorm" in name:
-            weights[name] = torch.ones(shape)
-        else:
-            drawn = torch.empty(shape)
-            weights[name] = drawn.normal_(0.0, config.initializer_range, generator=generator)
-    return weights
+    return {
+        name: initial_weights(name, torch.Size(shape), config, generator)
+        for name, shape in parameter_shapes(config).items()
+    }
 
 
 @torch.no_grad()
@@ -179,10 +247,12 @@ def layer_costs(model: ModelSection, length: float) -> list[float]:
 
     The embeddings are looked up and cost no products.
     """
-    flops = model_flops(model, [length], [0])
-    layers = flops.encoder + flops.attention
-    costs = [layers / model.num_layers] * model.num_layers
-    costs[-1] += squad_flops(model, [length]) - layers
+    one, two = (
+        encoder_flops(replace(model, num_layers=layers, global_attention_every=2), [length])
+        for layers in (1, 2)
+    )
+    costs = [one if model.is_global(layer) else two - one for layer in range(model.num_layers)]
+    costs[-1] += span_head_flops(model, length)
     return costs
 
 

@@ -28,8 +28,8 @@ from mlperf_bert.checkpoint.huggingface.tokenizer import (
     tokenizer_files,
 )
 from mlperf_bert.checkpoint.huggingface.weights import (
+    FAMILIES,
     MOST_SPARE_ROWS,
-    WORDS,
     read_settings,
     with_rows,
 )
@@ -50,12 +50,11 @@ from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
-ARCHITECTURE = "BertForQuestionAnswering"
 _SPARE_BYTES = 16 * 2**20  # limit on tokenizer files
-_HEAD = "qa_outputs."
+_HEADS = ("qa_outputs.", "classifier.")  # weights for pre-training have all else
 _FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
 _MAKER = "mlperf_bert squad train"
-_REMEDY = "give the `model` directory of a run, or a BertForQuestionAnswering in safetensors"
+_REMEDY = "give the `model` directory of a run, or a model for questions in safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def start_from(checkpoint: Path, vocabulary_sha256: str, seed: int) -> Start:
         stored = load_file(found / MODEL)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(str(found / MODEL), f"unreadable ({error})", ELSE) from None
-    weights = {name: drawn[name] if name.startswith(_HEAD) else stored.get(name) for name in drawn}
+    weights = {name: drawn[name] if name.startswith(_HEADS) else stored.get(name) for name in drawn}
     checked: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if tensor is None or tensor.shape != drawn[name].shape:
@@ -113,7 +112,7 @@ def check_fits(model: ModelSection, num_tokens: int, max_length: int) -> None:
 def save_for_transformers(
     out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: AnyVocabulary
 ) -> None:
-    """Write, in one step, a directory that `transformers`' BertForQuestionAnswering loads.
+    """Write, in one step, a directory that `transformers` loads as a model for questions.
 
     `weights` are those of the whole model on the host, written as float32 beside the vocabulary's
     files. Raises CheckpointError if `out` exists or cannot be written.
@@ -124,9 +123,10 @@ def save_for_transformers(
     metadata = {"format": "pt", "source": f"{_MAKER}, {package_version()}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_tensors(folder / SINGLE, tensors, metadata)
-        contents = config_json(model, ARCHITECTURE, model.padded_vocab_size, vocabulary.pad_id)
+        architecture = f"{FAMILIES[model.architecture].class_name}ForQuestionAnswering"
+        contents = config_json(model, architecture, model.padded_vocab_size, vocabulary.pad_id)
         write_file(folder / CONFIG, contents)
-        for name, file in tokenizer_files(vocabulary, model.max_position_embeddings).items():
+        for name, file in tokenizer_files(vocabulary, model).items():
             write_file(folder / name, file)
 
 
@@ -156,18 +156,20 @@ def read_model(folder: Path, vocabulary: Path | None = None) -> tuple[Start, Any
         problem = f"has {len(words):,} tokens, the model {model.vocab_size:,}"
         raise CheckpointError(str(folder), problem, "give its own vocabulary with --vocab")
     weights = {}
+    table = FAMILIES[model.architecture].words
     for name, shape in parameter_shapes(model).items():
-        weights[name] = torch.from_numpy(_numbers(folder, stored.get(name), name, shape))
+        spare = MOST_SPARE_ROWS if name == table else 0
+        weights[name] = torch.from_numpy(_numbers(folder, stored.get(name), name, shape, spare))
     return Start(model, weights, file_sha256(folder / SINGLE)), words
 
 
 def _numbers(
-    folder: Path, tensor: StoredTensor | None, name: str, shape: tuple[int, ...]
+    folder: Path, tensor: StoredTensor | None, name: str, shape: tuple[int, ...], most_spare: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     if tensor is None:
         raise CheckpointError(str(folder / SINGLE), f"has no {name}", _REMEDY)
-    spare = shape[0] - tensor.shape[0] if name == WORDS and tensor.shape else 0
-    fits = tensor.shape[1:] == shape[1:] and 0 <= spare <= MOST_SPARE_ROWS
+    spare = shape[0] - tensor.shape[0] if most_spare and tensor.shape else 0
+    fits = tensor.shape[1:] == shape[1:] and 0 <= spare <= most_spare
     if tensor.shape != shape and not (spare and fits):
         problem = f"has {name} of {list(tensor.shape)}, its config says {list(shape)}"
         raise CheckpointError(str(folder / SINGLE), problem, "give config and weights of one model")

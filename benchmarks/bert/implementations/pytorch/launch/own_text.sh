@@ -3,7 +3,7 @@
 
 own_text() { # step, its --out
     "${here[@]}" -m mlperf_bert own-text "$CORPUS" --only "$1" --out "$2" ${asked:+--config "$asked"} \
-        ${VOCAB:+--vocab "$VOCAB"} ${own_data:+--data "$own_data"} \
+        ${VOCAB:+--vocab "$VOCAB"} ${ARCHITECTURE:+--architecture "$ARCHITECTURE"} ${own_data:+--data "$own_data"} \
         ${init_checkpoint[@]+"${init_checkpoint[@]}"} ${overrides[@]+"${overrides[@]}"}
 }
 

@@ -1,4 +1,4 @@
-"""Checks of a run's initial weights, or of their absence, before the run starts.
+"""Checks of a run's initial weights and state, or of their absence, before the run starts.
 
 The weights are a checkpoint of ours, or a directory in Hugging Face's form. Only small files are
 read, without torch, so the checks are quick. `load.py` checks the weights themselves.
@@ -10,13 +10,21 @@ from typing import Any
 
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, REMEDY, SINGLE, names_of_weights
 from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
-from mlperf_bert.checkpoint.huggingface.weights import PAIRS, read_settings
+from mlperf_bert.checkpoint.huggingface.weights import (
+    FAMILIES,
+    PAIRS,
+    PATTERN,
+    UNSEEN,
+    read_settings,
+)
 from mlperf_bert.checkpoint.manifest import (
     LATEST,
     MANIFEST,
     MODEL,
+    SHARDS,
     read_config,
     read_manifest,
+    read_state,
     resolve,
 )
 from mlperf_bert.common.errors import CheckpointError, ConfigError
@@ -26,26 +34,30 @@ from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
+from mlperf_bert.data.index import sets_sha256
+from mlperf_bert.data.sampler import default_quantiles
 from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 _ENDING = ".safetensors"
-# Settings that weights and config must share; tensors' shapes do not show the last three.
+# Settings that weights and config must share.
 MODEL_OF_WEIGHTS = (
-    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"),
-    *("type_vocab_size", "num_heads", "layer_norm_epsilon", "objective"),
+    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "type_vocab_size"),
+    *("objective", *UNSEEN, *PATTERN),
 )
 
 
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     """Raise unless a run of this config on this data may begin from `run.init_checkpoint`.
 
-    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, or
-    the model has other settings; CheckpointError if their vocabulary differs or is missing;
-    DataError if the vocabulary of the data is not known.
+    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, the
+    model has other settings, or the state or order to go on with is of another kind;
+    CheckpointError if their vocabulary differs or is missing; DataError if the vocabulary of the
+    data is not known.
     """
     given, wanted = config.run.init_checkpoint, config.run.init_checkpoint_sha256
     if not given:
+        _refuse_state(config, "there is no run.init_checkpoint")
         if not may_begin_with("random", config.mlperf.division) or wanted:
             problem = "is not set; the closed division starts from MLPerf's weights"
             if wanted:
@@ -62,12 +74,60 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
         problem = f"is {given}, in Hugging Face's form; the closed division starts from MLPerf's"
         raise ConfigError("run.init_checkpoint", problem, "give one that mlperf_bert convert made")
     check_model(directory, config.model)
+    _check_phase(directory, config, data_dir)
     found = _digest_of(directory, is_wanted=bool(wanted))
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
         remedy = "give the weights that it names, or set it to theirs"
         raise ConfigError("run.init_checkpoint_sha256", problem, remedy)
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
+
+
+def _refuse_state(config: RunConfig, problem: str) -> None:
+    if config.run.init_state == "training":
+        remedy = "give the checkpoint of a run (INIT_CHECKPOINT=DIR), or set it to 'weights'"
+        raise ConfigError("run.init_state", f"is 'training', and {problem}", remedy)
+
+
+def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
+    """Raise ConfigError if a run cannot begin with a checkpoint's state or go on in its order."""
+    is_theirs = is_huggingface(directory)
+    if is_theirs or not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
+        _refuse_state(config, f"{directory} holds weights without a state")
+        return
+    before = read_config(directory)
+    if config.run.init_state == "training":
+        kinds: dict[str, tuple[Any, Any]] = {
+            "optim.name": (config.optim.name, before.optim.name),
+            # Weights alone may leave a head out; sizes have been compared.
+            "model.objective": (config.model.objective, before.model.objective),
+        }
+        _check_same(directory, kinds, "run.init_state 'training'")
+    if config.data.skip_samples:
+        state = read_state(directory)
+        orders: dict[str, tuple[Any, Any]] = {
+            "run.seed": (config.run.seed, state.seed),
+            "data.sampler": (config.data.sampler, before.data.sampler),
+        }
+        if config.data.sampler == "quantile":
+            orders["data.quantiles"] = (_quantiles(config), _quantiles(before))
+        _check_same(directory, orders, "data.skip_samples")
+        if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
+            problem = f"is {config.data.skip_samples}, and {directory} was made on other data"
+            raise ConfigError("data.skip_samples", problem, "set it to 0, or give those data")
+
+
+def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
+    """Raise ConfigError for the first setting, ours and theirs, that differs."""
+    for name, (ours, theirs) in settings.items():
+        if ours != theirs:
+            problem = f"is {ours!r}, the run in {directory} has {theirs!r}"
+            raise ConfigError(name, problem, f"set it to that, as {for_what} needs")
+
+
+def _quantiles(config: RunConfig) -> int:
+    number = config.data.quantiles
+    return default_quantiles(config.parallel.global_batch_size) if number == "auto" else number
 
 
 def is_huggingface(directory: Path) -> bool:
@@ -93,11 +153,18 @@ def model_of(directory: Path) -> dict[str, Any]:
     CheckpointError; for that form DataError and ConfigError too.
     """
     if not is_huggingface(directory):
-        return {name: getattr(read_config(directory).model, name) for name in MODEL_OF_WEIGHTS}
+        return settings_of(read_config(directory).model)
     settings = read_settings(read_record(directory / CONFIG, missing="is missing", remedy=REMEDY))
     settings["vocab_size"] = len(find_vocabulary(directory, None))
-    settings["objective"] = "mlm_nsp" if PAIRS in names_of_weights(directory) else "mlm"
+    names = names_of_weights(directory, FAMILIES[settings["architecture"]])
+    settings["objective"] = "mlm_nsp" if PAIRS in names else "mlm"
     return {name: settings[name] for name in MODEL_OF_WEIGHTS if name in settings}
+
+
+def settings_of(model: ModelSection) -> dict[str, Any]:
+    """The settings of [model] that a model's weights decide."""
+    unused = () if model.architecture == "modern" else PATTERN
+    return {name: getattr(model, name) for name in MODEL_OF_WEIGHTS if name not in unused}
 
 
 def recorded_model(resume: str | None, run: Path | None) -> dict[str, Any]:
@@ -165,6 +232,16 @@ def origin_of(directory: Path) -> str:
     """The Hugging Face weights that a run began with, in words for a checkpoint's manifest."""
     digests = (f"{path.name} {file_sha256(path)}" for path in sorted(directory.glob(f"*{_ENDING}")))
     return ", ".join(("huggingface", directory.resolve().name, *digests))
+
+
+def origin_of_phase(checkpoint: Path) -> str:
+    """The training state that a run began with, and what that began with, in such words."""
+    found = read_manifest(resolve(checkpoint))
+    state = (
+        f"training state after {found.samples:,} samples",
+        f"{MODEL} {found.files[MODEL].sha256}",
+    )
+    return ", ".join((*state, *found.origin.values()))
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:

@@ -20,6 +20,7 @@ from mlperf_bert.checkpoint.manifest import (
     FP8_UNIT,
     MODEL,
     RANK_STATES,
+    SHARDS,
     STATE,
     CheckpointState,
     read_manifest,
@@ -67,7 +68,7 @@ def load_checkpoint(
         found = resolve(directory)
         tensors = read_tensors(found / MODEL)
         _check_names_and_shapes(found, tensors, optimizer.shapes)
-        names = [name for name in read_manifest(found).files if name.startswith("optimizer/")]
+        names = [name for name in read_manifest(found).files if name.startswith(SHARDS)]
         read_shards(optimizer, [found / name for name in names])
         return tensors, read_state(found)
 
@@ -83,8 +84,10 @@ def restore_rank_states(
     model: BertForPretraining,
     info: RankInfo,
     device: torch.device,
+    *,
+    streams: bool = True,
 ) -> None:
-    """Restore this rank's random streams and FP8 units.
+    """Restore this rank's FP8 units, and its random streams if `streams` is set.
 
     If the number of ranks has changed, no streams are restored, and the units are rank 0's.
     `load_checkpoint` has verified the file's digest. Raises CheckpointError on every rank.
@@ -94,14 +97,39 @@ def restore_rank_states(
         path = resolve(directory) / RANK_STATES
         states, rank = read_tensors(path), info.rank
         if state.world_size != info.world_size:
-            states = {name: each for name, each in states.items() if name not in ("cpu", "cuda")}
             rank = 0
+        if not streams or state.world_size != info.world_size:
+            states = {name: each for name, each in states.items() if name not in ("cpu", "cuda")}
         try:
             set_rank_states(states, model.fp8_state(), rank, device)
         except (IndexError, RuntimeError, TypeError) as error:
             raise CheckpointError(str(path), f"does not fit ({error})", ELSE) from None
 
     on_every_rank(info, restore)
+
+
+def load_phase(
+    optimizer: FlatOptimizer,
+    model: BertForPretraining,
+    directory: Path,
+    vocabulary_sha256: str,
+    info: RankInfo,
+    device: torch.device,
+) -> str:
+    """Fill an optimizer and its model from the run before, to begin a new one; a line about it.
+
+    Weights, moments, loss scale, FP8 units and the count of updates are the checkpoint's. Step,
+    samples, schedule, data order and random streams begin anew. Bias correction divides a moment by
+    1 - beta^t, where t counts the updates that made it, so t goes on with the moments. If it began
+    anew, carried moments would be divided by 1 - beta: AdamW's first update would have
+    sqrt(1 - beta_2) / (1 - beta_1) of its size, 0.32 by default.
+
+    The checkpoint may be of any number of ranks; every rank must call it at the same time. Raises
+    CheckpointError like `load_checkpoint`.
+    """
+    state = load_checkpoint(optimizer, directory, vocabulary_sha256, info)
+    restore_rank_states(directory, state, model, info, device, streams=False)
+    return f"begun with the training state of {directory}, after {state.samples:,} samples"
 
 
 def load_weights(

@@ -37,6 +37,7 @@ FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
 FP8_UNIT = "fp8."  # prefix of names in it
 LATEST = "LATEST"
+SHARDS = "optimizer/"  # prefix of the names of the optimizer's files
 OF_A_RUN = "checkpoints"  # name of the directory in a run's directory
 INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
@@ -65,7 +66,8 @@ class Manifest:
     """`manifest.json`, written last; `config` is the unparsed text, see `read_config`.
 
     `origin` gives the source of converted weights (convert/convert.py); a run that begins with them
-    keeps it under INITIALIZED_FROM, in other runs it is empty.
+    keeps it under INITIALIZED_FROM, where a phase also names the state that it began with. In other
+    runs it is empty.
     """
 
     step: int

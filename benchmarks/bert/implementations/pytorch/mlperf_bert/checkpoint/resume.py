@@ -26,14 +26,16 @@ from mlperf_bert.config.sections import CLIPPED_TOGETHER
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
+_KIND = "architecture type_vocab_size objective"
 _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
 _SAMPLES = (
-    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler quantiles"
+    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler quantiles "
+    "skip_samples"
 )
 # Settings that decide the samples of a step, and the shapes of the saved state.
 _FIXED = frozenset(
     (
-        *(f"model.{name}" for name in (*_SIZES.split(), "type_vocab_size", "objective")),
+        *(f"model.{name}" for name in (*_SIZES.split(), *_KIND.split())),
         *(f"data.{name}" for name in _SAMPLES.split()),
     )
 )

@@ -177,10 +177,14 @@ def _schedule(config: RunConfig) -> str:
         ends = max(schedule.warmup_steps + schedule.start_warmup_step, 0)
         warm_up = f"warm-up of {_count(schedule.warmup_steps, 'step')} that starts at step "
         warm_up += f"{schedule.start_warmup_step} and ends at {ends}"
-    power = "linear" if schedule.power == 1 else f"power {schedule.power:g}"
+    decay, when = "linear" if schedule.power == 1 else f"power {schedule.power:g}", "at"
+    if schedule.form == "trapezoid" and schedule.cooldown_steps:
+        decay = f"in the last {_count(schedule.cooldown_steps, 'step')} a 1 - sqrt"
+    elif schedule.form == "trapezoid":
+        decay, when = "no cool-down, a sudden", "after"
     return (
-        f"{rate:g}; {warm_up}; {power} decay to {schedule.end_learning_rate:g} "
-        f"at step {schedule.decay_steps:,} ({schedule.form})"
+        f"{rate:g}; {warm_up}; {decay} decay to {schedule.end_learning_rate:g} "
+        f"{when} step {schedule.decay_steps:,} ({schedule.form})"
     )
 
 

@@ -43,6 +43,32 @@ DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
 # Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
 # 1810.04805, appendix A.2), not run.
 PASSES = {"own_text_cpu": 20, "own_text_gpu": 40}
+# Settings of ModernBERT's architecture (arXiv 2412.13663) in the same files: on a GPU the published
+# base size and first phase, on a CPU a gated half with as many weights as the plain one.
+_AS_PUBLISHED = {
+    "model.architecture": "modern",
+    "model.layer_norm_epsilon": 1e-5,
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "data.masking_rate": 0.3,
+}
+MODERN: dict[str, dict[str, Any]] = {
+    "own_text_cpu": {
+        **_AS_PUBLISHED,
+        "model.intermediate_size": 704,
+        "data.max_predictions": 39,
+    },
+    "own_text_gpu": {
+        **_AS_PUBLISHED,
+        "model.num_layers": 22,
+        "model.intermediate_size": 1152,
+        "model.max_position_embeddings": 1024,
+        "data.max_seq_length": 1024,
+        "data.max_predictions": 307,
+        "parallel.local_batch_size": 16,
+        "parallel.grad_accum_steps": 16,
+    },
+}
 LEAST_STEPS = 400  # smaller texts get more passes
 MOST_CPU_RANKS = 8
 BYTES_A_WORD = 300  # bytes of text per vocabulary entry; with fewer, entries are too rare
@@ -83,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     default = "default: own_text_gpu where there is a GPU, else own_text_cpu"
     add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
+    parser.add_argument("--architecture", choices=("bert", "modern"), help="default: bert")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
     add_of_own_text(parser)
     add_init_checkpoint(parser)
@@ -184,7 +211,12 @@ def _choose(args: argparse.Namespace) -> Plan:
         settings.update(more)
         return load_config(path, [*words(), *args.set], args.init_checkpoint)
 
-    file = load_config(path)
+    if args.architecture and (args.config or args.init_checkpoint):
+        given = "--config" if args.config else "--init-checkpoint"
+        raise ConfigError("--architecture", f"is given beside {given}", f"leave it to {given}")
+    if args.architecture == "modern":
+        settings |= MODERN[path.stem]
+    file = load_config(path, [f"{name}={value}" for name, value in settings.items()])
     if args.init_checkpoint is not None:
         settings |= _as_the_weights(args, file.data.max_seq_length)
     if args.vocab is not None:

@@ -113,11 +113,12 @@ class Record:
         """True if `key` is present and not null."""
         return self.values.get(key) is not None
 
-    def check_version(self, version: int, key: str = "format_version") -> None:
-        """Refuse a version other than `version`."""
+    def check_version(self, *versions: int, key: str = "format_version") -> None:
+        """Refuse a version other than these."""
         found = self.integer(key)
-        if found != version:
-            raise self.error(key, f"is {found}, this program reads {version}")
+        if found not in versions:
+            read = " or ".join(map(str, versions))
+            raise self.error(key, f"is {found}, this program reads {read}")
 
     def _get(self, key: str) -> Any:
         if key not in self.values:

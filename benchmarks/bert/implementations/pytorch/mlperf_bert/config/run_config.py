@@ -11,6 +11,7 @@ from typing import Any
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     MOST_BATCH,
+    PUBLISHED_STRATA,
     STORED_MASKING_RATE,
     CheckpointSection,
     ClipSection,
@@ -40,10 +41,13 @@ _BERT_LARGE = _BERT_LARGE_SIZES | {
     "attention_dropout": 0.1,
 }
 _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
+    "run.init_state": "weights",
     "data.corpus": "prepared",
     "data.max_seq_length": 512,
     "data.max_predictions": 76,
     "data.masking": "static",
+    "data.skip_samples": 0,
+    "model.architecture": "bert",
     "model.objective": "mlm_nsp",
     "optim.name": "lamb",
     "clip.max_norm": 1.0,
@@ -182,12 +186,16 @@ def may_begin_with(weights: str | None, division: str) -> bool:
 
 def has_bert_large_sizes(model: ModelSection) -> bool:
     """True if steps cost the same as BERT-large's; dropout does not matter."""
-    return all(getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items())
+    return model.architecture == "bert" and all(
+        getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items()
+    )
 
 
 def is_bert_large(model: ModelSection) -> bool:
     """True for the model of the closed division, dropout included."""
-    return all(getattr(model, field) == value for field, value in _BERT_LARGE.items())
+    return model.architecture == "bert" and all(
+        getattr(model, field) == value for field, value in _BERT_LARGE.items()
+    )
 
 
 def _setting(config: RunConfig, where: str) -> Any:
@@ -216,6 +224,9 @@ def _check_shapes(config: RunConfig) -> None:
     if model.hidden_size % model.num_heads:
         problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
         raise ConfigError("model.num_heads", problem, "change one of them")
+    if model.architecture == "modern" and model.head_size % 2:
+        problem = f"makes heads of {model.head_size} channels, which rotary positions turn in pairs"
+        raise ConfigError("model.num_heads", problem, "choose an even number of channels")
     if data.max_seq_length > model.max_position_embeddings:
         remedy = f"set it to {model.max_position_embeddings} (position embeddings) at most"
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
@@ -239,11 +250,31 @@ def _check_shapes(config: RunConfig) -> None:
     if interval and config.run.step_mode == "captured":
         problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
         raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
-    schedule = config.schedule
+    if data.skip_samples and data.sampler in PUBLISHED_STRATA:
+        problem = f"is {data.skip_samples} with data.sampler {data.sampler!r}"
+        remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
+        raise ConfigError("data.skip_samples", problem, remedy)
+    _check_schedule(config.schedule)
+
+
+def _check_schedule(schedule: ScheduleSection) -> None:
+    """Raise ConfigError for a schedule whose parts overlap, or are not of its form."""
+    cooldown, form = schedule.cooldown_steps, schedule.form
     warm_up_end = schedule.warmup_steps + schedule.start_warmup_step
     if schedule.decay_steps <= max(warm_up_end, schedule.warmup_steps):
         problem = f"{schedule.decay_steps} ends before the warm-up does"
         raise ConfigError("schedule.decay_steps", problem, "raise it above schedule.warmup_steps")
+    if form != "trapezoid":
+        if cooldown:
+            problem = f"is {cooldown} with schedule.form {form!r}"
+            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'trapezoid'")
+        return
+    if schedule.power != 1:
+        problem = f"is {schedule.power:g} with schedule.form 'trapezoid', which falls by 1 - sqrt"
+        raise ConfigError("schedule.power", problem, "leave it out, or use 'continuous'")
+    if warm_up_end + cooldown > schedule.decay_steps:
+        problem = f"is {cooldown}: the cool-down begins before the warm-up ends"
+        raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -271,7 +302,10 @@ def _check_closed_rules(config: RunConfig) -> None:
             problem = f"{value!r} in the closed division"
             raise ConfigError(where, problem, f"set it to {required!r} or go open")
     sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target
-    if sampler in ("strata_6_3_2_5", "strata_4_2_2_4"):
+    if config.schedule.form == "trapezoid":
+        problem = "'trapezoid' in the closed division, whose rate falls by a power"
+        raise ConfigError("schedule.form", problem, "use 'continuous' or go open")
+    if sampler in PUBLISHED_STRATA:
         problem = f"{sampler!r}, which draws lengths unevenly, in the closed division"
         raise ConfigError("data.sampler", problem, "use 'uniform' or go open")
     allowed = ("after_allreduce", "whole_before_allreduce")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import in_brief
 
+Architecture = Literal["bert", "modern"]
 AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 HeadName = Literal["full", "chunked"]
@@ -36,6 +37,7 @@ OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 # The clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
+PUBLISHED_STRATA = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))  # samplers of the record
 MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
 
 
@@ -97,6 +99,8 @@ _MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
 _MOST_STEPS = 10**7  # the learning rates of all steps are on the device: 80 MB
 _STEPS = Bounds(1, _MOST_STEPS)
 _STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
+_MOST_SAMPLES = 10**13
+_SAMPLES_OR_NONE = Bounds(0, _MOST_SAMPLES)
 _SEED = Bounds(0, 2**63 - 1)
 _DROPOUT = Bounds(0.0, 0.999)
 _BETA = Bounds(0.0, 0.999999999)
@@ -123,7 +127,8 @@ class RunSection(_Section):
     work takes more than `straggler_factor` times the median. Every `noise_interval_steps` updates
     the gradient's noise is measured (docs/how/goodput.md); 0: never. `init_checkpoint` is a
     directory of first weights ("": none), and `init_checkpoint_sha256` their required digest ("":
-    any).
+    any). `init_state = "training"` takes the optimizer's state from there too: a phase of training
+    that follows another (docs/how/encoder_recipe.md).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -137,6 +142,7 @@ class RunSection(_Section):
     noise_interval_steps: Annotated[int, _STEPS_OR_NONE] = 0
     init_checkpoint: str = ""
     init_checkpoint_sha256: str = ""
+    init_state: Literal["weights", "training"] = "weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +154,13 @@ class ModelSection(_Section):
     `kernels` chooses the operations around the products (`model/blocks.py`); `head = "chunked"`
     trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
     next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
+
+    `architecture = "modern"` is ModernBERT's (arXiv 2412.13663, `model/modern.py`): it has rotary
+    positions in place of a table, and no token types. One layer in `global_attention_every` sees
+    whole sequences; in the others a token sees `attention_window // 2` tokens to each side.
     """
 
+    architecture: Architecture = "bert"
     vocab_size: Annotated[int, Bounds(1, 2**22)] = 30522
     hidden_size: Annotated[int, Bounds(1, 2**16)] = 1024
     num_layers: Annotated[int, Bounds(1, 1000)] = 24
@@ -166,9 +177,16 @@ class ModelSection(_Section):
     kernels: KernelsName = "auto"
     head: HeadName = "full"
     objective: Objective = "mlm_nsp"
+    global_attention_every: Annotated[int, Bounds(1, 1000)] = 3
+    attention_window: Annotated[int, Bounds(2, 2**20)] = 128
+    rope_base_global: Annotated[float, Bounds(1.0, 1e12)] = 160_000.0
+    rope_base_local: Annotated[float, Bounds(1.0, 1e12)] = 10_000.0
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
+        if self.architecture == "modern" and self.objective != "mlm":
+            problem = f"is {self.objective!r} with model.architecture 'modern'"
+            raise ConfigError("model.objective", problem, "use 'mlm': it has no sentence pairs")
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
             remedy = f"{_MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
@@ -188,6 +206,9 @@ class ModelSection(_Section):
     def num_parameters(self) -> int:
         """Parameters of `BertForPretraining`."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
+        if self.architecture == "modern":  # the first layer has no norm before its attention
+            layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
+            return (vocabulary + hidden + 2) * hidden + self.num_layers * layer + vocabulary
         dense = hidden * (hidden + 1)
         tables = (vocabulary + self.max_position_embeddings + self.type_vocab_size) * hidden
         layer = 4 * dense + 2 * hidden * wide + wide + hidden + 4 * hidden
@@ -198,9 +219,27 @@ class ModelSection(_Section):
 
     @property
     def attention_share(self) -> float:
-        """A token's multiply-adds per attended token, relative to those of everything else."""
-        # Per token of one layer: 4 D^2 + 2 D F in products, 2 D per attended token.
-        return 2 / (4 * self.hidden_size + 2 * self.intermediate_size)
+        """A token's multiply-adds per token that it sees, relative to those of everything else.
+
+        Per token of one layer: 4 D^2 + 2 D F in products (3 D F where the feed-forward half is
+        gated), 2 D per token that it sees.
+        """
+        matrices = 3 if self.architecture == "modern" else 2
+        return 2 / (4 * self.hidden_size + matrices * self.intermediate_size)
+
+    def is_global(self, layer: int) -> bool:
+        """True if every token of this layer sees its whole sequence."""
+        return self.architecture == "bert" or layer % self.global_attention_every == 0
+
+    @property
+    def local_share(self) -> float:
+        """Share of the layers in which a token sees at most `reach` tokens to each side."""
+        return sum(not self.is_global(layer) for layer in range(self.num_layers)) / self.num_layers
+
+    @property
+    def reach(self) -> int:
+        """Tokens to each side that a token sees in these layers."""
+        return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,19 +249,21 @@ class DataSection(_Section):
     `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
     a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
     but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
-    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens; `bench cost`
-    measures both coefficients. `exchange_window_steps` is the number of steps that the readers of
-    `mpi_readers` exchange at a time.
+    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens (`CostModel`);
+    `bench cost` measures both coefficients. `exchange_window_steps` is the number of steps that the
+    readers of `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the
+    sampler's order: those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
     max_seq_length: Annotated[int, Bounds(8, 65_535)] = 512
-    max_predictions: Annotated[int, Bounds(1, 255)] = MAX_PREDICTIONS
+    max_predictions: Annotated[int, Bounds(1, 65_535)] = MAX_PREDICTIONS
     masking: Masking = "static"
     masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
     dupe_factor: Annotated[int, Bounds(1, 1000)] = 10
     sampler: SamplerName = "uniform"
     quantiles: Annotated[int, Bounds(1, MOST_BATCH)] | Literal["auto"] = "auto"
+    skip_samples: Annotated[int, _SAMPLES_OR_NONE] = 0
     balance: BalancePolicy = "none"
     deal: Deal = "snake"
     counts_per_rank: CountsPerRank = "equal"
@@ -288,14 +329,19 @@ class OptimSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSection(_Section):
-    """Polynomial decay after a linear warm-up, in optimizer steps."""
+    """Linear warm-up and decay, in optimizer steps: polynomial, or in the last `cooldown_steps`.
+
+    The forms are those of `optim/schedule.py`; `power` is for the polynomial ones,
+    `cooldown_steps` for "trapezoid".
+    """
 
     decay_steps: Annotated[int, _STEPS]
-    form: Literal["continuous", "published"] = "continuous"
+    form: Literal["continuous", "published", "trapezoid"] = "continuous"
     warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
     start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
     end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
     power: Annotated[float, Bounds(0.0, 10.0)] = 1.0
+    cooldown_steps: Annotated[int, _STEPS_OR_NONE] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +369,7 @@ class EvalSection(_Section):
     """
 
     target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
-    interval_samples: Annotated[int, Bounds(1, 10**13)] | Literal["mlperf"] = "mlperf"
+    interval_samples: Annotated[int, Bounds(1, _MOST_SAMPLES)] | Literal["mlperf"] = "mlperf"
     tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
     overlap: Literal["none", "side_stream"] = "none"
 

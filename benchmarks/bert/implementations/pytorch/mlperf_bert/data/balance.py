@@ -25,7 +25,7 @@ from mlperf_bert.config.sections import (
     Deal,
     LossNormalization,
 )
-from mlperf_bert.data.index import CountsByLength, LengthIndex, masked_count_table
+from mlperf_bert.data.index import CountsByLength, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
@@ -46,15 +46,37 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2."""
+    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2.
+
+    In a share `local_share` of the layers a token sees at most `reach` tokens to each side; then
+    what all tokens of the sequence see, as a mean over the layers, takes the place of L**2.
+    """
 
     linear: float
     quadratic: float
+    local_share: float = 0.0
+    reach: int = 0
 
     def __call__(self, lengths: NDArray[np.uint16] | Float64Array) -> Float64Array:
         """Costs of lengths of any shape."""
         tokens = lengths.astype(np.float64)
-        return self.linear * tokens + self.quadratic * tokens**2
+        return self.linear * tokens + self.quadratic * self.attended(tokens)
+
+    def attended(self, tokens: Float64Array) -> Float64Array:
+        """What all tokens of sequences of any shape see, a mean over the layers."""
+        if not self.local_share:
+            return tokens**2
+        local = attended_tokens(tokens, self.reach)
+        return tokens**2 + self.local_share * (local - tokens**2)
+
+
+def attended_tokens(lengths: Float64Array, reach: int) -> Float64Array:
+    """The number of tokens at most `reach` places away, summed over the tokens of a sequence.
+
+    The sum over i < L of min(i, reach) + 1 + min(L - 1 - i, reach), for lengths L of any shape.
+    """
+    far = np.minimum(reach, lengths - 1)
+    return lengths + far * (2 * lengths - 1 - far)
 
 
 TOKENS = CostModel(linear=1.0, quadratic=0.0)
@@ -277,7 +299,7 @@ class StepPlanner:
         self,
         sampler: Sampler,
         lengths: NDArray[np.uint16],
-        masked_counts: NDArray[np.uint8] | CountsByLength,
+        masked_counts: MaskedCounts | CountsByLength,
         *,
         world_size: int,
         grad_accum_steps: int = 1,
@@ -345,7 +367,7 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """The step planner of the whole job."""
-    masked_counts: NDArray[np.uint8] | CountsByLength = index.masked_counts
+    masked_counts: MaskedCounts | CountsByLength = index.masked_counts
     longest, data = index.manifest.max_seq_length, config.data
     if data.masking == "dynamic":
         table = masked_count_table(longest, data.max_predictions, data.masking_rate)
@@ -358,13 +380,12 @@ def planner_of_lengths(
     config: RunConfig,
     seed: int,
     lengths: NDArray[np.uint16],
-    masked_counts: NDArray[np.uint8] | CountsByLength,
+    masked_counts: MaskedCounts | CountsByLength,
     order_by_length: NDArray[Any],
     length_histogram: Sequence[int],
 ) -> StepPlanner:
     """The step planner from an index's arrays, all [N], and the number of samples of k tokens."""
     data, parallel = config.data, config.parallel
-    linear, quadratic = config.cost_coefficients
     return StepPlanner(
         make_sampler(
             data.sampler,
@@ -373,6 +394,7 @@ def planner_of_lengths(
             global_batch_size=parallel.global_batch_size,
             seed=derive_seed(seed, "sampler"),
             quantiles=data.quantiles,
+            skip_samples=data.skip_samples,
         ),
         lengths,
         masked_counts,
@@ -386,5 +408,14 @@ def planner_of_lengths(
             counts=data.counts_per_rank,
         ),
         balance_model=data.balance_model,
-        cost=CostModel(linear=linear, quadratic=quadratic),
+        cost=cost_model(config),
+    )
+
+
+def cost_model(config: RunConfig) -> CostModel:
+    """The cost of a config's sequences."""
+    linear, quadratic = config.cost_coefficients
+    model = config.model
+    return CostModel(
+        linear=linear, quadratic=quadratic, local_share=model.local_share, reach=model.reach
     )

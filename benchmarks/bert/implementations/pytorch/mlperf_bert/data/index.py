@@ -2,8 +2,10 @@
 
 `DIR/index/` holds `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
 element a sample) and `dataset.json`, the manifest, written last: a set without it is incomplete.
-The manifest holds a digest of every other file of the set and, as its last key, of itself. Version
-1 had no digests of sidecars and of itself; `prepare` writes it anew and keeps the shards.
+The manifest holds a digest of every other file of the set and, as its last key, of itself. A set
+whose samples may have more than 255 masked positions has version 3, with `masked_counts.u16`; all
+others have version 2, as ever. Version 1 had no digests of sidecars and of itself; `prepare` writes
+it anew and keeps the shards.
 
 A sidecar describes its shard's contents, their places in the file, and their source. `stage.json`
 of a staged set says whether all samples are there or only those of one plan. The limits of a key
@@ -52,7 +54,6 @@ DATASET_DTYPES = (
     ("next_sentence_label", ("|u1",)),
 )
 
-INDEX_FORMAT_VERSION = 2
 REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"
 MISSING_REMEDY = "make the set with `mlperf_bert prepare`, or give its directory"
 
@@ -61,9 +62,12 @@ OWN_DIGEST = "manifest_sha256"  # digest of the manifest's JSON without this key
 # Keys that the manifest leaves out at these values.
 _DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 
-# File name -> dtype of the three arrays.
-INDEX_ARRAYS = (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_length.u32", "<u4"))
-
+# Format version -> file name and dtype of each of the three arrays.
+INDEX_ARRAYS = {
+    2: (("lengths.u16", "<u2"), ("masked_counts.u8", "|u1"), ("order_by_length.u32", "<u4")),
+    3: (("lengths.u16", "<u2"), ("masked_counts.u16", "<u2"), ("order_by_length.u32", "<u4")),
+}
+MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
 STAGE_FILE = "stage.json"
 STAGE_FORMAT_VERSION = 1
@@ -72,7 +76,7 @@ STAGE_REMEDY = "stage the data again with `mlperf_bert stage-data`, into a new d
 # Lowest and highest number of a key. Keys without limits here: from 0 to 2**63 - 1.
 AtLeastOne = Annotated[int, 1, 2**63 - 1]
 Length = Annotated[int, 1, 65_535]
-Masked = Annotated[int, 1, 255]
+Masked = Annotated[int, 1, 65_535]
 TokenId = int  # below the set's vocab_size
 
 
@@ -264,7 +268,7 @@ class Manifest:
         missing = f"is missing, so {set_dir} is not a prepared set"
         remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
         record = read_record(path, missing=missing, remedy=remedy)
-        record.check_version(INDEX_FORMAT_VERSION)
+        record.check_version(*INDEX_ARRAYS)
         corpus, baseline = (
             record.record(key) if record.has(key) else None for key in ("corpus", "baseline")
         )
@@ -279,9 +283,19 @@ class Manifest:
         _check_manifest(record, manifest)
         return manifest
 
+    @property
+    def format_version(self) -> int:
+        """The version in which a set of so many masked positions is written."""
+        return 2 if self.max_predictions <= 255 else 3
+
+    @property
+    def index_arrays(self) -> tuple[tuple[str, str], ...]:
+        """File name and dtype of each of the three arrays of the index."""
+        return INDEX_ARRAYS[self.format_version]
+
     def to_json(self) -> bytes:
         """The file's contents."""
-        values = {"format_version": INDEX_FORMAT_VERSION, **asdict(self)}
+        values = {"format_version": self.format_version, **asdict(self)}
         values = without_defaults(values, _DEFAULTS)
         return write_json({**values, OWN_DIGEST: _digest_of(values)})
 
@@ -292,7 +306,7 @@ class LengthIndex:
 
     manifest: Manifest
     lengths: NDArray[np.uint16]  # [N]
-    masked_counts: NDArray[np.uint8]  # [N]
+    masked_counts: MaskedCounts  # [N]
     order_by_length: NDArray[np.uint32]  # [N]: sample ids by length, ties by id
 
     @classmethod
@@ -300,7 +314,7 @@ class LengthIndex:
         """Map the index of a prepared set. Raises DataError when a file is missing or cut short."""
         manifest = Manifest.load(set_dir)
         arrays = []
-        for name, dtype in INDEX_ARRAYS:
+        for name, dtype in manifest.index_arrays:
             size = manifest.num_samples * np.dtype(dtype).itemsize
             mapped = map_file(set_dir / "index" / name, size, REMEDY)
             arrays.append(np.frombuffer(mapped, dtype))
@@ -345,6 +359,11 @@ def manifest_sha256(set_dir: Path) -> str:
     return _json_sha256(set_dir / "index" / "dataset.json", STAGE_REMEDY)
 
 
+def sets_sha256(*set_dirs: Path) -> str:
+    """Digest of several sets, by their manifests. Raises DataError when one cannot be read."""
+    return hashlib.sha256(" ".join(map(manifest_sha256, set_dirs)).encode()).hexdigest()
+
+
 def _json_sha256(path: Path, remedy: str) -> str:
     try:
         return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
@@ -366,7 +385,7 @@ def write_index(
     set_dir: Path,
     manifest: Manifest,
     lengths: NDArray[np.uint16],
-    masked_counts: NDArray[np.uint8],
+    masked_counts: MaskedCounts,
 ) -> Manifest:
     """Write the arrays by sample, both [N], then the manifest that completes the set; return it.
 
@@ -384,7 +403,7 @@ def write_index(
     order = np.argsort(lengths, kind="stable")
     arrays: tuple[NDArray[Any], ...] = (lengths, masked_counts, order)
     files = []
-    for (name, dtype), values in zip(INDEX_ARRAYS, arrays, strict=True):
+    for (name, dtype), values in zip(manifest.index_arrays, arrays, strict=True):
         contents = values.astype(dtype).tobytes()
         write_file(index_dir / name, contents)
         files.append(IndexFile(name, len(contents), hashlib.sha256(contents).hexdigest()))
@@ -401,6 +420,9 @@ def _digest_of(values: Mapping[str, Any]) -> str:
 
 
 def _check_manifest(record: Record, manifest: Manifest) -> None:
+    if (found := record.integer("format_version")) != manifest.format_version:
+        problem = f"is {manifest.max_predictions} in a set of format version {found}"
+        raise record.error("max_predictions", problem)
     for name in ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
         record.integer(name, high=manifest.vocab_size - 1)
     if len({entry.file for entry in manifest.shards}) != len(manifest.shards):
@@ -412,7 +434,7 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
     if len(histogram) != manifest.max_seq_length + 1 or sum(histogram) != manifest.num_samples:
         raise record.error("length_histogram", "does not count every sample once")
     sizes = {entry.file: entry.size_bytes for entry in manifest.index_files}
-    for name, dtype in INDEX_ARRAYS:
+    for name, dtype in manifest.index_arrays:
         if sizes.get(name) != manifest.num_samples * np.dtype(dtype).itemsize:
             raise record.error("index_files", f"does not list {name} with its right size")
     # Last, because the checks above say what is wrong; this one finds the rest.
@@ -426,30 +448,32 @@ def _check_manifest(record: Record, manifest: Manifest) -> None:
         raise record.error(OWN_DIGEST, "is not that of the contents, so the file was changed")
 
 
-def masked_count_table(max_seq_length: int, max_predictions: int, rate: float) -> NDArray[np.uint8]:
-    """Masked positions by length, uint8 [max_seq_length + 1]: the MLPerf reference's formula.
+def masked_count_table(
+    max_seq_length: int, max_predictions: int, rate: float
+) -> NDArray[np.uint16]:
+    """Masked positions by length, uint16 [max_seq_length + 1]: the MLPerf reference's formula.
 
     min(max_predictions, max(1, round(rate * length))), where length counts special tokens and
-    round() is half to even. `max_predictions` is 255 at most. So every rank knows the masked
-    positions of all others without reading a sample or communicating.
+    round() is half to even. So every rank knows the masked positions of all others without reading
+    a sample or communicating.
     """
     counts = [
         min(max_predictions, max(1, round(rate * length))) for length in range(max_seq_length + 1)
     ]
-    return np.array(counts, dtype=np.uint8)
+    return np.array(counts, dtype=np.uint16)
 
 
 class CountsByLength:
     """The masked counts of an index, computed on access."""
 
-    def __init__(self, lengths: NDArray[np.uint16], table: NDArray[np.uint8]) -> None:
+    def __init__(self, lengths: NDArray[np.uint16], table: NDArray[np.uint16]) -> None:
         """Look up `lengths` [N], which may be a memory map, in `table`, which is by length."""
         self._lengths = lengths
         self._table = table
 
-    def __getitem__(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Masked positions of some samples, uint8 [n]."""
-        counts: NDArray[np.uint8] = self._table[self._lengths[ids]]
+    def __getitem__(self, ids: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """Masked positions of some samples, uint16 [n]."""
+        counts: NDArray[np.uint16] = self._table[self._lengths[ids]]
         return counts
 
 

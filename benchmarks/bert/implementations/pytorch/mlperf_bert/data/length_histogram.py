@@ -13,6 +13,7 @@ from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.balance import planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.shards import IntArray
@@ -24,7 +25,6 @@ _MAX_BYTES = 4 * 2**20  # 65,535 lines have a quarter of that
 _REMEDY = f"give a CSV file: a line {_HEADER!r}, then one length and its count a line"
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
-MASKED_SHARE = 0.15  # share of a sequence's tokens
 PLANNED_SAMPLES = 2**16  # steps from which a run's shapes are planned
 
 
@@ -125,9 +125,9 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
-def masked_counts_of(lengths: IntArray, most: int) -> IntArray:
-    """Masked positions of sequences of these lengths, at most `most`."""
-    counts: IntArray = np.clip(np.rint(MASKED_SHARE * lengths), 1, most).astype(np.int64)
+def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
+    """Masked positions of sequences of these lengths, a share of their tokens, at most `most`."""
+    counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 
 
@@ -141,7 +141,7 @@ def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
         config,
         seed,
         lengths.astype(np.uint16),
-        masked_counts_of(lengths, most_masked).astype(np.uint8),
+        masked_counts_of(lengths, most_masked, config.data.masking_rate).astype(np.uint16),
         np.argsort(lengths, kind="stable"),
         np.bincount(lengths, minlength=longest + 1).tolist(),
     )

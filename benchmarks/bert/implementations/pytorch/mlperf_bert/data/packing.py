@@ -3,6 +3,8 @@
 Source: Johnson, Near-optimal bin packing algorithms, 1973; for BERT's lengths, arXiv 2107.02027.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,6 +52,34 @@ def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
             cuts.append(i)
             shortest_allowed = length * MIN_LENGTH_RATIO
     return [*cuts, len(descending)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkSizes:
+    """Chunks of queries whose keys are those at most a reach away; all int64 [chunks].
+
+    `sequence`, and the places in it of the first query and of the first key.
+    """
+
+    sequence: Int64Array
+    start: Int64Array
+    first_key: Int64Array
+    num_keys: Int64Array
+
+
+def cut_into_chunks(lengths: Int64Array, reach: int) -> ChunkSizes:
+    """Sequences cut into chunks of 2 reach tokens, the last of each with what is left of it."""
+    size = 2 * reach
+    count = -(-lengths // size)
+    sequence = np.repeat(np.arange(len(lengths)), count)
+    start = (np.arange(len(sequence)) - (np.cumsum(count) - count)[sequence]) * size
+    first_key = np.maximum(start - reach, 0)
+    return ChunkSizes(
+        sequence=sequence,
+        start=start,
+        first_key=first_key,
+        num_keys=np.minimum(start + size + reach, lengths[sequence]) - first_key,
+    )
 
 
 class _Rows:

@@ -48,15 +48,19 @@ class Sampler(Protocol):
 class UniformSampler:
     """A sampler that draws each sample exactly once an epoch, in a new order for each epoch."""
 
-    def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
+    def __init__(
+        self, num_samples: int, global_batch_size: int, seed: int, skip_samples: int = 0
+    ) -> None:
         self.num_samples = num_samples
         self.global_batch_size = global_batch_size
         self.seed = seed
+        self._skip_samples = skip_samples
 
     def global_batch(self, step: int) -> Int64Array:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
         ids = []
-        for epoch, offset in epochs_of(step, self.global_batch_size, self.num_samples):
+        of_epochs = epochs_of(step, self.global_batch_size, self.num_samples, self._skip_samples)
+        for epoch, offset in of_epochs:
             ids.append(permute(offset, self.num_samples, (self.seed, epoch)))
         return np.concatenate(ids)
 
@@ -76,6 +80,7 @@ class QuantileSampler:
         global_batch_size: int,
         num_quantiles: int,
         seed: int,
+        skip_samples: int = 0,
     ) -> None:
         """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map.
 
@@ -90,6 +95,7 @@ class QuantileSampler:
         self._order = order_by_length
         self._global_batch_size = global_batch_size
         self._seed = seed
+        self._skip_samples = skip_samples
         numbers = np.arange(num_quantiles + 1, dtype=np.int64)
         self._starts = numbers * len(order_by_length) // num_quantiles
         self._sizes = np.diff(self._starts)
@@ -100,7 +106,8 @@ class QuantileSampler:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
         num_samples, num_quantiles = len(self._order), len(self._sizes)
         ids = []
-        for epoch, offset in epochs_of(step, self._global_batch_size, num_samples):
+        of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
+        for epoch, offset in of_epochs:
             row, column = np.divmod(offset, num_quantiles)
             quantile = self._columns[column]
             is_last = row == num_samples // num_quantiles
@@ -116,9 +123,11 @@ def default_quantiles(global_batch_size: int) -> int:
     return next(q for q in range(most, 0, -1) if global_batch_size % q == 0)
 
 
-def epochs_of(step: int, global_batch_size: int, num_samples: int) -> list[tuple[int, Int64Array]]:
+def epochs_of(
+    step: int, global_batch_size: int, num_samples: int, skip_samples: int = 0
+) -> list[tuple[int, Int64Array]]:
     """The part of each epoch that a step covers: its number and offsets in it, int64 [n]."""
-    start = (step - 1) * global_batch_size
+    start = skip_samples + (step - 1) * global_batch_size
     stop = start + global_batch_size
     parts = []
     for epoch in range(start // num_samples, (stop - 1) // num_samples + 1):
@@ -144,20 +153,26 @@ def make_sampler(
     global_batch_size: int,
     seed: int,
     quantiles: int | Literal["auto"] = "auto",
+    skip_samples: int = 0,
 ) -> Sampler:
     """The sampler of a set, given its ids by length [N] and its counts of k tokens, k = 0 ...
+
+    With `skip_samples` it passes over the first samples of its order, whatever the batches that
+    drew them: the rest of an epoch and all later ones stay as they are. The order depends on the
+    seed and, for "quantile", on the number of quantiles; config refuses the published samplers.
 
     Raises ConfigError if the sampler cannot serve the batch or the set.
     """
     if name == "uniform":
-        return UniformSampler(len(order_by_length), global_batch_size, seed)
+        return UniformSampler(len(order_by_length), global_batch_size, seed, skip_samples)
     if name == "quantile":
         if quantiles == "auto":
             quantiles = default_quantiles(global_batch_size)
-        return QuantileSampler(order_by_length, global_batch_size, quantiles, seed)
+        return QuantileSampler(order_by_length, global_batch_size, quantiles, seed, skip_samples)
     strata = Strata.of(order_by_length, length_histogram)
     if name == "strata":
-        return StrataSampler(strata, global_batch_size, seed)
+        return StrataSampler(strata, global_batch_size, seed, skip_samples)
+    assert not skip_samples
     return PublishedStrataSampler(strata, PUBLISHED_COUNTS[name], global_batch_size, seed)
 
 
@@ -214,11 +229,14 @@ class StrataSampler:
     draws of all strata in the order of time, so a step corrects the previous one's rounding.
     """
 
-    def __init__(self, strata: Strata, global_batch_size: int, seed: int) -> None:
+    def __init__(
+        self, strata: Strata, global_batch_size: int, seed: int, skip_samples: int = 0
+    ) -> None:
         """Raise ConfigError if a batch is too small to hold one sample of each stratum."""
         self._strata = strata
         self._global_batch_size = global_batch_size
         self._seed = seed
+        self._skip_samples = skip_samples
         smallest = int(strata.sizes.argmin())
         share = strata.sizes[smallest] / strata.sizes.sum()
         if share * global_batch_size < 1:
@@ -233,7 +251,8 @@ class StrataSampler:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
         strata, ids = self._strata, []
         num_samples = int(strata.sizes.sum())
-        for epoch, offset in epochs_of(step, self._global_batch_size, num_samples):
+        of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
+        for epoch, offset in of_epochs:
             before = self._counts(int(offset[0]))
             after = self._counts(int(offset[-1]) + 1)
             index = np.concatenate([np.arange(*span) for span in zip(before, after, strict=True)])

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import check_digest, check_size, in_brief
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
     STAGE_FILE,
     STAGE_REMEDY,
     IndexFile,
@@ -30,7 +30,6 @@ from mlperf_bert.data.index import (
     manifest_sha256,
     sidecar_path,
 )
-from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.shards import SampleReader
 
 SHARD_REMEDY = (
@@ -44,11 +43,13 @@ LOWEST_TARGET_OVER_GUESS = 1.5
 _OF_A_PLAN = {
     "run": ("seed",),
     "data": (
-        *("sampler", "quantiles", "balance", "deal", "counts_per_rank", "balance_model"),
-        *("cost_a", "cost_b", "exchange_window_steps"),  # how far ahead readers read
+        *("sampler", "quantiles", "skip_samples", "balance", "deal", "counts_per_rank"),
+        *("balance_model", "cost_a", "cost_b"),
+        "exchange_window_steps",  # how far ahead readers read
     ),
     "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
 }
+_OF_WINDOWS = {"model": ("attention_window", "global_attention_every", "num_layers")}
 NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a sample is refused
 
 
@@ -76,7 +77,7 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
         (index.masked_counts, 1, manifest.max_predictions),
         (index.order_by_length, 0, manifest.num_samples - 1),
     )
-    for (name, _), (values, low, high) in zip(INDEX_ARRAYS, limits, strict=True):
+    for (name, _), (values, low, high) in zip(manifest.index_arrays, limits, strict=True):
         if values.min() < low or values.max() > high:
             problem = f"holds numbers outside {low} .. {high}"
             raise DataError(str(set_dir / "index" / name), problem, INDEX_REMEDY)
@@ -157,9 +158,10 @@ def _shared(
 def plan_settings(config: RunConfig) -> dict[str, Any]:
     """Every setting that decides which samples a rank reads in which step."""
     cost_a, cost_b = config.cost_coefficients
+    sections = _OF_A_PLAN | (_OF_WINDOWS if config.model.local_share else {})
     found = {
         f"{section}.{key}": getattr(getattr(config, section), key)
-        for section, keys in _OF_A_PLAN.items()
+        for section, keys in sections.items()
         for key in keys
     }
     return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}

@@ -29,7 +29,7 @@ _FIELDS: dict[str, tuple[int, str]] = {
     "lengths": (0, "<u2"),
     "segment_b_start": (0, "<u2"),
     "masked_positions": (2, "<u2"),
-    "masked_counts": (0, "|u1"),  # as in the index, which holds at most 255
+    "masked_counts": (0, "<u2"),
     "next_sentence_label": (0, "|u1"),
 }
 

@@ -6,7 +6,8 @@ A policy is `attend(q, k, v, layout, site) -> context`: q and context [R, N, H],
 all in one floating dtype. The queries are those of the layout: all T tokens, or some. Each query
 sees exactly the tokens of its own sequence. Scores are divided by sqrt(H), and dropout acts on the
 probabilities (BERT, arXiv 1810.04805; Transformer, arXiv 1706.03762, section 3.2.1; unpadded form:
-arXiv 2208.08124).
+arXiv 2208.08124). If the layout has rotary positions, the policy turns queries and keys by them
+(arXiv 2104.09864); if it has a reach, a query sees only tokens that many places to each side.
 
 This file has the policies that need no kernel of ours. `reference`, `grouped` and `packed` read the
 lengths on the host, so a captured step cannot contain them. On a CPU the site's keys decide what is
@@ -82,10 +83,46 @@ class AttentionPolicy(Protocol):
         ...
 
 
+def turned(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
+    """Queries [R, N, H] and keys [T, N, H] turned by the layout's rotary positions, if it has any.
+
+    Source: Su et al., "RoFormer" (arXiv 2104.09864), section 3.2.2, with the channels of a pair
+    half a head apart, as in ModernBERT.
+    """
+    rotary = layout.rotary
+    if rotary is None:
+        return q, k
+    of_queries, of_keys = (
+        [table.index_select(0, places)[:, None].to(q.dtype) for table in (rotary.cos, rotary.sin)]
+        for places in (layout.query_positions, layout.position_ids)
+    )
+    return _Turn.apply(q, *of_queries), _Turn.apply(k, *of_keys)  # type: ignore[no-untyped-call]
+
+
+class _Turn(torch.autograd.Function):
+    """Pairs of channels turned by an angle, and their gradients turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
 def reference(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
     """Attention one sequence at a time, not fused or padded: the reference of all policies."""
+    q, k = turned(q, k, layout)
     contexts = []
     first_query = 0
     for own_q, own_k, own_v in zip(
@@ -95,6 +132,10 @@ def reference(
         strict=True,
     ):
         scores = torch.einsum("qnh,knh->nqk", own_q, own_k) * q.shape[-1] ** -0.5
+        if layout.reach is not None:
+            places = layout.query_positions.narrow(0, first_query, len(own_q))
+            distance = places[:, None] - torch.arange(len(own_k), device=q.device)
+            scores = scores.masked_fill(distance.abs() > layout.reach, float("-inf"))
         probabilities = torch.softmax(scores, dim=-1)
         own_site = _part(site, first_query, len(own_q))
         probabilities = _drop(probabilities[None], own_site)[0].to(v.dtype)
@@ -109,8 +150,14 @@ def grouped(
     """Padded attention for each group of sequences of similar length.
 
     Runs on any device and dtype; on CUDA the groups run side by side on several streams. All
-    lengths are known on the host, so nothing waits for a device.
+    lengths are known on the host, so nothing waits for a device, but where a reach cuts sequences
+    into chunks. A reach with dropout goes one sequence at a time.
     """
+    if layout.reach is not None and site is not None:
+        return reference(q, k, v, layout, site)
+    q, k = turned(q, k, layout)
+    if layout.reach is not None:
+        return _in_chunks(q, k, v, layout)
     groups, queries = layout.groups, layout.query_groups
     heads = q.shape[1:]
     keys_of = [len(own) * s for own, s in zip(groups.sequences, groups.keys.lengths, strict=True)]
@@ -135,6 +182,27 @@ def grouped(
     return joined if slots is None else joined.index_select(0, slots.row_slot)
 
 
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
+    """Attention of each chunk of queries to the keys in its reach, without dropout."""
+    chunks, heads = layout.chunks, q.shape[1:]
+    counts = [len(each) for each in chunks.is_visible]
+    keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]
+    queries_of = [n * slots for n, slots in zip(counts, chunks.queries.lengths, strict=True)]
+    parts = (
+        _to_slots(q, chunks.queries.slots).split_with_sizes(queries_of),
+        k.index_select(0, chunks.key_rows).split_with_sizes(keys_of),
+        v.index_select(0, chunks.key_rows).split_with_sizes(keys_of),
+    )
+    contexts = []
+    for count, is_visible, *own in zip(counts, chunks.is_visible, *parts, strict=True):
+        own_q, own_k, own_v = (each.view(count, -1, *heads).transpose(1, 2) for each in own)
+        context = _attend_padded(own_q, own_k, own_v, is_visible, None)
+        contexts.append(context.transpose(1, 2).reshape(-1, *heads))
+    joined = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+    slots = chunks.queries.slots
+    return joined if slots is None else joined.index_select(0, slots.row_slot)
+
+
 def packed(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
@@ -144,14 +212,20 @@ def packed(
     for hardware without variable-length attention. Any device and dtype; everything but attention
     stays unpadded.
     """
-    rows = layout.rows
+    q, k = turned(q, k, layout)
+    rows, is_visible = layout.rows, layout.rows.is_visible
+    if layout.reach is not None:
+        places = layout.query_positions.index_select(0, rows.queries.slot_row)
+        seen = (places + rows.first_key).view(len(is_visible), 1, -1, 1)
+        distance = seen - torch.arange(is_visible.shape[3], device=q.device)
+        is_visible = is_visible & (distance.abs() <= layout.reach)
     row_q, row_k, row_v = (
         _to_slots(x, slots).view(len(rows.is_visible), -1, *x.shape[1:]).transpose(1, 2)
         for x, slots in ((q, rows.queries), (k, rows.keys), (v, rows.keys))
     )
     slot_site = _site_of_slots(site, rows.queries)
     where_keys_are = rows.first_key, rows.num_keys
-    context = _attend_padded(row_q, row_k, row_v, rows.is_visible, slot_site, where_keys_are)
+    context = _attend_padded(row_q, row_k, row_v, is_visible, slot_site, where_keys_are)
     slot_context = context.transpose(1, 2).reshape(-1, *q.shape[1:])
     return slot_context.index_select(0, rows.queries.row_slot)
 
@@ -247,6 +321,7 @@ def flash(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
     """FlashAttention-2 (arXiv 2307.08691). Heads of at most 256 channels, a multiple of 8."""
+    q, k = turned(q, k, layout)
     context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "flash")  # type: ignore[no-untyped-call]
     return context
 
@@ -258,8 +333,10 @@ def cudnn(
 
     In torch 2.13 and older its backward mistakes the head size for the longest sequence's length
     and writes past its buffer (github.com/pytorch/pytorch/pull/186142), so `choices` requires torch
-    2.14.
+    2.14. It has no windows.
     """
+    assert layout.reach is None
+    q, k = turned(q, k, layout)
     context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "cudnn")  # type: ignore[no-untyped-call]
     return context
 
@@ -284,7 +361,7 @@ class _VarlenAttention(torch.autograd.Function):
         dropout_p = 0.0 if site is None else site.probability
         if operators == "flash":
             context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
-                q, k, v, *starts, *longest, dropout_p, False, False
+                q, k, v, *starts, *longest, dropout_p, False, False, **_window(layout.reach)
             )
         else:
             results = torch.ops.aten._cudnn_attention_forward(
@@ -292,18 +369,18 @@ class _VarlenAttention(torch.autograd.Function):
             )
             context, logsumexp, random_state = results[0], results[1], results[6:8]
         ctx.save_for_backward(q, k, v, context, logsumexp, *starts, *random_state)
-        ctx.not_tensors = longest, dropout_p, operators
+        ctx.not_tensors = longest, dropout_p, operators, layout.reach
         return context  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, context, logsumexp, *starts, seed, offset = ctx.saved_tensors
-        longest, dropout_p, operators = ctx.not_tensors
+        longest, dropout_p, operators, reach = ctx.not_tensors
         of_forward = (grad.contiguous(), q, k, v, context, logsumexp)
         bounds, random_state = (*starts, *longest), (seed, offset)
         if operators == "flash":
             gradients = torch.ops.aten._flash_attention_backward(
-                *of_forward, *bounds, dropout_p, False, *random_state
+                *of_forward, *bounds, dropout_p, False, *random_state, **_window(reach)
             )
         else:
             no_bias = None
@@ -311,3 +388,7 @@ class _VarlenAttention(torch.autograd.Function):
                 *of_forward, *random_state, no_bias, *bounds, dropout_p, False
             )
         return *gradients, None, None, None
+
+
+def _window(reach: int | None) -> dict[str, int]:
+    return {} if reach is None else {"window_size_left": reach, "window_size_right": reach}

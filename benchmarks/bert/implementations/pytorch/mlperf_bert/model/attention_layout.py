@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
+from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio, cut_into_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +72,21 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Chunks:
+    """Sequences cut into chunks of queries, each with the keys within their reach, in groups.
+
+    `key_rows` int64 [key slots]: the row in each slot, group by group; neighbouring chunks share
+    rows. `key_lengths`: key slots of each chunk of a group; `is_visible` bool [b, 1, query slots,
+    key slots] of each group.
+    """
+
+    queries: Padded
+    key_rows: Tensor
+    key_lengths: tuple[int, ...]
+    is_visible: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Queries:
     """The R rows of a batch's T tokens whose context is wanted, sequence by sequence."""
 
@@ -81,8 +96,38 @@ class Queries:
     max_length: int  # most queries of a sequence, in this and all batches of the same shape
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """The turns of rotary positions (arXiv 2104.09864) of one base: cosines and sines.
+
+    Float32 [longest, H / 2] each: pair c of channels c and c + H / 2 turns by its own angle.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of_base(cls, base: float, longest: int, head_size: int) -> Self:
+        """Angle position / base ** (2 c / H) of pair c, in float32 as in `transformers`."""
+        pairs = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        angles = torch.outer(torch.arange(longest, dtype=torch.float32), 1.0 / base**pairs)
+        return cls(cos=angles.cos(), sin=angles.sin())
+
+    def on(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return (
+            self
+            if self.cos.device == device
+            else type(self)(cos=self.cos.to(device), sin=self.sin.to(device))
+        )
+
+
 class AttentionLayout:
     """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
+
+    `queries` are the rows that attend (None: all tokens). A query sees the tokens of its sequence
+    at most `reach` places away (None: all of them), and queries and keys are turned by `rotary`
+    first, if that is set.
 
     Args:
         lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
@@ -90,18 +135,35 @@ class AttentionLayout:
         max_length: tokens of the longest possible sequence. Packed rows have this length and CUDA
             kernels are launched for it, whatever the batch holds, so that all batches have one
             shape.
+        position_ids: int64 [T], each token's place in its sequence; needed for `reach` and
+            `rotary` only.
     """
 
-    def __init__(self, lengths: tuple[int, ...], cu_seqlens: Tensor, max_length: int) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        cu_seqlens: Tensor,
+        max_length: int,
+        position_ids: Tensor | None = None,
+    ) -> None:
         self.lengths = lengths
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self.queries: Queries | None = None
+        self.reach: int | None = None
+        self.rotary: Rotary | None = None
+        self._position_ids = position_ids
+
+    def attending(self, rotary: Rotary, reach: int | None) -> Self:
+        """The same sequences and queries with rotary positions, and with another reach."""
+        other = copy(self)
+        other.rotary, other.reach = rotary, reach
+        return other
 
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
         other = copy(self)  # keeps the indices of the keys that are already computed
-        for of_queries in ("query_groups", "rows"):
+        for of_queries in ("query_groups", "rows", "chunks", "query_positions"):
             other.__dict__.pop(of_queries, None)
         other.queries = queries
         return other
@@ -109,6 +171,17 @@ class AttentionLayout:
     def select(self, x: Tensor) -> Tensor:
         """Rows [R, ...] of `x` [T, ...] that are queries; all of them if every token is a query."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """int64 [T]: each token's place in its sequence."""
+        assert self._position_ids is not None
+        return self._position_ids
+
+    @cached_property
+    def query_positions(self) -> Tensor:
+        """int64 [R]: each query's place in its sequence."""
+        return self.select(self.position_ids)
 
     @property
     def query_lengths(self) -> tuple[int, ...]:
@@ -136,6 +209,15 @@ class AttentionLayout:
         if self.queries is None:
             return self.groups.keys
         return pad_groups(self.groups.sequences, self.query_lengths, self.cu_seqlens.device)[0]
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """Chunks for `reach`; a host that waits for the device builds them."""
+        assert self.reach is not None
+        positions = self.query_positions.cpu().numpy()
+        return build_chunks(
+            self.lengths, self.query_lengths, positions, self.reach, self.cu_seqlens.device
+        )
 
     @cached_property
     def rows(self) -> Rows:
@@ -189,6 +271,52 @@ def pad_groups(
         return Padded(lengths=padded_lengths, slots=None), real
     slots_on_device = _slots(np.concatenate(slot_rows), row_slot, device)
     return Padded(lengths=padded_lengths, slots=slots_on_device), real
+
+
+def build_chunks(
+    lengths: tuple[int, ...],
+    query_lengths: tuple[int, ...],
+    query_positions: NDArray[np.int64],
+    reach: int,
+    device: torch.device,
+) -> Chunks:
+    """Cut sequences into chunks of 2 reach places, and group those with a similar number of keys.
+
+    Args:
+        lengths: tokens of each of the B sequences.
+        query_lengths: queries of each sequence.
+        query_positions: int64 [R], ascending in a sequence.
+        reach: places that a query sees to each side.
+        device: device of the indices and masks.
+    """
+    length = np.asarray(lengths, dtype=np.int64)
+    first_row = np.cumsum(length) - length
+    chunks = cut_into_chunks(length, reach)
+    sequence, first_key, num_keys = chunks.sequence, chunks.first_key, chunks.num_keys
+    first_chunk = np.searchsorted(sequence, np.arange(len(length)))
+    of_query = np.repeat(first_chunk, query_lengths) + query_positions // (2 * reach)
+    num_queries = np.bincount(of_query, minlength=len(sequence))
+    order = np.argsort(-num_keys, kind="stable")
+    order = order[num_queries[order] > 0]
+    groups = tuple(order[first:last] for first, last in pairwise(cut_by_ratio(num_keys[order])))
+    queries, _ = pad_groups(groups, tuple(num_queries.tolist()), device)
+    first_query = np.cumsum(num_queries) - num_queries
+    key_rows, masks = [], []
+    for chosen, num_slots in zip(groups, queries.lengths, strict=True):
+        place = np.arange(num_keys[chosen].max())
+        key = first_key[chosen, None] + np.minimum(place, num_keys[chosen, None] - 1)
+        key_rows.append((first_row[sequence[chosen], None] + key).ravel())
+        slot = np.arange(num_slots)  # those without a query repeat the chunk's first
+        row = first_query[chosen, None] + np.where(slot < num_queries[chosen, None], slot, 0)
+        distance = query_positions[row][:, :, None] - (first_key[chosen, None] + place)[:, None, :]
+        is_real = (place < num_keys[chosen, None])[:, None, :]
+        masks.append(_to_device(((np.abs(distance) <= reach) & is_real)[:, None], device))
+    return Chunks(
+        queries=queries,
+        key_rows=_to_device(np.concatenate(key_rows), device),
+        key_lengths=tuple(mask.shape[3] for mask in masks),
+        is_visible=tuple(masks),
+    )
 
 
 def build_rows(

@@ -1,4 +1,4 @@
-"""BERT for pre-training: unpadded tokens in, scores of both tasks out.
+"""BERT and ModernBERT for pre-training: unpadded tokens in, scores of the tasks out.
 
 Shape letters: B sequences, C sequences whose first token is read, T tokens, D hidden, V vocabulary
 (padded), P masked positions, R = C + P rows of the last layer that are read.
@@ -17,9 +17,24 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import AttentionChoice, choose_attention, choose_blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys
-from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales, products_of
-from mlperf_bert.model.heads import LossSums, Pooler, PretrainingHeads, PretrainingLogits
-from mlperf_bert.model.layers import Embeddings, Encoder
+from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales
+from mlperf_bert.model.heads import (
+    LossSums,
+    Pooler,
+    PretrainingHeads,
+    PretrainingLogits,
+    check_head,
+)
+from mlperf_bert.model.layers import Embeddings, Encoder, EncoderLayer
+from mlperf_bert.model.modern import (
+    CUT_AT,
+    DecoderBias,
+    MaskedLmScores,
+    ModernBody,
+    ModernLayer,
+    PredictionHead,
+    spread_of,
+)
 
 COMPUTED_IN = MappingProxyType(
     {
@@ -102,11 +117,12 @@ class BertBody(nn.Module):
 
 
 class BertForPretraining(nn.Module):
-    """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads.
+    """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads; or ModernBERT.
 
     state_dict() keys are Hugging Face's BertForPreTraining's, or BertForMaskedLM's where
-    model.objective is "mlm"; the tied decoder appears once, as the word embedding. The model equals
-    theirs with vocab_size = config.padded_vocab_size.
+    model.objective is "mlm", or ModernBertForMaskedLM's where model.architecture is "modern"; the
+    tied decoder appears once, as the word embedding. The model equals theirs with vocab_size =
+    config.padded_vocab_size.
 
     Args:
         config: shape, dropout and attention policy. `precision` only chooses the policy here:
@@ -116,7 +132,8 @@ class BertForPretraining(nn.Module):
         attention: the choice made for another model of this config; None: choose here.
 
     Raises:
-        ConfigError: this device cannot run the named model.attention or model.kernels.
+        ConfigError: this device cannot run the named model.attention or model.kernels, or the
+            precision not the head.
     """
 
     def __init__(
@@ -128,6 +145,7 @@ class BertForPretraining(nn.Module):
         attention: AttentionChoice | None = None,
     ) -> None:
         super().__init__()
+        check_head(config)
         dtype = COMPUTED_IN[config.precision]
         self.fp8: Fp8Scales | None = None
         if config.precision == "fp8":
@@ -139,10 +157,16 @@ class BertForPretraining(nn.Module):
         # Number of the update in progress: a plain attribute, not part of the model's state.
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         # Like skip_init: modules made on "meta" draw nothing from the global generator.
-        self.bert = BertBody(config, self.attention.policy, blocks)
-        self.cls = PretrainingHeads(config, blocks)
+        if config.architecture == "bert":
+            self.bert = BertBody(config, self.attention.policy, blocks)
+            self.cls = PretrainingHeads(config, blocks)
+        else:
+            self.model = ModernBody(config, self.attention.policy, blocks)
+            self.head = PredictionHead(config)
+            self.decoder = DecoderBias(config)
+            self._scores = MaskedLmScores(self.head, self.decoder, config, blocks)
         if self.fp8 is not None:
-            self.fp8.assign(products_of(self.bert.encoder.layer))
+            self.fp8.assign([each for layer in self.layers for each in layer.products])
         if device.type != "meta":
             # to_empty() would do, but its empty_like() of "meta" imports sympy, which takes 0.3 s.
             self._apply(  # type: ignore[no-untyped-call]
@@ -150,25 +174,44 @@ class BertForPretraining(nn.Module):
             )
             self.reset_parameters(torch.Generator().manual_seed(seed))
 
+    @property
+    def body(self) -> BertBody | ModernBody:
+        """Embeddings and encoder."""
+        return self.bert if self.config.architecture == "bert" else self.model
+
+    @property
+    def layers(self) -> list[EncoderLayer | ModernLayer]:
+        """The encoder's layers, the first first."""
+        body = self.body
+        return list(body.encoder.layer if isinstance(body, BertBody) else body.layers)  # type: ignore[arg-type]
+
+    @property
+    def word_embeddings(self) -> Tensor:
+        """The word embedding [V, D], which is the decoder's matrix too."""
+        body = self.body
+        if isinstance(body, BertBody):
+            return body.embeddings.word_embeddings.weight
+        return body.embeddings.tok_embeddings.weight
+
+    @property
+    def decoder_bias(self) -> Tensor:
+        """The decoder's bias [V]."""
+        is_bert = self.config.architecture == "bert"
+        return self.cls.predictions.bias if is_bert else self.decoder.bias
+
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw matrices from normal(0, initializer_range); biases are zero, LayerNorm weights one.
 
         (BERT, appendix A.2 and its published code, but not truncated, as in `transformers`.)
+        ModernBERT's are truncated and differ by their place (`modern.spread_of`).
 
         Args:
             generator: a CPU generator. Numbers are drawn on the host in the order of parameters, so
                 that every rank and device gets the same weights.
         """
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "LayerNorm" in name:
-                parameter.fill_(1.0)
-            else:
-                drawn = torch.empty(parameter.shape, dtype=torch.float32)
-                drawn.normal_(0.0, self.config.initializer_range, generator=generator)
-                parameter.copy_(drawn)
+            parameter.copy_(initial_weights(name, parameter.shape, self.config, generator))
 
     def dropout_keys(self, batch: UnpaddedBatch) -> DropoutKeys | None:
         """Dropout keys of the batch's T tokens; None in evaluation."""
@@ -192,14 +235,31 @@ class BertForPretraining(nn.Module):
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
         # The last layer computes only the rows that are read.
-        pooler = self.bert.pooler
+        body, is_bert = self.body, self.config.architecture == "bert"
+        pooler = self.bert.pooler if is_bert else None
+        heads = self.cls if is_bert else self._scores
         num_first = 0 if pooler is None else batch.next_sentence_label.shape[0]
-        queries, place = last_rows(batch, self.bert.longest(batch), num_first)
-        hidden = self.bert(batch, self.dropout_keys(batch), queries)
+        queries, place = last_rows(batch, body.longest(batch), num_first)
+        hidden = body(batch, self.dropout_keys(batch), queries)
         first, masked = hidden.index_select(0, place).tensor_split((num_first,))
-        decoder = self.bert.embeddings.word_embeddings.weight
         pooled = None if pooler is None else pooler(first)
         if result == "loss_sums":
-            return self.cls.loss_sums(masked, pooled, decoder, batch)
-        logits: PretrainingLogits = self.cls(masked, pooled, decoder)
+            return heads.loss_sums(masked, pooled, self.word_embeddings, batch)
+        logits: PretrainingLogits = heads(masked, pooled, self.word_embeddings)
         return logits
+
+
+def initial_weights(
+    name: str, shape: torch.Size, config: ModelSection, generator: torch.Generator
+) -> Tensor:
+    """A parameter's first values, float32 on the host: `BertForPretraining.reset_parameters`."""
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if "norm" in name.lower():
+        return torch.ones(shape)
+    drawn = torch.empty(shape, dtype=torch.float32)
+    if config.architecture == "bert":
+        return drawn.normal_(0.0, config.initializer_range, generator=generator)
+    spread = spread_of(name, config)
+    most = CUT_AT * spread
+    return nn.init.trunc_normal_(drawn, 0.0, spread, -most, most, generator=generator)

@@ -63,6 +63,45 @@ class Blocks:
         words, types, positions = (table(of) for table, of in zip(tables, ids, strict=True))
         return dropout(norm(words + types + positions), site)
 
+    def embed_words(
+        self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
+    ) -> Tensor:
+        """dropout(LayerNorm(embeddings)): int64 [T] -> [T, D]."""
+        return dropout(norm(table(ids)), site)
+
+    def sum_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        dense: nn.Linear,
+        norm: nn.LayerNorm,
+        site: DropoutSite | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum residual + dropout(dense(x)), and its LayerNorm: both [R, D].
+
+        `x` [R, any], `residual` [R, D]; `dense` and `norm` have no bias.
+        """
+        total = self.add(x, residual, dense, site)
+        return total, norm(total)
+
+    def add(
+        self, x: Tensor, residual: Tensor, dense: nn.Linear, site: DropoutSite | None
+    ) -> Tensor:
+        """The sum of `sum_norm` alone."""
+        return residual + dropout(self.multiply(x, (dense,))[0], site)
+
+    def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
+        """GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].
+
+        GeGLU (arXiv 2002.05202) with the exact GELU.
+        """
+        wide, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
+        return F.gelu(wide) * gate
+
+    def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
+        """A product of joined matrices as `count` equal parts: [R, count D] -> [R, D] each."""
+        return product.chunk(count, dim=1)
+
     def project_qkv(
         self, hidden: Tensor, wanted: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear
     ) -> Three:

@@ -8,7 +8,7 @@ pass over each matrix, so the unit follows from the largest |value| of the previ
 scaling" with a history of one). Nothing here reads the device, so it can be captured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.blocks import Blocks
+from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
 PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both feed-forward matrices
@@ -155,7 +155,7 @@ def product(
     scales: ProductScales,
     x8: Fp8Matrix | None = None,
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for each weight and bias, as one product in FP8; bfloat16.
+    """x W^T (+ b) for each weight (and bias), as one product in FP8; bfloat16.
 
     If gradients are recorded, maxima are recorded and the backward runs in FP8 too: it keeps the
     transposed FP8 copies of input and weights, not the input.
@@ -163,7 +163,7 @@ def product(
     Args:
         x: [R, K], floating dtype.
         weights: [N_i, K] each, K and N_i multiples of 16.
-        biases: [N_i] each.
+        biases: [N_i] each, or none.
         scales: the product's own.
         x8: `x` in FP8 under these scales, if its producer has cast it; `x` is then not read.
 
@@ -192,14 +192,19 @@ class _Product(torch.autograd.Function):
         y, *transposed = multiply_inputs(x, x8, weights, biases, scales, records)
         ctx.save_for_backward(*transposed)
         ctx.scales, ctx.sizes = scales, [len(weight) for weight in weights]
+        ctx.has_biases = bool(biases)
         return tuple(y.split_with_sizes(ctx.sizes, dim=1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g8, of_biases = cast_with_sums(grads, ctx.scales.target(GRADIENT))
+        target = ctx.scales.target(GRADIENT)
+        if ctx.has_biases:
+            g8, *of_biases = cast_with_sums(grads, target)
+        else:
+            g8, of_biases = cast((side_by_side(grads),), 0, target, transpose=True), []
         of_x, of_weights = product_gradients(g8, ctx.saved_tensors, ctx.scales)
-        of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, of_biases))
+        of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, *of_biases))
         return of_x, None, None, None, None, *chain.from_iterable(of_parameters)
 
 
@@ -270,7 +275,8 @@ class Fp8Blocks(Blocks):
 
 def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """`Blocks.multiply` in FP8."""
-    weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+    weights = [each.weight for each in layers]
+    biases = [each.bias for each in layers if each.bias is not None]
     return product(x, weights, biases, scales.of(layers[0]), take_copy(x))
 
 
@@ -278,20 +284,3 @@ def take_copy(x: Tensor) -> Fp8Matrix | None:
     """Remove the FP8 copy from `x` and return it; else a backward that keeps `x` keeps the copy."""
     copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
     return copy
-
-
-def products_of(layers: Iterable[Any]) -> list[tuple[nn.Linear, ...]]:
-    """The layers that form each product of the encoder (its `EncoderLayer`s), in order.
-
-    All queries, keys and values of a layer are one product, as they have one input.
-    """
-    return [
-        linears
-        for layer in layers
-        for linears in (
-            (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
-            (layer.attention.output.dense,),
-            (layer.intermediate.dense,),
-            (layer.output.dense,),
-        )
-    ]

@@ -38,12 +38,18 @@ from mlperf_bert.model.triton_gelu import (
     bias_gelu_backward,
     bias_gelu_fp8,
     bias_gelu_fp8_backward,
+    gated,
+    gated_backward,
+    gated_fp8,
+    gated_fp8_backward,
 )
 from mlperf_bert.model.triton_norm import (
     embedding_norm,
     embedding_norm_backward,
     residual_norm,
     residual_norm_backward,
+    sum_norm,
+    sum_norm_backward,
 )
 
 # Scales of the product and of the next one; whether a backward follows.
@@ -70,9 +76,17 @@ class FusedBlocks(Blocks):
         if len(layers) == 1:
             return (layers[0](x),)
         weight = torch.cat([layer.weight for layer in layers])
-        bias = torch.cat([layer.bias for layer in layers])
-        widths = [layer.out_features for layer in layers]
-        parts: tuple[Tensor, ...] = _Columns.apply(F.linear(x, weight, bias), widths)  # type: ignore[no-untyped-call]
+        has_bias = layers[0].bias is not None
+        bias = torch.cat([layer.bias for layer in layers]) if has_bias else None
+        return self._split(F.linear(x, weight, bias), [layer.out_features for layer in layers])
+
+    def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
+        """See `Blocks`; gradients that lie side by side already are not copied together."""
+        return self._split(product, [product.shape[1] // count] * count)
+
+    @staticmethod
+    def _split(joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = _Columns.apply(joined, widths)  # type: ignore[no-untyped-call]
         return parts
 
     def residual_output(
@@ -98,6 +112,28 @@ class FusedBlocks(Blocks):
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
+    def sum_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        dense: nn.Linear,
+        norm: nn.LayerNorm,
+        site: DropoutSite | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Blocks`. In FP8 the LayerNorm carries its copy for the next product."""
+        keep, scale = _kept(site, dense.out_features)
+        total, output, y8 = _SumNorm.apply(
+            *(*self._factors(x, dense), residual, norm.weight, norm.eps, keep, scale)
+        )  # type: ignore[no-untyped-call]
+        output.fp8 = y8
+        return total, output
+
+    def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
+        """See `Blocks`. In FP8 only the copy has values; the result itself reads NaN."""
+        output, y8 = _Gated.apply(*self._factors(hidden, dense))  # type: ignore[no-untyped-call]
+        output.fp8 = y8
+        return output  # type: ignore[no-any-return]
+
     def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
         """A product, or in FP8 its factors: input, weight, copy, scales.
 
@@ -119,6 +155,16 @@ class FusedBlocks(Blocks):
         keep, scale = _kept(site, norm.weight.shape[0])
         weights = (*(table.weight for table in tables), norm.weight, norm.bias)
         output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
+        return output
+
+    def embed_words(
+        self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
+    ) -> Tensor:
+        """See `Blocks`."""
+        keep, scale = _kept(site, norm.weight.shape[0])
+        missing = None, None
+        weights = (table.weight, *missing, norm.weight, None)
+        output: Tensor = _EmbeddingNorm.apply(ids, *missing, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
         return output
 
     def masked_lm_loss(
@@ -191,15 +237,10 @@ class _ResidualOutput(torch.autograd.Function):
         output, statistics, rows8 = residual_norm(
             product, bias, residual, weight, norm_bias, epsilon, keep, scale, target
         )
-        y8 = None
-        if rows8 is not None and target is not None:
-            y8 = Fp8Matrix(target.unit, rows8, None)
-            if of_fp8 is not None and of_fp8[2]:
-                y8 = beside_transpose(rows8, target)
         ctx.save_for_backward(product, bias, residual, weight, statistics, keep, *transposed)
         ctx.of_fp8, ctx.scale = of_fp8, scale
         ctx.set_materialize_grads(False)
-        return output, _another(output), y8
+        return output, _another(output), _copy(rows8, target, of_fp8)
 
     @staticmethod
     @once_differentiable
@@ -215,6 +256,80 @@ class _ResidualOutput(torch.autograd.Function):
         if scales is not None and target is not None:
             of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
         return of_x, of_matrix, None, None, of_residual, of_bias, *of_norm, None, None, None
+
+
+class _SumNorm(torch.autograd.Function):
+    """Sum and LayerNorm around a product, like `_ResidualOutput`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor | None,
+        x8: Fp8Matrix | None,
+        of_fp8: OfFp8 | None,
+        residual: Tensor,
+        weight: Tensor,
+        epsilon: float,
+        keep: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        total, output, statistics, rows8 = sum_norm(
+            product, residual.contiguous(), weight, epsilon, keep, scale, target
+        )
+        ctx.save_for_backward(total, weight, statistics, keep, *transposed)
+        ctx.of_fp8, ctx.scale, ctx.dtype = of_fp8, scale, product.dtype
+        ctx.set_materialize_grads(False)
+        return total, output, _copy(rows8, target, of_fp8)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_sum: Tensor | None, of_output: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        total, weight, statistics, keep, *transposed = ctx.saved_tensors
+        given = (
+            None if of_sum is None else of_sum.contiguous(),
+            torch.zeros_like(total) if of_output is None else of_output.contiguous(),
+        )
+        scales = None if ctx.of_fp8 is None else ctx.of_fp8[0]
+        target = None if scales is None else scales.target(GRADIENT)
+        of_x, of_residual, of_weight = sum_norm_backward(
+            given, total, weight, statistics, keep, ctx.scale, ctx.dtype, target
+        )
+        of_matrix = None
+        if scales is not None and target is not None:
+            of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
+        return of_x, of_matrix, None, None, of_residual, of_weight, None, None, None
+
+
+class _Gated(torch.autograd.Function):
+    """A gate around a product, like `_Intermediate`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
+    ) -> tuple[Tensor, Fp8Matrix | None]:
+        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        ctx.save_for_backward(product, *transposed)
+        ctx.of_fp8 = of_fp8
+        if of_fp8 is None or target is None:
+            return gated(product), None
+        y8 = gated_fp8(product, target, transpose=of_fp8[2])
+        shape = (len(product), product.shape[1] // 2)
+        return product.new_full((), float("nan")).expand(shape), y8
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        product, *transposed = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        if ctx.of_fp8 is None:
+            return gated_backward(gradient, product), None, None, None
+        scales = ctx.of_fp8[0]
+        g8 = gated_fp8_backward(gradient, product, scales.target(GRADIENT))
+        return *product_gradients(g8, transposed, scales), None, None
 
 
 class _Intermediate(torch.autograd.Function):
@@ -263,18 +378,25 @@ def _product(
     return product, transposed, target
 
 
+def _copy(rows8: Tensor | None, target: Target | None, of_fp8: OfFp8 | None) -> Fp8Matrix | None:
+    """A LayerNorm's FP8 copy; its transpose too, if a backward follows."""
+    if rows8 is None or target is None or of_fp8 is None:
+        return None
+    return beside_transpose(rows8, target) if of_fp8[2] else Fp8Matrix(target.unit, rows8, None)
+
+
 class _EmbeddingNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         word_ids: Tensor,
-        type_ids: Tensor,
-        position_ids: Tensor,
+        type_ids: Tensor | None,
+        position_ids: Tensor | None,
         words: Tensor,
-        types: Tensor,
-        positions: Tensor,
+        types: Tensor | None,
+        positions: Tensor | None,
         weight: Tensor,
-        norm_bias: Tensor,
+        norm_bias: Tensor | None,
         epsilon: float,
         keep: Tensor | None,
         scale: float,
@@ -298,7 +420,8 @@ class _EmbeddingNorm(torch.autograd.Function):
             keep,
             ctx.scale,
         )
-        return None, None, None, *of_tables, *of_norm, None, None, None
+        of_weight, *of_bias = of_norm
+        return None, None, None, *of_tables, of_weight, *(of_bias or (None,)), None, None, None
 
 
 class _CrossEntropySum(torch.autograd.Function):

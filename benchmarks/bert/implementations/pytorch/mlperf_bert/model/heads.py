@@ -86,6 +86,28 @@ class _Chunked(torch.autograd.Function):
         return of_hidden, of_weight, of_bias, None, None
 
 
+def check_head(config: ModelSection) -> None:
+    """Raise ConfigError if model.head is "chunked" in fp16."""
+    if config.head == "chunked" and config.precision == "fp16":
+        # Its gradients are rounded before the loss scale applies: most words get zero.
+        raise ConfigError(
+            "model.head",
+            "'chunked' cannot keep small gradients in fp16",
+            "use 'full', or set model.precision to 'bf16'",
+        )
+
+
+def masked_lm_loss(
+    head: HeadName, blocks: Blocks, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+) -> Tensor:
+    """Summed cross-entropy of hidden @ weight.T + bias, by the head that a config names.
+
+    If that is "chunked", the logits [P, V] never exist all at once.
+    """
+    compute = blocks.masked_lm_loss if head == "full" else chunked_cross_entropy_sum
+    return compute(hidden, weight, bias, labels)
+
+
 class PretrainingLogits(NamedTuple):
     """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random).
 
@@ -144,20 +166,10 @@ class MaskedLmHead(nn.Module):
 
 
 class PretrainingHeads(nn.Module):
-    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1), or its masked LM alone.
-
-    Raises ConfigError if model.head is "chunked" in fp16.
-    """
+    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1), or its masked LM alone."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
-        if config.head == "chunked" and config.precision == "fp16":
-            # Its gradients are rounded before the loss scale applies: most words get zero.
-            raise ConfigError(
-                "model.head",
-                "'chunked' cannot keep small gradients in fp16",
-                "use 'full', or set model.precision to 'bf16'",
-            )
         self.predictions = MaskedLmHead(config)
         # No unused weights: a reducer would wait for their gradients, and decay would shrink them.
         self.seq_relationship: nn.Linear | None = None
@@ -180,15 +192,11 @@ class PretrainingHeads(nn.Module):
     def loss_sums(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
-        """`loss_sums` of the logits of the same arguments.
-
-        If model.head is "chunked", the masked positions' logits never exist all at once.
-        """
+        """`loss_sums` of the logits of the same arguments."""
         head = self.predictions
-        is_full = self.head == "full"
-        masked_lm_loss = self.blocks.masked_lm_loss if is_full else chunked_cross_entropy_sum
+        factors = head.transform(masked), word_embeddings, head.bias
         return LossSums(
-            mlm=masked_lm_loss(head.transform(masked), word_embeddings, head.bias, batch.labels),
+            mlm=masked_lm_loss(self.head, self.blocks, *factors, batch.labels),
             nsp=_pair_loss(self._pair_scores(pooled), batch),
         )
 

@@ -26,9 +26,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.word_embeddings = _unset(config.padded_vocab_size, hidden)
-        self.position_embeddings = _unset(config.max_position_embeddings, hidden)
-        self.token_type_embeddings = _unset(config.type_vocab_size, hidden)
+        self.word_embeddings = unset_table(config.padded_vocab_size, hidden)
+        self.position_embeddings = unset_table(config.max_position_embeddings, hidden)
+        self.token_type_embeddings = unset_table(config.type_vocab_size, hidden)
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
         self.blocks = blocks
         self.dropout_p = config.hidden_dropout
@@ -41,7 +41,7 @@ class Embeddings(nn.Module):
         return self.blocks.embed(ids, tables, self.LayerNorm, site)
 
 
-def _unset(rows: int, hidden: int) -> nn.Embedding:
+def unset_table(rows: int, hidden: int) -> nn.Embedding:
     """A table with weights not drawn: drawing on "meta" would import torch._dynamo, in 0.6 s."""
     weights = torch.empty(rows, hidden, device=META)
     return nn.Embedding(rows, hidden, _weight=weights)
@@ -142,6 +142,17 @@ class EncoderLayer(nn.Module):
         attended = self.attention(hidden, layout, keys)
         output: Tensor = self.output(self.intermediate(attended), attended, keys)
         return output
+
+    @property
+    def products(self) -> list[tuple[nn.Linear, ...]]:
+        """The layers that form each matrix product, in order."""
+        attention = self.attention.self
+        return [
+            (attention.query, attention.key, attention.value),
+            (self.attention.output.dense,),
+            (self.intermediate.dense,),
+            (self.output.dense,),
+        ]
 
 
 class Encoder(nn.Module):

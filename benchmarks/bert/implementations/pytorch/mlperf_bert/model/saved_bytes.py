@@ -2,7 +2,7 @@
 
 They follow from the sizes of a `Forward`. Each function of `SavedBytes` counts one part of the
 model; a kernel that saves something else changes its line here. A test compares them with torch's
-own count (`tests/unit/model/test_saved_bytes.py`).
+own count (`tests/unit/model/test_saved_bytes.py`), but for ModernBERT with fused kernels: not yet.
 
 Shape letters: B sequences, T tokens, R rows of the last layer, P masked positions, D hidden,
 F feed-forward width, N heads, V vocabulary (padded).
@@ -10,15 +10,19 @@ F feed-forward width, N heads, V vocabulary (padded).
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_bert.config.sections import ModelSection, Precision
-from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio
+from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio, cut_into_chunks
 from mlperf_bert.data.shards import IntArray
 
 AttentionKind = Literal["keyed", "fused", "padded"]
+# How padded attention gets its rows: one sequence at a time, all as they lie, or padded copies, and
+# where these see all other slots (`grouped`) or have a mask (`packed`, and the chunks of a reach).
+PaddedKind = Literal["reference", "in_place", "grouped", "masked"]
 CHUNK_ROWS = 1024  # rows of the chunked head (model/heads.py)
 
 # Bytes an element of hidden states (and weights), and of a product's factors and results.
@@ -35,12 +39,15 @@ _WIDTHS: dict[Precision, tuple[int, int]] = {
 class PaddedAttention:
     """Slots and probabilities of attention that pads, summed over its groups or rows.
 
-    `squares`: query slots times key slots; `largest`: the same of the largest group. `last_*` are
-    those of the last layer, which has fewer queries. A group of one sequence saves views of all
-    groups' keys and values: `kept_by_views` counts the slots saved because of it.
+    `slots` are those of keys. `squares`: query slots times key slots; `largest`: the same of the
+    largest group. `last_*` are those of the last layer, which has fewer queries. A group of one
+    sequence saves views of all groups' keys and values: `kept_by_views` counts the slots saved
+    because of it.
     """
 
+    kind: PaddedKind
     slots: int
+    query_slots: int
     squares: int
     last_slots: int
     last_squares: int
@@ -53,34 +60,66 @@ class PaddedAttention:
         if policy == "packed":
             row = best_fit_decreasing(lengths, longest)
             most = int(np.bincount(row, weights=queries).max())
-            return cls._of([(int(row.max()) + 1, longest, most)])
-        order = np.argsort(-lengths, kind="stable")
+            return cls._of("masked", [(int(row.max()) + 1, longest, longest, most)])
         if policy == "reference":
-            groups = np.split(order, len(order))  # one by one, nothing padded
-        else:
-            groups = [order[start:end] for start, end in pairwise(cut_by_ratio(lengths[order]))]
-        return cls._of(
-            [(len(own), int(lengths[own].max()), int(queries[own].max())) for own in groups]
+            groups = np.split(np.arange(len(lengths)), len(lengths))  # one by one, nothing padded
+            return cls._of_groups("reference", groups, lengths, lengths, queries)
+        is_even = bool((lengths == lengths[0]).all())
+        groups = _grouped(lengths)
+        return cls._of_groups(
+            "in_place" if is_even else "grouped", groups, lengths, lengths, queries
         )
 
     @classmethod
-    def _of(cls, sizes: list[tuple[int, int, int]]) -> Self:
-        """Sizes of groups, each given as sequences, key slots and the last layer's query slots."""
-        slots = sum(count * keys for count, keys, _ in sizes)
-        alone = sum(keys for count, keys, _ in sizes if count == 1)
+    def of_chunks(cls, lengths: IntArray, queries: IntArray, reach: int) -> Self:
+        """Sizes under "grouped" where a query sees `reach` places to each side.
+
+        The last layer's queries are taken as spread evenly.
+        """
+        chunks = cut_into_chunks(lengths, reach)
+        of_sequence = lengths[chunks.sequence]
+        own = np.minimum(2 * reach, of_sequence - chunks.start)
+        last = np.ceil(queries[chunks.sequence] * own / of_sequence)
+        return cls._of_groups("masked", _grouped(chunks.num_keys), chunks.num_keys, own, last)
+
+    @classmethod
+    def _of_groups(
+        cls, kind: PaddedKind, groups: list[IntArray], keys: IntArray, *queries: NDArray[Any]
+    ) -> Self:
+        """Sizes of groups of sequences, given the keys of each, its queries, and its last ones."""
+        return cls._of(
+            kind,
+            [
+                (len(own), int(keys[own].max()), *(int(each[own].max()) for each in queries))
+                for own in groups
+            ],
+        )
+
+    @classmethod
+    def _of(cls, kind: PaddedKind, sizes: list[tuple[int, ...]]) -> Self:
+        """Sizes of groups: sequences, and slots of keys, of queries and of the last queries."""
+        slots = sum(count * keys for count, keys, *_ in sizes)
+        alone = sum(keys for count, keys, *_ in sizes if count == 1)
         return cls(
+            kind=kind,
             slots=slots,
             kept_by_views=slots - alone if alone else 0,
-            squares=sum(count * keys**2 for count, keys, _ in sizes),
-            last_slots=sum(count * queries for count, _, queries in sizes),
-            last_squares=sum(count * keys * queries for count, keys, queries in sizes),
-            largest=max(count * keys**2 for count, keys, _ in sizes),
+            query_slots=sum(count * queries for count, _, queries, _ in sizes),
+            squares=sum(count * keys * queries for count, keys, queries, _ in sizes),
+            last_slots=sum(count * last for count, *_, last in sizes),
+            last_squares=sum(count * keys * last for count, keys, _, last in sizes),
+            largest=max(count * keys * queries for count, keys, queries, _ in sizes),
         )
 
     def times(self, factor: float) -> Self:
         """The sizes for `factor` times as many sequences."""
-        names = self.__dataclass_fields__
+        names = [name for name in self.__dataclass_fields__ if name != "kind"]
         return replace(self, **{name: round(factor * getattr(self, name)) for name in names})
+
+
+def _grouped(lengths: IntArray) -> list[IntArray]:
+    order = np.argsort(-lengths, kind="stable")
+    return [order[start:end] for start, end in pairwise(cut_by_ratio(lengths[order]))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +128,7 @@ class Forward:
 
     `longest`: most tokens of a sequence. `mean_length`: mean of the sequences that the batch is
     drawn from; `tokens` exceeds it so that the largest draw fits. `padded` is set if attention
-    pads.
+    pads, and `local` is the same of layers with windows.
     """
 
     sequences: int
@@ -98,6 +137,7 @@ class Forward:
     longest: int
     mean_length: float | None = None
     padded: PaddedAttention | None = None
+    local: PaddedAttention | None = None
 
     def of_batch(self, sequences: int) -> Self:
         """The same with another number of sequences.
@@ -116,6 +156,7 @@ class Forward:
             tokens=round(tokens),
             masked=round(share * self.masked),
             padded=None if self.padded is None else self.padded.times(share),
+            local=None if self.local is None else self.local.times(share),
         )
 
 
@@ -142,14 +183,14 @@ class SavedBytes:
     def parts(self) -> dict[str, int]:
         """Bytes by part, in the order of the forward."""
         layers = self.model.num_layers
-        tokens = self.forward.tokens
+        whole = sum(self.layer(number) for number in range(layers - 1))
+        per_token = (whole / (layers - 1) if layers > 1 else self.layer(0)) / self.forward.tokens
         return {
             "copies of weights": layers * self._weights(is_last=False)
             + self._weights(is_last=True)
             - self._weights(is_last=False),
             "embeddings": self._embeddings(),
-            f"{layers - 1} layers, {self.layer(tokens) / tokens / 1e3:.1f} KB a token": (layers - 1)
-            * self.layer(tokens),
+            f"{layers - 1} layers, {per_token / 1e3:.1f} KB a token": whole,
             "last layer, where it is read": self.last_layer(),
             "heads and their logits": self.heads(),
         }
@@ -165,28 +206,26 @@ class SavedBytes:
         """Bytes of an element of hidden states, and of a product's factors and results."""
         return _WIDTHS[self.model.precision]
 
-    def layer(self, rows: int) -> int:
-        """Bytes of a layer that computes all tokens, `rows` in number."""
-        per_row = self._attention_row() + self._residual_rows() + self._feed_forward_row()
-        hidden, _ = self.widths
-        if self.kernels.fused:  # the input: residual of the attention half, in FP8 beside its copy
-            per_row += self.model.hidden_size * (hidden + self._product_copy())
+    def layer(self, number: int) -> int:
+        """Bytes of a layer that computes all tokens."""
+        rows, hidden_size, (hidden, _) = self.forward.tokens, self.model.hidden_size, self.widths
+        per_row = self._residual_rows() + self._feed_forward_row()
+        # The input. BERT's fused kernels have it as residual, in FP8 beside its copy.
+        if self.kernels.fused and not self._is_modern:
+            per_row += hidden_size * (hidden + self._product_copy())
         else:
-            per_row += self.model.hidden_size * self._product_input()
-        return rows * per_row + self._padded(is_last=False)
+            per_row += hidden_size * self._product_input()
+        return rows * per_row + self._attention(number, rows)
 
     def last_layer(self) -> int:
         """Bytes of the last layer: keys and values of all tokens, all else of the rows read."""
-        hidden_size, (hidden, product) = self.model.hidden_size, self.widths
+        hidden_size, (hidden, _) = self.model.hidden_size, self.widths
         rows, tokens = self.rows, self.forward.tokens
         copy = self._product_copy()
         total = rows * (self._residual_rows() + self._feed_forward_row())
-        if self.kernels.attention == "padded":
-            total += rows * self._attention_row() + self._padded(is_last=True)
-        else:  # queries of the rows, keys and values of the tokens
-            all_three = 3 * hidden_size * product
-            total += rows * (self._attention_row() - all_three * 2 // 3)
-            total += tokens * 2 * hidden_size * product
+        total += self._attention(self.model.num_layers - 1, rows)
+        if self._is_modern:
+            return total + tokens * hidden_size * self._product_input()
         if not self.kernels.fused:
             return total + (rows + tokens) * hidden_size * self._product_input()
         # In FP8 the tokens' copy is enough: they are no residual.
@@ -237,6 +276,10 @@ class SavedBytes:
         return of_logits + vocabulary * hidden_size * hidden
 
     @property
+    def _is_modern(self) -> bool:
+        return self.model.architecture == "modern"
+
+    @property
     def _is_fp8(self) -> bool:
         return self.model.precision == "fp8"
 
@@ -256,10 +299,11 @@ class SavedBytes:
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         square = hidden_size**2
         if self._is_fp8 or hidden != product:
-            numel = 4 * square + 2 * hidden_size * self.model.intermediate_size
+            wide = 3 if self._is_modern else 2
+            numel = 4 * square + wide * hidden_size * self.model.intermediate_size
             return numel * (1 if self._is_fp8 else product)
         joined = (2 if is_last else 3) * square * product
-        return joined if self.kernels.fused else 0
+        return joined if self.kernels.fused and not self._is_modern else 0
 
     def _dropped(self) -> int:
         """Bytes that a dropout of D channels keeps of a row."""
@@ -275,36 +319,58 @@ class SavedBytes:
         summed = 0 if self.kernels.fused else hidden_size * self.widths[0]
         return self.forward.tokens * (summed + statistics + self._dropped())
 
-    def _attention_row(self) -> int:
-        """Bytes a row of queries, keys, values, context, logarithmic sum and keep bits."""
+    def _attention(self, number: int, rows: int) -> int:
+        """Bytes of queries, keys, values, context, logarithmic sum and keep bits of a layer."""
         model, (_, product) = self.model, self.widths
-        context = model.hidden_size * product
-        if self.kernels.attention == "padded":
-            return model.hidden_size * self._product_input()  # of the output's product
-        row = 3 * model.hidden_size * product + context + 4 * model.num_heads
+        is_last, tokens = number + 1 == model.num_layers, self.forward.tokens
+        if self.kernels.attention == "padded":  # and the input of the output's product
+            of_rows = rows * model.hidden_size * self._product_input()
+            return of_rows + self._padded(number, is_last=is_last)
+        row = model.hidden_size * product + 4 * model.num_heads
         row += model.hidden_size if self._is_fp8 else 0
         if self.kernels.attention == "keyed" and model.attention_dropout > 0:
             row += model.num_heads * -(-self.forward.longest // 8)
-        return row
+        # Rows of queries, keys and values. ModernBERT's are views of one product, of which the last
+        # layer's queries are copied, and kernels without rotation get turned copies.
+        kept = rows + 2 * tokens
+        if self._is_modern:
+            is_turned = self.kernels.attention == "fused"
+            kept = 3 * tokens + (rows if is_last or is_turned else 0) + is_turned * tokens
+        return rows * row + kept * model.hidden_size * product
 
-    def _padded(self, *, is_last: bool) -> int:
+    def _padded(self, number: int, *, is_last: bool) -> int:
         """Bytes of padded attention: padded inputs, probabilities before and after dropout."""
-        padded = self.forward.padded
-        if self.kernels.attention != "padded" or padded is None:
+        model, (_, product), forward = self.model, self.widths, self.forward
+        padded = forward.padded if model.is_global(number) else forward.local
+        if padded is None:
             return 0
-        model, (_, product) = self.model, self.widths
-        slots = 2 * padded.slots + (padded.last_slots if is_last else padded.slots)
+        queries = padded.last_slots if is_last else padded.query_slots
         squares = padded.last_squares if is_last else padded.squares
-        if model.attention_dropout == 0 or self.kernels.on_cuda:  # torch's own, with its result
-            rows = padded.last_slots if is_last else padded.slots
-            return (slots + rows) * model.hidden_size * product + 4 * model.num_heads * rows
-        slots += 2 * padded.kept_by_views
-        return slots * model.hidden_size * product + 3 * model.num_heads * squares * product
+        slots, kept, more = 2 * padded.slots + queries, 3, 0
+        is_torchs = model.attention_dropout == 0 or self.kernels.on_cuda
+        as_they_lie = ("reference", "in_place") if is_torchs else ("reference",)
+        if self._is_modern:  # turns of queries and keys, and values as views of the product
+            rows = self.rows if is_last else forward.tokens
+            more = (forward.tokens + rows) * model.head_size * product
+            slots += 2 * forward.tokens if padded.kind in as_they_lie else 0
+        if padded.kind == "reference":
+            kept = 1 if model.attention_dropout == 0 else 3
+            more += 0 if model.is_global(number) else squares
+        elif is_torchs:  # with its result, and a mask in the dtype of the scores
+            slots, kept = slots + queries, 0
+            more += 4 * model.num_heads * queries
+            more += squares * product if padded.kind == "masked" else 0
+        else:
+            slots += 2 * padded.kept_by_views
+        return more + (slots * model.hidden_size + kept * model.num_heads * squares) * product
 
     def _residual_rows(self) -> int:
         """Bytes a row of both dropout, residual and LayerNorm blocks, and the result between."""
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         statistics = 2 * 4
+        if self.kernels.fused and self._is_modern:  # the product, and the sum beside its norm
+            each = hidden_size * (product + hidden) + statistics + self._dropped()
+            return 2 * each + hidden_size * self._product_input()
         if self.kernels.fused:  # the product, and the first block's result as the second's residual
             each = hidden_size * product + statistics + self._dropped()
             return 2 * each + hidden_size * (hidden + self._product_copy())
@@ -312,5 +378,9 @@ class SavedBytes:
         return 2 * each + hidden_size * self._product_input()
 
     def _feed_forward_row(self) -> int:
-        """Bytes a row of GELU's input and result."""
-        return self.model.intermediate_size * (self.widths[1] + self._product_input())
+        """Bytes a row of GELU's input and result; if gated, of two halves and their product."""
+        _, product = self.widths
+        kept = product
+        if self._is_modern:
+            kept = (2 if self.kernels.fused else 3) * product
+        return self.model.intermediate_size * (kept + self._product_input())

@@ -12,10 +12,15 @@ its head, its third its sequence. Programs past a sequence's end return at once.
 read on the device and every result has a fixed shape, so a step with these kernels can be captured.
 Dropout is read from keep bits that another kernel wrote (`model/dropout.py`). Places count from the
 sequence's first row, so only that row's address needs 64 bits.
+
+With a reach (sliding window), loops run over the blocks in which something can be visible, and only
+blocks on its edges are compared. Rotary positions are applied as queries and keys are loaded, and
+undone as their gradients are stored. Without a reach each is loaded by every block of the others,
+so there a kernel of its own rotates them once: in the loops that took 30 to 50 % more instructions,
+which from 1,000 tokens a sequence on is more than the pass over memory.
 """
 
 import math
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,9 +30,25 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.attention_layout import AttentionLayout
+from mlperf_bert.model.attention_layout import AttentionLayout, Rotary
 from mlperf_bert.model.dropout import attention_keep_bits
 from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
+from mlperf_bert.model.triton_attention_parts import (
+    hide,
+    in_reach,
+    kept_in_columns,
+    kept_in_rows,
+    load_keep,
+    load_pairs,
+    load_rotated,
+    load_tile,
+    positions_of,
+    row_numbers,
+    span,
+    store_rotated,
+    store_tile,
+)
+from mlperf_bert.model.triton_parts import kernel
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 KEYS = 64  # keys of a tile: their keep bits are read at once, as two words
@@ -44,6 +65,9 @@ class Saved(NamedTuple):
     keep: Tensor  # int32 [R, N, words]: `attention_keep_bits`; empty without dropout
     cu_queries: Tensor  # int32 [B + 1]
     cu_seqlens: Tensor  # int32 [B + 1]
+    positions: Tensor | None  # int64 [R]: each query's place; None if that is its row's own
+    cos: Tensor | None  # float32 [longest, H / 2]; None without rotation
+    sin: Tensor | None
 
 
 class Tile(NamedTuple):
@@ -59,29 +83,28 @@ class Tile(NamedTuple):
     most_registers: int | None = None  # registers a thread; the compiler chooses if None
 
 
-TILES = MappingProxyType(  # by head size
+# Factor of kept elements (None without dropout), and the layout's reach.
+Constants = tuple[float | None, int | None]
+
+# By head size: for the forward, the queries' gradient and the others'.
+TILES = MappingProxyType(
     {
-        16: Tile(128, 4, 3),
-        32: Tile(128, 4, 3),
-        64: Tile(128, 8, 3, 128),
-        128: Tile(128, 8, 3),
+        16: (Tile(128, 4, 3), Tile(64, 4, 3), Tile(64, 4, 3)),
+        32: (Tile(128, 4, 3), Tile(64, 4, 3), Tile(64, 4, 3)),
+        64: (Tile(128, 8, 3, 128), Tile(64, 4, 2), Tile(64, 4, 3)),
+        128: (Tile(128, 8, 3), Tile(64, 8, 2), Tile(64, 8, 2)),
     }
 )
-TILES_OF_QUERIES = MappingProxyType(  # in backward
+# With a reach. Of 64 queries fewer pairs lie outside it: 64 to each side need three blocks of keys
+# for 64 queries, four for 128.
+WINDOW_TILES = MappingProxyType(
     {
-        16: Tile(64, 4, 3),
-        32: Tile(64, 4, 3),
-        64: Tile(64, 4, 2),
-        128: Tile(64, 8, 2),
+        16: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2)),
+        32: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2)),
+        64: (Tile(64, 4, 2), Tile(64, 4, 2, 168), Tile(64, 4, 1)),
+        128: (Tile(64, 4, 2), Tile(64, 8, 2), Tile(32, 8, 2)),
     }
 )
-TILES_OF_KEYS = MappingProxyType({**TILES_OF_QUERIES, 64: Tile(64, 4, 3)})
-
-
-def _kernel(function: Callable[..., Any]) -> Any:
-    # Otherwise recompiled for a number of rows that is a multiple of 16.
-    rows = ["num_rows"] if "num_rows" in function.__annotations__ else []
-    return triton.jit(function, do_not_specialize=rows)
 
 
 def attend(
@@ -101,6 +124,10 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
     ) -> Tensor:
         q, k, v = (_in_rows(x) for x in (q, k, v))
+        positions = _positions_of(layout)
+        if layout.rotary is not None and layout.reach is None:
+            q = _rotate(q, layout.cu_queries, layout.max_queries, positions, layout.rotary)
+            k = _rotate(k, layout.cu_seqlens, layout.max_length, None, layout.rotary)
         num_heads = q.shape[1]
         keep = q.new_empty(0, dtype=torch.int32)
         if site is not None:
@@ -115,13 +142,16 @@ class _Attention(torch.autograd.Function):
             keep=keep,
             cu_queries=layout.cu_queries,
             cu_seqlens=layout.cu_seqlens,
+            positions=positions,
+            cos=None if layout.rotary is None else layout.rotary.cos,
+            sin=None if layout.rotary is None else layout.rotary.sin,
         )
         ctx.max_queries, ctx.max_length = layout.max_queries, layout.max_length
-        ctx.keep_scale = None if site is None else scale_of(site.probability)
+        ctx.constants = None if site is None else scale_of(site.probability), layout.reach
         strides = tuple(x.stride(0) for x in (q, k, v))
-        tile = TILES[q.shape[2]]
+        tile, _, _ = _tiles(q.shape[2], layout.reach)
         blocks = triton.cdiv(ctx.max_queries, tile.queries)
-        _launch(_attention_forward, tile, blocks, saved, saved, strides, ctx.keep_scale)
+        _launch(_attention_forward, tile, blocks, saved, saved, strides, ctx.constants)
         ctx.save_for_backward(*saved)
         return saved.context
 
@@ -130,7 +160,14 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = Saved(*ctx.saved_tensors)
         longest = (ctx.max_queries, ctx.max_length)
-        return *_gradients(_in_rows(grad), saved, *longest, ctx.keep_scale), None, None
+        return *_gradients(_in_rows(grad), saved, *longest, ctx.constants), None, None
+
+
+def _positions_of(layout: AttentionLayout) -> Tensor | None:
+    """Positions of the queries, where they are needed and not simply their rows' numbers."""
+    if layout.queries is None or (layout.rotary is None and layout.reach is None):
+        return None
+    return layout.query_positions
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -138,19 +175,34 @@ def _in_rows(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
+def _rotate(
+    x: Tensor, bounds: Tensor, longest: int, positions: Tensor | None, rotary: Rotary
+) -> Tensor:
+    """`x` [rows, N, H] rotated, sequence by sequence; rows after the last are not written."""
+    rotated = x.new_empty(x.shape)
+    grid = (triton.cdiv(longest, KEYS), x.shape[1], len(bounds) - 1)
+    turns = (positions, rotary.cos, rotary.sin)
+    _rotate_rows[grid](x, x.stride(0), rotated, bounds, turns, KEYS, x.shape[2])
+    return rotated
+
+
+def _tiles(head_size: int, reach: int | None) -> tuple[Tile, Tile, Tile]:
+    return (TILES if reach is None else WINDOW_TILES)[head_size]
+
+
 def _launch(
-    kernel: Any,
+    program: Any,
     tile: Tile,
     blocks: int,
     saved: Saved,
-    tensors: tuple[Tensor, ...],
+    tensors: tuple[Tensor | None, ...],
     strides: tuple[int, ...],
-    keep_scale: float | None,
+    constants: Constants,
 ) -> None:
     """Launch `blocks` programs for each head and sequence; `tensors` have rows of `strides`."""
     num_rows, num_heads, head_size = saved.q.shape
-    kernel[(blocks, num_heads, len(saved.cu_queries) - 1)](
-        *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, keep_scale),
+    program[(blocks, num_heads, len(saved.cu_queries) - 1)](
+        *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, *constants),
         *(head_size, tile.queries, KEYS),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -159,7 +211,7 @@ def _launch(
 
 
 def _gradients(
-    grad: Tensor, saved: Saved, max_queries: int, max_length: int, keep_scale: float | None
+    grad: Tensor, saved: Saved, max_queries: int, max_length: int, constants: Constants
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v: columns of one tensor, or only k's and v's if queries are fewer.
 
@@ -170,7 +222,7 @@ def _gradients(
         saved: tensors saved by the forward.
         max_queries: most queries of one sequence.
         max_length: most keys of one sequence.
-        keep_scale: factor of kept elements; None without dropout.
+        constants: see Constants.
     """
     q, k, v = saved.q, saved.k, saved.v
     num_rows, num_heads, _ = q.shape
@@ -181,25 +233,17 @@ def _gradients(
         grad_k, grad_v = k.new_empty((len(k), 2, *k.shape[1:])).unbind(1)
     statistics = saved.logsumexp.new_empty((num_heads, num_rows, 2))
     strides = tuple(x.stride(0) for x in (q, k, v, grad, grad_q, grad_k))
-    tile = TILES_OF_QUERIES[q.shape[2]]
+    _, tile, tile_of_keys = _tiles(q.shape[2], constants[1])
+    tensors: tuple[Tensor | None, ...] = (*saved, grad, statistics, grad_q)
     blocks = triton.cdiv(max_queries, tile.queries)
-    _launch(
-        _attention_of_queries,
-        tile,
-        blocks,
-        saved,
-        (*saved, grad, statistics, grad_q),
-        strides,
-        keep_scale,
-    )
-    bounds = (saved.keep, saved.cu_queries, saved.cu_seqlens)
-    tensors = (q, k, v, *bounds, grad, statistics, grad_k, grad_v)
-    tile, blocks = TILES_OF_KEYS[q.shape[2]], triton.cdiv(max_length, KEYS)
-    _launch(_attention_of_keys, tile, blocks, saved, tensors, strides, keep_scale)
+    _launch(_attention_of_queries, tile, blocks, saved, tensors, strides, constants)
+    tensors = (q, k, v, *saved[5:], grad, statistics, grad_k, grad_v)
+    blocks = triton.cdiv(max_length, KEYS)
+    _launch(_attention_of_keys, tile_of_keys, blocks, saved, tensors, strides, constants)
     return grad_q, grad_k, grad_v
 
 
-@_kernel
+@kernel
 def _attention_forward(
     tensors: tl.tuple,
     strides: tl.tuple,
@@ -207,26 +251,36 @@ def _attention_forward(
     num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
+    reach: tl.constexpr,
     head_size: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens = tensors
+    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors
+    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
+    rotates: tl.constexpr = reach is not None  # else they come rotated
     q_stride, k_stride, v_stride = strides
-    queries, keys = _span(cu_queries), _span(cu_seqlens)
+    queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_q
     if first < queries[1]:
-        own_q = _load_tile(q, q_stride, queries, first, block_q, head_size)
+        own_q = load_rotated(q, q_stride, queries, first, q_turns, rotates, block_q, head_size)
         highest = tl.full((block_q,), float("-inf"), tl.float32)
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
         key = tl.arange(0, block_k)
         # A zero hidden from the compiler, which would round first and then select 16 bits: slower.
         nothing = tl.minimum(keys[1], 0).to(tl.float32)
-        for start in range(0, keys[1], block_k):
-            own_k = _load_tile(k, k_stride, keys, start, block_k, head_size)
+        begin, end = 0, keys[1]
+        if reach is not None:
+            position, ends = positions_of(positions, queries, first, block_q)
+            begin = tl.maximum(ends[0] - reach, 0) // block_k * block_k
+            end = tl.minimum(ends[1] + reach + 1, keys[1])
+        for start in range(begin, end, block_k):
+            own_k = load_rotated(k, k_stride, keys, start, k_turns, rotates, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
-            if start + block_k > keys[1]:  # only the last block pays for the comparisons
+            if reach is not None:
+                scores = hide(scores, position, ends, keys, start, reach, block_k, False)
+            elif start + block_k > keys[1]:  # only the last block pays for the comparisons
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
             # In powers of two, for which the hardware has an instruction.
             higher = tl.maximum(highest, tl.max(scores, 1) * (scale * LOG2_E))
@@ -234,20 +288,20 @@ def _attention_forward(
             shrink = tl.exp2(highest - higher)
             total = total * shrink + tl.sum(weights, 1)
             if keep_scale is not None:
-                words = _load_keep(keep, num_words, queries, first, block_q, start)
-                weights = tl.where(_kept_in_rows(words, key), weights, nothing)
-            own_v = _load_tile(v, v_stride, keys, start, block_k, head_size)
+                words = load_keep(keep, num_words, queries, first, block_q, start)
+                weights = tl.where(kept_in_rows(words, key), weights, nothing)
+            own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
             highest = higher
         inverse = (1.0 if keep_scale is None else keep_scale) / total
         stride = tl.num_programs(1) * head_size
-        _store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
+        store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
         query = first + tl.arange(0, block_q)
-        at = _row_numbers(num_rows, queries, query)
+        at = row_numbers(num_rows, queries, query)
         tl.store(logsumexp + at, highest + tl.log2(total), mask=query < queries[1])
 
 
-@_kernel
+@kernel
 def _attention_of_queries(
     tensors: tl.tuple,
     strides: tl.tuple,
@@ -255,50 +309,60 @@ def _attention_of_queries(
     num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
+    reach: tl.constexpr,
     head_size: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
     """Gradient of a block of queries, and each query's context times its gradient."""
-    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens = tensors[:8]
-    grad, statistics, grad_q = tensors[8:]
+    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
+    grad, statistics, grad_q = tensors[11:]
+    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
+    rotates: tl.constexpr = reach is not None  # else they come rotated
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
-    queries, keys = _span(cu_queries), _span(cu_seqlens)
+    queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_q
     if first < queries[1]:
-        own_q = _load_tile(q, q_stride, queries, first, block_q, head_size)
-        own_grad = _load_tile(grad, grad_stride, queries, first, block_q, head_size)
+        own_q = load_rotated(q, q_stride, queries, first, q_turns, rotates, block_q, head_size)
+        own_grad = load_tile(grad, grad_stride, queries, first, block_q, head_size)
         stride = tl.num_programs(1) * head_size
-        own_context = _load_tile(context, stride, queries, first, block_q, head_size)
+        own_context = load_tile(context, stride, queries, first, block_q, head_size)
         product = tl.sum(own_context.to(tl.float32) * own_grad.to(tl.float32), 1)
         product = product if keep_scale is None else product / keep_scale
         query = first + tl.arange(0, block_q)
         is_query = query < queries[1]
-        at = _row_numbers(num_rows, queries, query)
+        at = row_numbers(num_rows, queries, query)
         log_sum = tl.load(logsumexp + at, mask=is_query, other=0.0)
         tl.store(statistics + 2 * at, -log_sum, mask=is_query)
         tl.store(statistics + 2 * at + 1, -product, mask=is_query)
         sums = tl.zeros((block_q, head_size), tl.float32)
         key = tl.arange(0, block_k)
-        for start in range(0, keys[1], block_k):
-            own_k = _load_tile(k, k_stride, keys, start, block_k, head_size)
-            own_v = _load_tile(v, v_stride, keys, start, block_k, head_size)
+        begin, end = 0, keys[1]
+        if reach is not None:
+            position, ends = positions_of(positions, queries, first, block_q)
+            begin = tl.maximum(ends[0] - reach, 0) // block_k * block_k
+            end = tl.minimum(ends[1] + reach + 1, keys[1])
+        for start in range(begin, end, block_k):
+            own_k = load_rotated(k, k_stride, keys, start, k_turns, rotates, block_k, head_size)
+            own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
             of_weights = tl.dot(own_grad, tl.trans(own_v))
             # A key past the sequence's end would be exp2(-log_sum), perhaps infinite.
-            if start + block_k > keys[1]:
+            if reach is not None:
+                scores = hide(scores, position, ends, keys, start, reach, block_k, False)
+            elif start + block_k > keys[1]:
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[:, None]))
             if keep_scale is not None:
-                words = _load_keep(keep, num_words, queries, first, block_q, start)
-                of_weights = tl.where(_kept_in_rows(words, key), of_weights, 0.0)
+                words = load_keep(keep, num_words, queries, first, block_q, start)
+                of_weights = tl.where(kept_in_rows(words, key), of_weights, 0.0)
             of_scores = weights * (of_weights - product[:, None])
             sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
         sums *= scale if keep_scale is None else scale * keep_scale
-        _store_tile(grad_q, grad_q_stride, queries, first, sums, block_q, head_size)
+        store_rotated(grad_q, grad_q_stride, queries, first, q_turns, sums, block_q, head_size)
 
 
-@_kernel
+@kernel
 def _attention_of_keys(
     tensors: tl.tuple,
     strides: tl.tuple,
@@ -306,146 +370,69 @@ def _attention_of_keys(
     num_words: tl.tensor,
     scale: tl.constexpr,
     keep_scale: tl.constexpr,
+    reach: tl.constexpr,
     head_size: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
     """Gradients of a block of keys and their values; tiles are [keys, queries]."""
-    q, k, v, keep, cu_queries, cu_seqlens, grad, statistics, grad_k, grad_v = tensors
+    q, k, v, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:9]
+    grad, statistics, grad_k, grad_v = tensors[9:]
+    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
+    rotates: tl.constexpr = reach is not None  # else they come rotated
     q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
-    queries, keys = _span(cu_queries), _span(cu_seqlens)
+    queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_k
     if first < keys[1]:
-        own_k = _load_tile(k, k_stride, keys, first, block_k, head_size)
-        own_v = _load_tile(v, v_stride, keys, first, block_k, head_size)
+        own_k = load_rotated(k, k_stride, keys, first, k_turns, rotates, block_k, head_size)
+        own_v = load_tile(v, v_stride, keys, first, block_k, head_size)
         sums_k = tl.zeros((block_k, head_size), tl.float32)
         sums_v = tl.zeros((block_k, head_size), tl.float32)
         key = tl.arange(0, block_k)
         of_head = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
-        for start in range(0, queries[1], block_q):
+        begin, end = 0, queries[1]
+        if reach is not None:
+            begin, end = in_reach(positions, queries, first - reach, first + block_k + reach)
+            begin = begin // block_q * block_q
+        for start in range(begin, end, block_q):
             # Past the last query q and grad are zero, so they add zero.
-            own_q = _load_tile(q, q_stride, queries, start, block_q, head_size)
-            own_grad = _load_tile(grad, grad_stride, queries, start, block_q, head_size)
-            minus_log_sum, minus_product = _load_pairs(of_head, 2, queries, start, block_q)
+            own_q = load_rotated(q, q_stride, queries, start, q_turns, rotates, block_q, head_size)
+            own_grad = load_tile(grad, grad_stride, queries, start, block_q, head_size)
+            minus_log_sum, minus_product = load_pairs(of_head, 2, queries, start, block_q)
             scores = tl.dot(own_k, tl.trans(own_q))
+            if reach is not None:
+                position, ends = positions_of(positions, queries, start, block_q)
+                scores = hide(scores, position, ends, keys, first, reach, block_k, True)
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, minus_log_sum[None, :]))
             of_weights = tl.dot(own_v, tl.trans(own_grad))
             used = weights
             if keep_scale is not None:
-                words = _load_keep(keep, num_words, queries, start, block_q, first)
-                used = tl.where(_kept_in_columns(words, key), weights, 0.0)
+                words = load_keep(keep, num_words, queries, start, block_q, first)
+                used = tl.where(kept_in_columns(words, key), weights, 0.0)
             sums_v = tl.dot(used.to(own_grad.dtype), own_grad, sums_v)
             of_scores = tl.fma(used, of_weights, weights * minus_product[None, :])
             sums_k = tl.dot(of_scores.to(own_q.dtype), own_q, sums_k)
         if keep_scale is not None:
             sums_k *= keep_scale
             sums_v *= keep_scale
-        _store_tile(grad_k, grad_kv_stride, keys, first, sums_k * scale, block_k, head_size)
-        _store_tile(grad_v, grad_kv_stride, keys, first, sums_v, block_k, head_size)
+        sums_k *= scale
+        store_rotated(grad_k, grad_kv_stride, keys, first, k_turns, sums_k, block_k, head_size)
+        store_tile(grad_v, grad_kv_stride, keys, first, sums_v, block_k, head_size)
 
 
-@_kernel
-def _span(bounds: tl.tensor) -> Any:
-    """Rows of the program's sequence: number of the first (int64), and their count."""
-    first = tl.load(bounds + tl.program_id(2))
-    return first.to(tl.int64), tl.load(bounds + tl.program_id(2) + 1) - first
-
-
-@_kernel
-def _load_tile(
+@kernel
+def _rotate_rows(
     x: tl.tensor,
     stride: tl.tensor,
-    rows: tl.tuple,
-    first: tl.tensor,
-    size: tl.constexpr,
-    head_size: tl.constexpr,
-) -> Any:
-    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros past its end."""
-    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
-    return tl.load(at, mask=is_real, other=0.0)
-
-
-@_kernel
-def _store_tile(
-    x: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tuple,
-    first: tl.tensor,
-    values: tl.tensor,
+    rotated: tl.tensor,
+    bounds: tl.tensor,
+    turns: tl.tuple,
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """Write `x` [.., N, H] at places `first` .. of the span `rows`."""
-    at, is_real = _of_tile(x, stride, rows, first, size, head_size)
-    tl.store(at, values.to(x.dtype.element_ty), mask=is_real)
-
-
-@_kernel
-def _of_tile(
-    x: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tuple,
-    first: tl.tensor,
-    size: tl.constexpr,
-    head_size: tl.constexpr,
-) -> Any:
-    place = tl.arange(0, size)
-    start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
-    # Constant in a loop over `first`, so it stays in registers.
-    within = place[:, None] * stride + tl.arange(0, head_size)[None, :]
-    return start + within, (place < rows[1] - first)[:, None]
-
-
-@_kernel
-def _row_numbers(num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
-    """Indices into [N, num_rows] of the places of the span `rows`, int64."""
-    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
-
-
-@_kernel
-def _load_pairs(
-    x: tl.tensor, stride: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr
-) -> Any:
-    """Two neighbours at `x` of each place `first` .. of the span `rows`: two of [size].
-
-    One load reads both: in Triton 3.6 a vector shorter than a program's threads makes every thread
-    copy what it needs, which is sixteen times as much.
-    """
-    place = tl.arange(0, size)
-    at = (place * stride)[:, None] + tl.arange(0, 2)[None, :]
-    is_real = (place < rows[1] - first)[:, None]
-    pairs = tl.load(x + (rows[0] + first) * stride + at, mask=is_real, other=0)
-    return tl.split(pairs)
-
-
-@_kernel
-def _load_keep(
-    keep: tl.tensor,
-    num_words: tl.tensor,
-    queries: tl.tuple,
-    first: tl.tensor,
-    size: tl.constexpr,
-    first_key: tl.tensor,
-) -> Any:
-    """Keep bits of 64 keys for each place `first` .. of the span `queries`: two int32 [size]."""
-    stride = tl.num_programs(1) * num_words
-    of_head = keep + tl.program_id(1) * num_words + first_key // 32
-    return _load_pairs(of_head, stride, queries, first, size)
-
-
-@_kernel
-def _kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
-    """Bool [size, 64] of `_load_keep`; `key` is 0 .. 63.
-
-    In a product's result, lanes of a warp differ in bits 1 and 2 of a column's number. These are
-    shifted out once for all columns; the remaining shifts are constants.
-    """
-    halves = tl.where((key < 32)[None, :], words[0][:, None], words[1][:, None])
-    return ((halves >> (key & 6)[None, :]) & (1 << (key & 25))[None, :]) != 0
-
-
-@_kernel
-def _kept_in_columns(words: tl.tuple, key: tl.tensor) -> Any:
-    """Bool [64, size] of `_load_keep`; a thread's two rows differ in bit 3 of their number."""
-    halves = tl.where((key < 32)[:, None], words[0][None, :], words[1][None, :])
-    return ((halves >> (key & 23)[:, None]) & (1 << (key & 8))[:, None]) != 0
+    rows = span(bounds)
+    first = tl.program_id(0) * size
+    if first < rows[1]:
+        values = load_rotated(x, stride, rows, first, turns, True, size, head_size)
+        stride_of_rotated = tl.num_programs(1) * head_size
+        store_tile(rotated, stride_of_rotated, rows, first, values, size, head_size)

@@ -1,6 +1,6 @@
-"""Bias and GELU (erf) on a GPU: Triton kernels with rounded results, or results in FP8 only.
+"""GELU (erf) of a sum, or as a gate, on a GPU: kernels with rounded results, or in FP8 only.
 
-Only the product is kept; backward recomputes the sum under the GELU from it. In FP8 the next
+Only the product is kept; backward recomputes the GELU from it. In FP8 the next
 operation is always an FP8 product, so nothing is written in 16 bits: 4 bytes an element are moved
 forward and 6 backward, against 8 and 10 with a separate cast.
 
@@ -38,6 +38,7 @@ MOST_PROGRAMS = 640
 # FP8 tile: half the size of a cast's. 64 elements a thread need fewer instructions each, which
 # limit these kernels; a multiprocessor holds four tiles either way.
 FP8_WARPS = 4
+GATED_FP8_WARPS = 8  # two values are kept for each element
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
@@ -84,6 +85,54 @@ def bias_gelu_fp8_backward(
     partials = empty_sums(product, triton.cdiv(rows, TILE_ROWS), 1, columns)
     _launch_fp8(gradient, product, bias, partials, result, target)
     return result, sum_programs(partials, (bias.dtype,))[0]
+
+
+def gated(product: Tensor) -> Tensor:
+    """GELU(a) * b of a product [a, b] (GeGLU, arXiv 2002.05202): [R, 2 F], contiguous -> [R, F]."""
+    output = product.new_empty((len(product), product.shape[1] // 2))
+    _launch_gated(None, product, output)
+    return output
+
+
+def gated_backward(gradient: Tensor, product: Tensor) -> Tensor:
+    """The product's gradient [R, 2 F] from that of its `gated`, [R, F] and contiguous."""
+    of_product = torch.empty_like(product)
+    _launch_gated(gradient, product, of_product)
+    return of_product
+
+
+def gated_fp8(product: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
+    """`cast` of `gated`."""
+    rows, columns = product.shape
+    result = empty_fp8(product, (rows, columns // 2), target, transpose=transpose)
+    _launch_gated_fp8(None, product, result, target)
+    return result
+
+
+def gated_fp8_backward(gradient: Tensor, product: Tensor, target: Target) -> Fp8Matrix:
+    """`cast` of `gated_backward`, transposed too."""
+    result = empty_fp8(product, product.shape, target, transpose=True)
+    _launch_gated_fp8(gradient, product, result, target)
+    return result
+
+
+def _launch_gated(gradient: Tensor | None, product: Tensor, result: Tensor) -> None:
+    rows, columns = len(product), product.shape[1] // 2
+    _gated[(triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))](
+        *((gradient, product, result), rows, columns, computed_in(product)),
+        *(BLOCK_ROWS, BLOCK_COLUMNS),
+    )
+
+
+def _launch_gated_fp8(
+    gradient: Tensor | None, product: Tensor, result: Fp8Matrix, target: Target
+) -> None:
+    rows, columns = len(product), product.shape[1] // 2
+    _gated_fp8[(triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))](
+        *((gradient, product), rows, columns, *writing(result, target)),
+        *(TILE_ROWS, TILE_COLUMNS),
+        num_warps=GATED_FP8_WARPS,
+    )
 
 
 def _launch_fp8(
@@ -177,6 +226,62 @@ def _gelu_fp8(
     else:
         values = _gelu(values)
     write_fp8(values, row, column, rows, columns, place, limit)
+
+
+@kernel
+def _gated(
+    tensors: tl.tuple,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    dtype: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+) -> None:
+    """The result, or with a gradient that of the product."""
+    gradient, product, result = tensors
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)[:, None]
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
+    is_there = (row < rows) & (column < columns)
+    narrow, wide = row * columns + column, row * (2 * columns) + column
+    values = tl.load(product + wide, mask=is_there, other=0.0).to(dtype)
+    gates = tl.load(product + wide + columns, mask=is_there, other=0.0).to(dtype)
+    rounded: tl.constexpr = result.dtype.element_ty
+    if gradient is None:
+        tl.store(result + narrow, (_gelu(values) * gates).to(rounded), mask=is_there)
+    else:
+        given = tl.load(gradient + narrow, mask=is_there, other=0.0).to(dtype)
+        of_values = given * gates * _gelu_slope(values)
+        tl.store(result + wide, of_values.to(rounded), mask=is_there)
+        tl.store(result + wide + columns, (given * _gelu(values)).to(rounded), mask=is_there)
+
+
+@kernel
+def _gated_fp8(
+    tensors: tl.tuple,
+    rows: tl.tensor,
+    columns: int,
+    place: tl.tuple,
+    limit: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+) -> None:
+    """`_gated`, cast; zero past the edges."""
+    gradient, product = tensors
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row[:, None] * (2 * columns) + column[None, :]
+    values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)
+    gates = tl.load(product + at + columns, mask=inside, other=0.0).to(tl.float32)
+    if gradient is None:
+        write_fp8(_gelu(values) * gates, row, column, rows, columns, place, limit)
+    else:
+        narrow = row[:, None] * columns + column[None, :]
+        given = tl.load(gradient + narrow, mask=inside, other=0.0).to(tl.float32)
+        of_gates = given * _gelu(values)
+        given *= gates * _gelu_slope(values)
+        write_fp8(given, row, column, rows, columns, place, limit)
+        write_fp8(of_gates, row, column + columns, rows, 2 * columns, place, limit)
 
 
 @kernel

@@ -368,5 +368,8 @@ def _make_shard(
 
 
 def is_exempt(name: str) -> bool:
-    """True if the parameter of this dotted name has no decay: a bias or part of a LayerNorm."""
-    return name.endswith("bias") or "LayerNorm" in name
+    """True if the parameter of this dotted name has no decay: a bias or part of a LayerNorm.
+
+    Modules that normalise are called LayerNorm, or like `mlp_norm`.
+    """
+    return name.endswith("bias") or "norm" in name.lower()

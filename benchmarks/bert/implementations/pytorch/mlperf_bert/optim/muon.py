@@ -14,6 +14,7 @@ from mlperf_bert.optim.muon_plan import (
     NEWTON_SCHULZ_STEPS,
     Stack,
     plan_route,
+    split_matrices,
     update_scale,
 )
 
@@ -79,9 +80,9 @@ def orthogonalised_stack(matrices: Tensor) -> Tensor:
 class Muon(FlatOptimizer):
     """`muon_update` of the encoder's matrices and `adamw_update` of the rest, on flat buffers.
 
-    A matrix's momentum is in `exp_avg`; its `exp_avg_sq` stays zero. Each matrix is orthogonalised
-    by one of the shards: on a GPU, or if the model's weights have 16 bits, in bfloat16, else in the
-    masters' dtype.
+    A parameter may hold several matrices (`num_matrices`). A matrix's momentum is in `exp_avg`; its
+    `exp_avg_sq` stays zero. Each matrix is orthogonalised by one of the shards: on a GPU, or if the
+    model's weights have 16 bits, in bfloat16, else in the masters' dtype.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -104,8 +105,11 @@ class Muon(FlatOptimizer):
         ]
         self._first = [part for part, has in zip(self.parts, has_matrices, strict=True) if not has]
         self._last = [part for part, has in zip(self.parts, has_matrices, strict=True) if has]
-        self._numel = torch.tensor([each.numel for each in layout.tensors]).to(masters.device)
-        self._route = plan_route(layout, self.others.index)
+        matrices = split_matrices(layout)
+        self._numel = torch.tensor([each.numel for each in matrices.tensors]).to(masters.device)
+        of_block = matrices.tensor_of_block(self.others.index)
+        self._matrix_of_block = torch.from_numpy(of_block).long().to(masters.device)
+        self._route = plan_route(matrices, self.others.index)
         self._sent, self._order, self._back = (
             torch.from_numpy(order).to(masters.device)
             for order in (self._route.sent, self._route.order, self._route.order.argsort())
@@ -135,13 +139,13 @@ class Muon(FlatOptimizer):
         shard = self.shard
         assert shard.direction_scale is not None
         blocks = shard.exp_avg.view(-1, BLOCK).square().sum(1, dtype=torch.float64)
-        of_block = shard.tensor_of_block.long()
-        sums = blocks.new_zeros(len(self._numel)).index_add_(0, of_block, blocks)
+        matrix = self._matrix_of_block
+        sums = blocks.new_zeros(len(self._numel)).index_add_(0, matrix, blocks)
         self.others.add_up(sums)
         means = (sums / self._numel * self.correction_2()).to(shard.masters.dtype)
-        is_hidden = (shard.direction_scale > 0)[of_block, None]
+        is_hidden = (shard.direction_scale > 0)[shard.tensor_of_block.long(), None]
         moments = shard.exp_avg_sq.view(-1, BLOCK)
-        return torch.where(is_hidden, means[of_block, None], moments).view(-1)
+        return torch.where(is_hidden, means[matrix, None], moments).view(-1)
 
     def _apply(self, parts: Iterable[Any], scalars: StepScalars) -> None:
         for number, part, whole, piece in parts:

@@ -7,34 +7,78 @@ among the shards. Its blocks go there, and come back orthogonalised.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout
+from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor
 
 NEWTON_SCHULZ_STEPS = 5
 STACK_ELEMENTS = 2**25  # of matrices multiplied together: 64 MiB in bfloat16
+
+# Ends of the names of parameters that hold several matrices, one below the other.
+_JOINED = MappingProxyType({"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2})
 
 Shape = tuple[int, ...]
 Blocks = NDArray[np.int64]
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """True if Muon orthogonalises this parameter: a weight matrix of an encoder layer."""
-    return ".layer." in name and len(shape) == 2
+    """True if Muon orthogonalises this parameter: weight matrices of an encoder layer."""
+    return (".layer." in name or ".layers." in name) and len(shape) == 2
+
+
+def num_matrices(name: str) -> int:
+    """The number of equal matrices that a parameter holds, each orthogonalised for itself.
+
+    They are ModernBERT's of queries, keys and values, and of the halves of a gated product.
+    """
+    return next((count for end, count in _JOINED.items() if name.endswith(end)), 1)
+
+
+def split_matrices(layout: FlatLayout) -> FlatLayout:
+    """The same buffers, with every matrix of a parameter as a tensor of its own.
+
+    Raises ConfigError if a matrix does not begin with a block.
+    """
+    buckets = [
+        replace(bucket, tensors=tuple(part for each in bucket.tensors for part in _matrices(each)))
+        for bucket in layout.buckets
+    ]
+    return replace(layout, buckets=tuple(buckets))
+
+
+def _matrices(tensor: FlatTensor) -> list[FlatTensor]:
+    count = num_matrices(tensor.name) if is_hidden_matrix(tensor.name, tensor.shape) else 1
+    if count == 1:
+        return [tensor]
+    numel = tensor.numel // count
+    if numel % BLOCK:
+        problem = f"makes {tensor.name} of {count} matrices with {numel:,} elements each"
+        remedy = f"Muon needs multiples of {BLOCK:,}: make it and intermediate_size multiples of 32"
+        raise ConfigError("model.hidden_size", problem, remedy)
+    shape = (tensor.shape[0] // count, *tensor.shape[1:])
+    return [
+        FlatTensor(f"{tensor.name}.{part}", shape, tensor.start + part * numel)
+        for part in range(count)
+    ]
 
 
 def update_scale(name: str, shape: Shape) -> float:
     """The factor that gives an orthogonalised update the root mean square of AdamW's.
 
-    It is 0 for a parameter that is not orthogonalised.
+    It is 0 for a parameter that is not orthogonalised, and goes by the shape of each matrix.
 
     Source: Liu et al., "Muon is Scalable for LLM Training" (arXiv 2502.16982), section 2.2.
     """
-    return 0.2 * math.sqrt(max(shape)) if is_hidden_matrix(name, shape) else 0.0
+    if not is_hidden_matrix(name, shape):
+        return 0.0
+    rows, columns = shape
+    return 0.2 * math.sqrt(max(rows // num_matrices(name), columns))
 
 
 def newton_schulz_flops(shape: Shape) -> int:
@@ -64,6 +108,8 @@ def hidden_matrices(model: ModelSection) -> list[Shape]:
     """The shapes of all matrices that Muon orthogonalises."""
     hidden, wide = model.hidden_size, model.intermediate_size
     of_layer: list[Shape] = [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide)]
+    if model.architecture == "modern":  # gated
+        of_layer.append((wide, hidden))
     return model.num_layers * of_layer
 
 
@@ -102,7 +148,10 @@ class Route:
 
 
 def plan_route(layout: FlatLayout, shard: int) -> Route:
-    """The route of `shard` in a layout; with one shard, the order of the stacks alone."""
+    """The route of `shard` in a layout; with one shard, the order of the stacks alone.
+
+    The layout is one of `split_matrices`.
+    """
     shapes = {
         tensor.name: tensor.shape
         for tensor in layout.tensors

@@ -129,7 +129,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Biases and LayerNorm parameters are neither decayed nor layer-adapted (MLPerf Training rules,
     BERT optimizer). `layer_adaptation` states the second explicitly, so that a run with
     `weight_decay = 0` does not lose LAMB's trust ratio; AdamW ignores it. Query, key and value stay
-    separate tensors, because LAMB's trust ratio is per tensor.
+    separate tensors, because LAMB's trust ratio is per tensor. ModernBERT's are one tensor as
+    published, with one ratio.
     """
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []

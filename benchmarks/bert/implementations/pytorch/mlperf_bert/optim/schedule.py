@@ -1,4 +1,4 @@
-"""The learning rate of a step: linear warm-up, then polynomial decay. Pure functions of the step.
+"""The learning rate of a step: linear warm-up, then a decay. Pure functions of the step.
 
 Steps count from 1; `step` is the one about to be taken. With a negative `start_warmup_step` the
 warm-up starts part-way up; it counts m = step - start_warmup_step.
@@ -16,15 +16,19 @@ from mlperf_bert.config.sections import ScheduleSection
 def learning_rates(
     steps: NDArray[np.int64], schedule: ScheduleSection, base: float
 ) -> NDArray[np.float64]:
-    """The learning rate to use for each of `steps` (MLPerf Training, BERT: LAMB schedule).
+    """The learning rate to use for each of `steps`.
 
-    Both forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
-    `decay_steps`; they differ in where the decay begins:
+    All forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
+    `decay_steps`. The first two decay by a power (MLPerf Training, BERT: LAMB schedule):
 
     - `continuous`: where the warm-up really ends, at warmup_steps + start_warmup_step. No jump.
     - `published`: at warmup_steps, although the shifted warm-up ends elsewhere. With a negative
       start the rate therefore jumps above `base` when the warm-up ends. The constants of the
       published 1,024-GPU runs were tuned with this jump, so a faithful preset must keep it.
+    - `trapezoid`: the rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
+      `end_learning_rate` by 1 - sqrt(s), s the passed share of the cool-down (Haegele et al.,
+      "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv
+      2405.18392). Without a cool-down it stays until `decay_steps`.
 
     Args:
         steps: int64, the optimizer steps about to be taken, from 1; in any order.
@@ -37,13 +41,19 @@ def learning_rates(
     # A positive start_warmup_step delays the warm-up: the rate is zero before it, not negative.
     rates = base * np.maximum(positions, 0) / max(warm_up, 1)
     decays = (positions >= warm_up) & (steps <= last)
+    rates[steps > last] = end
+    if schedule.form == "trapezoid":
+        cooldown = schedule.cooldown_steps
+        passed = np.maximum(steps[decays] - (last - cooldown), 0) / max(cooldown, 1)
+        root = np.sqrt(passed)
+        rates[decays] = base * (1 - root) + end * root  # exactly `base` and `end` at its ends
+        return rates
     remaining = (last - steps[decays]) / (last - first)
     if schedule.power != 1:
         # The C library's power, as in Python: numpy's may differ in the last bit.
         powers = map(math.pow, remaining.data, repeat(schedule.power))
         remaining = np.fromiter(powers, np.float64, len(remaining))
     rates[decays] = end + (base - end) * remaining
-    rates[steps > last] = end
     return rates
 
 

@@ -3,7 +3,6 @@
 No training or evaluation sample is read here, only the vocabulary's digest, sidecars and index.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +16,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert import git_commit
-from mlperf_bert.checkpoint.first_weights import is_huggingface, origin_of
-from mlperf_bert.checkpoint.load import load_checkpoint, load_first_weights, restore_rank_states
+from mlperf_bert.checkpoint.first_weights import is_huggingface, origin_of, origin_of_phase
+from mlperf_bert.checkpoint.load import (
+    load_checkpoint,
+    load_first_weights,
+    load_phase,
+    restore_rank_states,
+)
 from mlperf_bert.checkpoint.manifest import (
     INITIALIZED_FROM,
     CheckpointState,
@@ -36,7 +40,7 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.data.index import LengthIndex, manifest_sha256
+from mlperf_bert.data.index import LengthIndex, sets_sha256
 from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.sampler import PublishedStrataSampler
 from mlperf_bert.data.set_checks import RunData, open_data
@@ -116,6 +120,11 @@ class Run:
         given = self.config.run.init_checkpoint
         return Path(given) if given else None
 
+    @property
+    def begins_phase(self) -> bool:
+        """True if the optimizer's state comes from `init_checkpoint` too."""
+        return self.start.checkpoint is None and self.config.run.init_state == "training"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
@@ -188,10 +197,11 @@ def _assemble(
     reporter.line(model.attention.note)
     log.weights_initialization(map(tensorflow_name, model.state_dict()))
     digest = identity.vocabulary_sha256
-    if run.init_checkpoint is not None and run.start.checkpoint is None:
+    is_first = run.init_checkpoint is not None and run.start.checkpoint is None
+    if is_first and not run.begins_phase:
         first = partial(load_first_weights, model, config, digest, run.seed)
         reporter.line(on_every_rank(info, first))
-    optimizer, step = _begin_training(run, digest, model, shapes)
+    optimizer, step = _begin_training(run, digest, model, shapes, reporter)
     evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
     baseline = data.held_out.manifest.baseline
     metrics = Metrics(config, info.world_size, device)
@@ -238,15 +248,13 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
 
 def _identity(run: Run, data: RunData) -> CheckpointState:
     """The run's identity in its checkpoints."""
-    sets = (data.train_reader.set_dir, data.held_out_reader.set_dir)
-    digests = " ".join(manifest_sha256(set_dir) for set_dir in sets)
     return CheckpointState(
         step=0,
         samples=0,
         seed=run.seed,
         mlm_accuracy=None,
         vocabulary_sha256=data.train.manifest.vocabulary_sha256,
-        data_sha256=hashlib.sha256(digests.encode()).hexdigest(),
+        data_sha256=sets_sha256(data.train_reader.set_dir, data.held_out_reader.set_dir),
         world_size=run.info.world_size,
     )
 
@@ -337,7 +345,11 @@ def check_memory(
 
 
 def _begin_training(
-    run: Run, vocabulary_sha256: str, model: BertForPretraining, shapes: tuple[StaticShape, ...]
+    run: Run,
+    vocabulary_sha256: str,
+    model: BertForPretraining,
+    shapes: tuple[StaticShape, ...],
+    reporter: "Reporter",
 ) -> tuple[FlatOptimizer, Step]:
     """Optimizer and step, with the run's first weights, state and random streams."""
     start, info, digest = run.start, run.info, vocabulary_sha256
@@ -347,6 +359,9 @@ def _begin_training(
     if start.checkpoint is not None:
         state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
         restore_rank_states(start.checkpoint, state, model, info, run.device)
+    elif run.begins_phase:
+        assert run.init_checkpoint is not None  # `check_first_weights` refuses it
+        reporter.line(load_phase(optimizer, model, run.init_checkpoint, digest, info, run.device))
     return optimizer, step
 
 
@@ -533,7 +548,9 @@ def _writer(run: Run, model: BertForPretraining, optimizer: FlatOptimizer) -> Ch
 
 
 def _initialized_from(run: Run) -> dict[str, str]:
-    """Manifest entries: the weights that the run, or the one it resumes, began with."""
+    """Manifest entries: the weights or state that the run, or the one it resumes, began with."""
+    if run.begins_phase and run.init_checkpoint is not None:
+        return {INITIALIZED_FROM: origin_of_phase(run.init_checkpoint)}
     saved = run.start.checkpoint or run.init_checkpoint
     if saved is not None and is_huggingface(saved):
         return {INITIALIZED_FROM: origin_of(saved)} if run.info.rank == 0 else {}

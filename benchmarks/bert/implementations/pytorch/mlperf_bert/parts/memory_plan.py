@@ -99,9 +99,9 @@ def expected_forward(config: RunConfig) -> Forward:
         return forward_of_lengths(config, lengths, np.full(count, most))
     shape = run_shapes(config)[-1]
     lengths = real_lengths(count, data.max_seq_length, 1)
-    masked_counts = masked_counts_of(lengths, data.max_predictions)
-    padded = forward_of_lengths(config, lengths, masked_counts).padded
-    return replace(forward_of_shape(shape), padded=padded)
+    masked_counts = masked_counts_of(lengths, data.max_predictions, data.masking_rate)
+    of_lengths = forward_of_lengths(config, lengths, masked_counts)
+    return replace(forward_of_shape(shape), padded=of_lengths.padded, local=of_lengths.local)
 
 
 def forward_of_run(config: RunConfig, shapes: tuple[StaticShape, ...]) -> Forward:
@@ -123,17 +123,25 @@ def forward_of_shape(shape: StaticShape) -> Forward:
 
 def forward_of_lengths(config: RunConfig, lengths: IntArray, masked_counts: IntArray) -> Forward:
     """The forward of one unpadded batch; both arrays are int64 [B]."""
-    longest, policy = config.model.max_position_embeddings, config.model.attention
-    queries = masked_counts + (config.model.objective == "mlm_nsp")
-    padded = None
+    model = config.model
+    longest, policy = model.max_position_embeddings, model.attention
+    queries = masked_counts + (model.objective == "mlm_nsp")
+    padded = local = None
     if kernels_of(config).attention == "padded":
-        padded = PaddedAttention.of_lengths(policy, lengths, queries, longest)
+        padded = local = PaddedAttention.of_lengths(policy, lengths, queries, longest)
+        if policy not in ("reference", "packed") and model.local_share:
+            local = (
+                PaddedAttention.of_chunks(lengths, queries, model.reach)
+                if model.attention_dropout == 0
+                else PaddedAttention.of_lengths("reference", lengths, queries, longest)
+            )
     return Forward(
         sequences=len(lengths),
         tokens=int(lengths.sum()),
         masked=int(masked_counts.sum()),
         longest=longest,
         padded=padded,
+        local=local,
     )
 
 
@@ -232,7 +240,10 @@ def _phases(config: RunConfig, saved: SavedBytes) -> dict[str, int]:
     # Without a reducer a backward leaves its gradients where autograd made them until the update.
     left = numel * hidden if config.parallel.world_size == 1 else 0
     before = left if config.parallel.grad_accum_steps > 1 else 0
-    of_tokens = _BACKWARD_TENSORS * forward.tokens * model.hidden_size * product
+    widest = _BACKWARD_TENSORS * model.hidden_size
+    if model.architecture == "modern":  # gradients of the gated half's product, and of its result
+        widest = max(widest, 3 * model.intermediate_size + model.hidden_size)
+    of_tokens = widest * forward.tokens * product
     if forward.padded is not None:
         of_tokens += 3 * model.num_heads * forward.padded.largest * product
     of_tables = model.padded_vocab_size * model.hidden_size * hidden
@@ -283,6 +294,8 @@ def _evaluation(config: RunConfig) -> int:
     model, setting = config.model, config.eval.tokens_per_forward
     tokens = _EVALUATED_TOKENS[is_on_cuda(config)] if setting == "auto" else setting
     width = 4 if model.precision == "fp32" else 2
-    of_layer = tokens * (2 * model.intermediate_size + 3 * model.hidden_size)
+    # A gated half's product is twice as wide, and the residual stays beside its norm.
+    wide, narrow = (3, 4) if model.architecture == "modern" else (2, 3)
+    of_layer = tokens * (wide * model.intermediate_size + narrow * model.hidden_size)
     masked = masked_counts_of(np.array([tokens]), tokens).item()
     return width * (of_layer + masked * model.padded_vocab_size)

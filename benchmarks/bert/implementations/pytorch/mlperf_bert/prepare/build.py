@@ -31,7 +31,6 @@ from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.data.compiled_masking import draw_masks
 from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
     Baseline,
     DatasetPlace,
     Manifest,
@@ -211,9 +210,10 @@ def index_set(
     check_left_overs(jobs)
     remove_temporaries(out_dir / "shards", _file_names(jobs))
     remove_temporaries(out_dir, {file_name(vocabulary)})
-    remove_temporaries(out_dir / "index", {"dataset.json", *(name for name, _ in INDEX_ARRAYS)})
     entries = [ShardEntry.of(job.shard_path) for job in jobs]
     manifest = replace(manifest_of(vocabulary, settings, entries), corpus=corpus)
+    names = {"dataset.json", *(name for name, _ in manifest.index_arrays)}
+    remove_temporaries(out_dir / "index", names)
     return _write_set_index(out_dir, manifest, with_baseline)
 
 
@@ -231,7 +231,7 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
     """Raise ConfigError for settings out of range, or unsuited to this number of files."""
     ranges = {
         "max_seq_length": (settings.max_seq_length, 8, 65_535),
-        "max_predictions": (settings.max_predictions, 1, 255),
+        "max_predictions": (settings.max_predictions, 1, 65_535),
         "dupe_factor": (settings.dupe_factor, 1, 10_000),
         "seed": (settings.seed, 0, 2**63 - 1),
         "workers": (workers, 1, 4096),
@@ -321,7 +321,7 @@ def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> 
     for entry in manifest.shards:
         shard = Shard(out_dir / "shards" / entry.file)
         lengths.append(shard.lengths().astype(np.uint16))
-        masked_counts.append(shard.masked_counts().astype(np.uint8))
+        masked_counts.append(shard.masked_counts().astype(np.uint16))
     if with_baseline:
         baseline = measure_baseline(out_dir, manifest)
         manifest = replace(manifest, baseline=baseline)

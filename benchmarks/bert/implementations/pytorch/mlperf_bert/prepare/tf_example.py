@@ -32,7 +32,7 @@ from mlperf_bert.prepare.foreign_rows import Rows
 from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, LENGTHS, WEIGHTS
 
 REMEDY = "get the file again: it is damaged, or no TFRecord file"
-# An example of 65,535 tokens, the longest that a shard holds, has a third of this.
+# An example of 65,535 tokens, the longest that a shard holds, has less than half of this.
 MOST_RECORD_BYTES = 2**20
 BLOCK_BYTES = 2**20
 # Limit of all unpacked records, against gzip bombs. An official part has less than 2**30.

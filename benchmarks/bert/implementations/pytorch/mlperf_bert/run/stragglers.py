@@ -69,7 +69,7 @@ class StragglerWatch:
         if self._replays:
             return
         # The last gradient of a backward belongs to one of these parameters.
-        for parameter in model.bert.embeddings.parameters():
+        for parameter in model.body.embeddings.parameters():
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._on_gradient
             )

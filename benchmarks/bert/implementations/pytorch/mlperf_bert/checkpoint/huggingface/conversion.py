@@ -15,10 +15,9 @@ from torch import Tensor
 from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, setting_against_ours
 from mlperf_bert.checkpoint.huggingface.weights import (
     MOST_SPARE_ROWS,
-    PADDING_BIAS,
     PAIRS,
-    WORD_BIAS,
-    WORDS,
+    PATTERN,
+    UNSEEN,
     Sizes,
     Source,
     check_floats,
@@ -31,20 +30,18 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, initial_weights
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 Missing = Literal["refuse", "draw"]
 USUAL_HEAD_SIZE = 64  # of every published BERT
-_MOST_PREDICTIONS = 255  # the most that an index can hold
 _WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
 _NEXT_SENTENCE = frozenset(
     f"{layer}.{part}"
     for layer in ("bert.pooler.dense", "cls.seq_relationship")
     for part in ("weight", "bias")
 )
-_FILLS = {WORDS: 0.0, WORD_BIAS: PADDING_BIAS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +66,16 @@ class Conversion:
 
         Raises CheckpointError.
         """
-        shape = self.shapes[name]
-        if name in self.drawn and name != WORD_BIAS:
-            return _drawn_weight(name, shape, self.config.model.initializer_range, seed)
+        shape, family = self.shapes[name], self.source.family
+        if name in self.drawn and name != family.word_bias:
+            generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
+            return initial_weights(name, torch.Size(shape), self.config.model, generator)
         if name in self.drawn:
             found = np.zeros(self.word_rows, np.float32)
         else:
             found = self.source.weights[name].read()
-        if name in _FILLS:
-            found = with_rows(found, shape[0], _FILLS[name])
+        if name in family.fills:
+            found = with_rows(found, shape[0], family.fills[name])
         return torch.from_numpy(found)
 
 
@@ -117,16 +115,6 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
-def _drawn_weight(name: str, shape: tuple[int, ...], spread: float, seed: int) -> Tensor:
-    """A parameter that a source lacks, drawn as by `BertForPretraining.reset_parameters`."""
-    if name.endswith("bias"):
-        return torch.zeros(shape)
-    if "LayerNorm" in name:
-        return torch.ones(shape)
-    generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
-    return torch.empty(shape).normal_(0.0, spread, generator=generator)
-
-
 def _config_of(
     source: Source, sizes: Sizes, num_tokens: int, config: RunConfig | None
 ) -> tuple[RunConfig, tuple[str, ...]]:
@@ -149,11 +137,12 @@ def _config_of(
             raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
         model["num_heads"] = heads
         remarks = (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
+    longest = min(model["max_position_embeddings"], 65_535)
     tables = {
         "model": model,
         "data": {
-            "max_seq_length": min(model["max_position_embeddings"], 65_535),
-            "max_predictions": _MOST_PREDICTIONS,
+            "max_seq_length": longest,
+            "max_predictions": longest,  # takes data with any masks
         },
         "parallel": {"local_batch_size": 1},
         "optim": {"name": "lamb", "learning_rate": 0.0},
@@ -176,9 +165,9 @@ def _check_stated(source: Source, sizes: Sizes) -> None:
 def _check_given(config: RunConfig, source: Source, sizes: Sizes, num_tokens: int) -> None:
     """Check that the user's config describes these weights."""
     given = asdict(config.model)
-    names = ("num_heads", "layer_norm_epsilon")
+    names = (*UNSEEN, *PATTERN)
     stated = {name: source.settings[name] for name in names if name in source.settings}
-    for name, value in {**sizes.settings, **stated, "vocab_size": num_tokens}.items():
+    for name, value in {**stated, **sizes.settings, "vocab_size": num_tokens}.items():
         if given[name] != value:
             problem = f"is {given[name]}, the weights in {source.path} have {value}"
             raise ConfigError(f"model.{name}", problem, "set it to theirs")
@@ -207,12 +196,12 @@ def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dic
 
 
 def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    words = source.weights[WORDS].shape[0]
+    fills, words = source.family.fills, source.weights[source.family.words].shape[0]
     for name, shape in shapes.items():
         if name not in source.weights:
             continue
         weight = source.weights[name]
-        wanted = (words, *shape[1:]) if name in _FILLS else shape
+        wanted = (words, *shape[1:]) if name in fills else shape
         if weight.shape != wanted:
             problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
             raise CheckpointError(weight.where, problem, "give the weights of a plain BERT")

@@ -15,12 +15,9 @@ from mlperf_bert.checkpoint.huggingface.conversion import parameter_shapes
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
 from mlperf_bert.checkpoint.huggingface.tokenizer import remarks_on, tokenizer_files
 from mlperf_bert.checkpoint.huggingface.weights import (
-    FIXED,
-    NUMBERS,
-    SIZES,
-    WORD_BIAS,
-    WORDS,
+    FAMILIES,
     rows_that_matter,
+    stated_settings,
 )
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
@@ -74,16 +71,19 @@ def export_huggingface(
         name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()
     }:
         raise CheckpointError(str(found / MODEL), "does not hold the model of its config", ELSE)
-    num_rows = rows_that_matter(tensors[WORDS].numpy(), tensors[WORD_BIAS].numpy(), len(words))
-    for name in (WORDS, WORD_BIAS):
+    family = FAMILIES[model.architecture]
+    table, bias = (tensors[name].numpy() for name in family.fills)
+    num_rows = rows_that_matter(table, bias, len(words))
+    for name in family.fills:
         tensors[name] = tensors[name][:num_rows]
-    architecture = "BertForPreTraining" if model.objective == "mlm_nsp" else "BertForMaskedLM"
+    task = "PreTraining" if model.objective == "mlm_nsp" else "MaskedLM"
+    architecture = f"{family.class_name}For{task}"
     num_bytes = sum(each.nbytes for each in tensors.values())
     metadata = {"format": "pt", "source": f"mlperf_bert {manifest.version}, step {state.step}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_tensors(folder / SINGLE, tensors, metadata)
         config = config_json(model, architecture, num_rows, words.pad_id)
-        files = tokenizer_files(words, model.max_position_embeddings)
+        files = tokenizer_files(words, model)
         if facts is not None:
             files[CARD] = model_card(run_config, architecture, state.samples, facts)
         for name, contents in {CONFIG: config, **files}.items():
@@ -101,11 +101,9 @@ def export_huggingface(
 
 def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:
     """The contents of config.json for a word embedding of `num_rows`."""
-    names = {**SIZES, **NUMBERS, "type_vocab_size": "type_vocab_size"}
     values = {
         "architectures": [architecture],
-        **FIXED,
-        **{theirs: getattr(model, ours) for theirs, ours in names.items()},
+        **stated_settings(model),
         "vocab_size": num_rows,
         "pad_token_id": pad_token_id,
         "dtype": "float32",

@@ -1,4 +1,4 @@
-"""Reader of a BERT in Hugging Face's form: one or more safetensors files and config.json.
+"""Reader of weights in Hugging Face's form: one or more safetensors files and config.json.
 
 The files are untrusted: headers are checked, and tensors are read on request. The library reads
 them; this file refuses input that it would accept: a pipe, a header beyond 8 MiB, a duplicate name.
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.checkpoint.huggingface.weights import (
-    BUFFERS,
-    COPIES,
+    FAMILIES,
+    MASKED_LM,
+    PAIRS,
+    Family,
     Source,
     Weight,
     our_names,
@@ -40,7 +42,7 @@ CONFIG = "config.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _AS_SAFETENSORS = (
     "pickle can run code: where you trust it, write it anew with transformers, "
-    "BertForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
+    "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
 )
 _MOST_FILES = 1000
 _MOST_POSITIONS = 2**20
@@ -95,11 +97,12 @@ def open_huggingface(source: Path) -> Source:
         stored = _stored_tensors(source)
     except DataError as error:
         raise CheckpointError(*error.args) from None
-    weights, copies, ignored = _sorted_out(stored)
+    family = FAMILIES[settings["architecture"]]
+    weights, copies, ignored = _sorted_out(stored, family)
     return Source(
         path=source,
         name=source.resolve().name or "unnamed",
-        form=_form(config, weights),
+        form=_form(config, weights, family),
         weights=weights,
         copies=copies,
         ignored=ignored,
@@ -136,7 +139,7 @@ def _stored_tensors(source: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def names_of_weights(folder: Path) -> set[str]:
+def names_of_weights(folder: Path, family: Family) -> set[str]:
     """Our names of the tensors in a directory. Raises CheckpointError."""
     path = folder / SINGLE
     if not os.path.lexists(path) and os.path.lexists(folder / INDEX):
@@ -146,8 +149,8 @@ def names_of_weights(folder: Path) -> set[str]:
     try:
         if path.name == INDEX:
             record = read_record(path, missing="is missing", remedy=REMEDY)
-            return set(our_names(record.record("weight_map").values).values())
-        return set(our_names(_read_header(path)).values())
+            return set(our_names(record.record("weight_map").values, family).values())
+        return set(our_names(_read_header(path), family).values())
     except DataError as error:
         raise CheckpointError(*error.args) from None
     except (OSError, ValueError) as error:
@@ -162,24 +165,27 @@ def _check_not_pickled(folder: Path) -> None:
 
 
 def _sorted_out(
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor], family: Family
 ) -> tuple[dict[str, Weight], dict[str, str], dict[str, str]]:
     """Weights by our names, duplicates, and ignored tensors."""
     weights: dict[str, Weight] = {}
     ignored = {}
-    for name, ours in our_names(stored).items():
+    names, prefixes = our_names(stored, family), family.prefixes
+    if family.word_bias not in names.values():
+        prefixes = tuple(each for each in prefixes if each != family.head_of_any_task)
+    for name, ours in names.items():
         where = f"{stored[name].path}: {in_brief(name)}"
-        if ours in BUFFERS:
+        if ours in family.buffers:
             _check_buffer(stored[name], where, ours)
             ignored[name] = "numbers that every model has"
-        elif ours not in COPIES and not ours.startswith(("bert.", "cls.")):
+        elif ours not in family.copies and not ours.startswith(prefixes):
             ignored[name] = "no part of pre-training"
         elif ours in weights:
             raise CheckpointError(where, f"is {ours} a second time", REMEDY)
         else:
             weights[ours] = Weight(stored[name], where=where)
     copies = {}
-    for copy, original in COPIES.items():
+    for copy, original in family.copies.items():
         if copy in weights and original in weights:
             copies[copy] = original
         elif copy in weights:
@@ -199,16 +205,17 @@ def _check_buffer(tensor: StoredTensor, where: str, name: str) -> None:
         raise CheckpointError(where, f"{problem}, as in every BERT", REMEDY)
 
 
-def _form(config: Record, weights: Mapping[str, Weight]) -> str:
+def _form(config: Record, weights: Mapping[str, Weight], family: Family) -> str:
     """The class that the weights were saved from, else a description of their heads."""
     classes = config.values.get("architectures")
     named = classes[0] if isinstance(classes, list) and classes else None
     if isinstance(named, str) and named.isidentifier() and named.isascii():
         return named[:_LONGEST_NAME]
-    if "cls.seq_relationship.weight" in weights:
+    if PAIRS in weights:
         return "BertForPreTraining"
-    has_head = any(name.startswith("cls.predictions.") for name in weights)
-    return "BertForMaskedLM" if has_head else "BertModel"
+    parts = tuple(prefix for prefix, head in family.heads.items() if head == MASKED_LM)
+    has_head = any(name.startswith(parts) for name in weights)
+    return f"{family.class_name}{'ForMaskedLM' if has_head else 'Model'}"
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

@@ -14,6 +14,7 @@ from typing import Any
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.records import Record, read_record
 from mlperf_bert.common.untrusted import parse_json_object
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import (
     MASK,
     AnyVocabulary,
@@ -62,11 +63,11 @@ _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 _DROPS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
-def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, bytes]:
-    """File name -> contents; `max_length` is the model's limit in tokens."""
+def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str, bytes]:
+    """File name -> contents, for a model's limit in tokens and its inputs."""
     # This class uses tokenizer.json unchanged; BertTokenizer would end words at 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings["model_max_length"] = max_length
+    settings["model_max_length"] = model.max_position_embeddings
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
@@ -78,6 +79,8 @@ def tokenizer_files(vocabulary: AnyVocabulary, max_length: int) -> dict[str, byt
             WORD_PIECES: vocabulary.contents,
             TOKENIZER: _json(word_piece_tokenizer(vocabulary)),
         }
+    if model.architecture == "modern":  # its forward refuses token types
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
     for role, names in ROLES.items():
         settings |= {f"{role}_token": name for name in names[::-1] if name in tokens}
     return {**files, TOKENIZER_CONFIG: _json(settings)}

@@ -16,15 +16,14 @@ import numpy as np
 from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import check_size, file_size
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
     Manifest,
     Sidecar,
     is_partial,
     read_sidecar,
     sidecar_path,
 )
-from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.set_checks import (
     PAIR_REMEDY,
     SHARD_REMEDY,
@@ -295,7 +294,7 @@ def check_index(set_dir: Path, manifest: Manifest) -> Check:
 
 
 def _histogram(set_dir: Path, manifest: Manifest) -> tuple[int, ...]:
-    name, dtype = INDEX_ARRAYS[0]
+    name, dtype = manifest.index_arrays[0]
     lengths = np.memmap(set_dir / "index" / name, dtype=dtype, mode="r")
     counts = np.zeros(2**16, dtype=np.int64)
     for first in range(0, len(lengths), SAMPLES_AT_A_TIME):

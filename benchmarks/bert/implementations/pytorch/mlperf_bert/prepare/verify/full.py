@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import check_digest, file_size, in_brief
+from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
     Baseline,
     LengthIndex,
     Manifest,
@@ -34,7 +34,6 @@ from mlperf_bert.data.index import (
     read_sidecar,
     special_ids,
 )
-from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.set_checks import SHARD_REMEDY, VOCABULARY_REMEDY
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.prepare.sandbox import Sandbox
@@ -159,7 +158,7 @@ def _compare_index(job: VerifyJob, arrays: tuple[NDArray[np.int64], ...]) -> Ite
     if job.first_id is None:
         return
     span = slice(job.first_id, job.first_id + len(arrays[0]))
-    for (name, dtype), expected in zip(INDEX_ARRAYS, arrays, strict=False):
+    for (name, dtype), expected in zip(job.manifest.index_arrays, arrays, strict=False):
         path = job.set_dir / "index" / name
         wrong = np.flatnonzero(np.memmap(path, dtype=dtype, mode="r")[span] != expected)
         if len(wrong):
@@ -289,7 +288,7 @@ def check_order(set_dir: Path) -> Check:
     """
     index = LengthIndex.open(set_dir)
     lengths, order = index.lengths, index.order_by_length
-    path = set_dir / "index" / INDEX_ARRAYS[2][0]
+    path = set_dir / "index" / index.manifest.index_arrays[2][0]
     for first in range(0, len(order), SAMPLES_AT_A_TIME):
         ids = np.asarray(order[first : first + SAMPLES_AT_A_TIME + 1], dtype=np.int64)
         is_wrong = ids >= len(order)

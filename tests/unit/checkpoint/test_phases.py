@@ -1,0 +1,290 @@
+"""Phases of training: one run begins with the weights, moments and data order of another's end."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, MODEL, read_manifest, resolve
+from mlperf_bert.checkpoint.tensors import read_tensors
+from resume_cases import DROPOUT, MISSED, run_train
+from support import (
+    REPOSITORY,
+    metrics_losses,
+    mlperf_records,
+    prepare_small,
+    refusal,
+    run_cli,
+    write_synthetic_text,
+)
+
+SAMPLES = 160  # of 10 steps of 16
+FLAT = (  # a rate that does not depend on where a step is counted from
+    *("schedule.form=trapezoid", "schedule.warmup_steps=0", "eval.interval_samples=100000"),
+    "checkpoint.keep_last=99",
+)
+TRAINING = "run.init_state=training"
+
+
+def checkpoints(run: Path) -> Path:
+    return run / "run_0" / "checkpoints"
+
+
+def begin(checkpoint: Path) -> tuple[str, ...]:
+    return ("--init-checkpoint", str(checkpoint))
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    """The last checkpoint's weights, moments, scales and count of updates, as lists.
+
+    `fp8.step` is left out: it is the number of the step, which a new phase counts anew.
+    """
+    found = resolve(checkpoints(run))
+    files = [found / MODEL, *sorted((found / "optimizer").iterdir()), found / "fp8.safetensors"]
+    return {
+        f"{path.name} {name}": tensor.tolist()
+        for path in files
+        if path.exists()
+        for name, tensor in read_tensors(path).items()
+        if name != "fp8.step"
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("optim.name=adamw", "data.sampler=quantile"),
+        ("optim.name=lamb", "model.precision=fp16", "optim.loss_scale_growth_steps=7"),
+        ("optim.name=muon", "data.sampler=strata"),
+        ("optim.name=adamw", "model.precision=fp8"),
+        ("optim.name=lamb", "run.step_mode=captured"),
+    ],
+    ids=lambda settings: settings[0] + " " + settings[1],
+)
+def test_a_phase_that_changes_nothing_is_the_run_that_never_stopped(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Bit for bit: losses, weights, moments, loss scale, FP8 units and the count of updates."""
+
+    def train(name: str, *more: str, extra: tuple[str, ...] = ()) -> Path:
+        run = tmp_path / name
+        assert (
+            run_train(tiny_config, synthetic_data, run, *FLAT, *settings, *more, extra=extra)
+            == MISSED
+        )
+        return run
+
+    whole = train("whole")
+    first = train("first", "run.max_steps=10")
+    half, go_on = "run.max_steps=10", f"data.skip_samples={SAMPLES}"
+    second = train("second", half, go_on, TRAINING, extra=begin(checkpoints(first)))
+    losses = metrics_losses(first) + metrics_losses(second)
+    if "run.step_mode=captured" in settings:  # paddings are planned anew, so sums round otherwise
+        assert losses == pytest.approx(metrics_losses(whole), rel=1e-5)
+    else:
+        assert losses == metrics_losses(whole)
+        assert state_of(second) == state_of(whole)
+    cold = train("cold", half, go_on, extra=begin(checkpoints(first)))
+    assert metrics_losses(cold)[0] == pytest.approx(metrics_losses(second)[0], abs=1e-3)
+    assert metrics_losses(cold)[1:] != metrics_losses(second)[1:]  # by weights alone
+    assert state_of(cold)["rank_00000.safetensors updates"] == 10
+
+
+@pytest.fixture(scope="module")
+def short(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first phase's data: shorter examples of the same vocabulary."""
+    directory = tmp_path_factory.mktemp("short")
+    for name, documents, seed in (("train", 100, 5), ("eval", 30, 6)):
+        write_synthetic_text(directory / f"{name}.txt", documents, seed)
+        sizes = {"max_seq_length": 16, "max_predictions": 3, "dupe_factor": 2}
+        texts, words = [directory / f"{name}.txt"], synthetic_data / "words.txt"
+        prepare_small(texts, words, directory / name, with_baseline=True, **sizes)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["lamb", "muon"])
+def first(
+    request: pytest.FixtureRequest,
+    tiny_config: Path,
+    short: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A first phase on two ranks that share the optimizer's state: short texts, small batches."""
+    run = tmp_path_factory.mktemp(request.param) / "run"
+    settings = (
+        *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
+        *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={request.param}", *DROPOUT),
+    )
+    return train_on_two_ranks(tiny_config, short, run, *settings)
+
+
+def train_on_two_ranks(config: Path, data: Path, run: Path, *settings: str) -> Path:
+    """Train with the optimizer's state in two shards; return the run's directory."""
+    settings += ("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world")
+    words = [word for each in settings for word in ("--set", each)]
+    done = run_cli("train", "--config", config, "--data", data, "--run-dir", run, *words)
+    assert done.returncode == MISSED, done.stderr
+    return run
+
+
+def test_a_longer_second_phase_goes_on_bit_for_bit(
+    tiny_config: Path,
+    synthetic_data: Path,
+    first: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On one rank, with longer texts and larger batches; killed at its steps, it goes on."""
+    name = read_manifest(resolve(checkpoints(first))).config["optim"]["name"]
+    same = (
+        *(f"optim.name={name}", "run.max_steps=8", "schedule.decay_steps=8", *DROPOUT),
+        *("schedule.form=trapezoid", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
+        *("checkpoint.interval_steps=1", "checkpoint.keep_last=99", TRAINING),
+    )
+
+    def train(run: Path, resume: str | None = None) -> Path:
+        places = (tiny_config, synthetic_data, run)
+        extra = begin(checkpoints(first))
+        assert run_train(*places, *same, resume=resume, extra=extra) == MISSED
+        return run
+
+    whole = train(tmp_path / "whole")
+    assert f"begun with the training state of {checkpoints(first)}" in capsys.readouterr().out
+    assert state_of(whole)["rank_00000.safetensors updates"] == 6 + 8
+    log = whole / "result_0.txt"
+    assert mlperf_records(log, "resumed")[0]["value"] is False
+    assert mlperf_records(log, "initial_weights")[0]["value"] == "checkpoint"
+    before = read_manifest(resolve(checkpoints(first)))
+    origin = read_manifest(resolve(checkpoints(whole))).origin[INITIALIZED_FROM]
+    assert origin == f"training state after 48 samples, {MODEL} {before.files[MODEL].sha256}"
+    kept = sorted(checkpoints(whole).glob("step_*"))[:-1]
+    assert kept
+    for last in (None, kept[0], kept[-1]):  # None: killed before its first checkpoint
+        killed = tmp_path / f"killed_{last and last.name}"
+        shutil.copytree(whole, killed)
+        (killed / "run_0/outcome.json").unlink()
+        (checkpoints(killed) / "LATEST").unlink()
+        for path in checkpoints(killed).glob("step_*"):
+            if last is None or path.name > last.name:
+                shutil.rmtree(path)
+        train(killed, "auto")
+        assert metrics_losses(killed) == metrics_losses(whole)
+        assert state_of(killed) == state_of(whole)
+        assert read_manifest(resolve(checkpoints(killed))).origin == {INITIALIZED_FROM: origin}
+    again = train(tmp_path / "again")
+    assert state_of(again) == state_of(whole)
+    given = (f"run.init_checkpoint={checkpoints(first)}", "parallel.local_batch_size=8")
+    two = train_on_two_ranks(tiny_config, synthetic_data, tmp_path / "two", *same, *given)
+    assert metrics_losses(two) == pytest.approx(metrics_losses(whole), rel=1e-4)
+    third = tmp_path / "third"
+    places = (tiny_config, synthetic_data, third)
+    assert run_train(*places, *same, extra=begin(checkpoints(whole))) == MISSED
+    told = read_manifest(resolve(checkpoints(third))).origin[INITIALIZED_FROM]
+    assert told.startswith("training state after 128 samples, ") and told.endswith(origin)
+
+
+def test_a_phase_that_cannot_begin_is_refused(
+    tiny_config: Path,
+    synthetic_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "first"
+    assert run_train(tiny_config, synthetic_data, run, "run.max_steps=1") == MISSED
+    saved, converted = checkpoints(run), tmp_path / "converted"
+    shutil.copytree(resolve(saved), converted)
+    manifest = (converted / "manifest.json").read_text()
+    files = read_manifest(converted).files
+    (name,) = (each for each in files if each.startswith("optimizer/"))
+    entry = f'"{name}": {{'
+    start = manifest.index(entry)
+    end = manifest.index("}", start) + 1
+    manifest = manifest[:start] + manifest[end:].lstrip(", \n")
+    (converted / "manifest.json").write_text(manifest)
+    theirs = tmp_path / "theirs"
+    out = ["export", str(saved), "--to", "huggingface", "--out", str(theirs)]
+    assert main(out) == 0
+    skip = ("data.skip_samples=16",)
+    other = tmp_path / "other"
+    shutil.copytree(synthetic_data, other)
+    shutil.rmtree(other / "train")
+    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "seed": 1}
+    prepare_small([other / "train.txt"], other / "words.txt", other / "train", **sizes)
+    for given, settings, said in (
+        (None, (), "run.init_state: is 'training', and there is no run.init_checkpoint; give"),
+        (theirs, (), f"'training', and {theirs} holds weights without a state; give the check"),
+        (converted, (), f"'training', and {converted} holds weights without a state; give the"),
+        (saved, ("optim.name=lamb",), "optim.name: is 'lamb', the run in"),
+        (saved, ("model.objective=mlm",), "model.objective: is 'mlm', the run in"),
+        (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, the weights in"),
+        (saved, (*skip, "run.seed=5"), "run.seed: is 5, the run in"),
+        (saved, (*skip, "run.seed=random"), "has 11; set it to that, as data.skip_samples needs"),
+        (saved, (*skip, "data.sampler=strata"), "data.sampler: is 'strata', the run in"),
+        (saved, (*skip, "other data"), "data.skip_samples: is 16, and"),
+        (saved, ("mlperf.division=closed", "mlperf.enforce_rules=true"), "closed division"),
+    ):
+        data = other if "other data" in settings else synthetic_data
+        words = [] if given is None else ["--init-checkpoint", given]
+        sets = (TRAINING, *(each for each in settings if each != "other data"))
+        words += [word for each in sets for word in ("--set", each)]
+        places = ("--data", data, "--run-dir", tmp_path / "run")
+        line = refusal(capsys, "train", "--config", tiny_config, *places, *words)
+        assert said in line and not (tmp_path / "run").exists()
+        asked = ("config", "check-start", tiny_config, "--data", data)
+        assert refusal(capsys, *asked, *words) == line
+    # Weights alone are fine in every form, and so is a state that nobody asks for.
+    for given in (saved, converted):
+        words = ["--init-checkpoint", str(given), "--set", "optim.name=lamb"]
+        asked = ["config", "check-start", str(tiny_config), "--data", str(synthetic_data)]
+        assert main([*asked, *words]) == 0
+
+
+def test_the_order_goes_on_with_as_many_quantiles(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The word "auto" takes it from the batch, so a larger batch must name the smaller one's."""
+    quantile = ("data.sampler=quantile", "run.max_steps=1")
+    run = tmp_path / "first"
+    assert run_train(tiny_config, synthetic_data, run, *quantile) == MISSED
+    larger = ("parallel.local_batch_size=32", "data.skip_samples=16", TRAINING)
+    words = [word for each in (*quantile, *larger) for word in ("--set", each)]
+    asked = ["config", "check-start", str(tiny_config), "--data", str(synthetic_data), *words]
+    asked += begin(checkpoints(run))
+    assert "data.quantiles: is 32, the run in" in refusal(capsys, *asked)
+    assert main([*asked, "--set", "data.quantiles=16"]) == 0
+
+
+def test_run_and_time_chains_phases(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    """The page's two commands, with a larger batch in the second, which needs the first's SEED."""
+    common = ["--set", "eval.target_accuracy=none", "--set", "run.max_steps=4"]
+    grown = ["parallel.grad_accum_steps=2", "data.skip_samples=64", TRAINING]
+    places = {"CONFIG": str(tiny_config), "DATADIR": str(synthetic_data), "PYTHON": sys.executable}
+
+    def run(number: int, seed: int, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["./run_and_time.sh", "--", *common, *options],
+            cwd=REPOSITORY,
+            env={**os.environ, **places, "LOGDIR": str(tmp_path / f"{number}"), **more}
+            | {"SEED": str(seed)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert run(1, 12).returncode == 0
+    saved = {"INIT_CHECKPOINT": str(checkpoints(tmp_path / "1"))}
+    options = [word for each in grown for word in ("--set", each)]
+    refused = run(2, 13, *options, **saved)
+    assert refused.returncode == 2 and "run.seed: is 13, the run in" in refused.stderr
+    done = run(2, 12, *options, **saved)
+    assert done.returncode == 0, done.stderr
+    assert "begun with the training state of" in done.stdout
+    assert read_manifest(resolve(checkpoints(tmp_path / "2"))).samples == 4 * 32

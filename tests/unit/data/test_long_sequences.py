@@ -1,0 +1,266 @@
+"""Own text in sequences of up to 8,192 tokens, masked at 30 %: more than 255 masks a sample."""
+
+import random
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from foreign_files import examples_of, write_packed, write_tfrecord
+from import_cases import bring
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
+from mlperf_bert.data.capacity import plan_shapes
+from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
+from mlperf_bert.data.length_histogram import run_shapes
+from mlperf_bert.data.loader import DirectSource, Loader
+from mlperf_bert.data.masking import DynamicMasks
+from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index
+from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.staging import CapacityStaging
+from mlperf_bert.data.token_packets import narrowed, pack, unpack
+from mlperf_bert.evaluation.batches import HeldOutBatches
+from mlperf_bert.prepare.own_text import OwnText
+from own_texts import WORDS, make
+from resume_cases import run_train
+from support import metrics_losses, prepare_small, refusal
+from verify_cases import check, failed, sign, write_vocabulary
+
+LONGEST, MOST, RATE = 8192, 2458, 0.3
+DOCUMENTS = 16
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+OPENINGS = [f"opening{name}" for name in "abcdefghijklmnop"]
+CPU = torch.device("cpu")
+
+CONFIG = f"""
+[run]
+max_steps = 2
+seed = 11
+device = "cpu"
+step_mode = "captured"
+log_interval_steps = 1
+[model]
+vocab_size = {len(SPECIAL) + 1 + len(WORDS) + DOCUMENTS}
+hidden_size = 8
+num_layers = 1
+num_heads = 1
+intermediate_size = 8
+max_position_embeddings = {LONGEST}
+objective = "mlm"
+[data]
+max_seq_length = {LONGEST}
+max_predictions = {MOST}
+masking = "dynamic"
+masking_rate = {RATE}
+[parallel]
+local_batch_size = 2
+[optim]
+name = "adamw"
+learning_rate = 1e-3
+[schedule]
+decay_steps = 2
+[eval]
+target_accuracy = "none"
+interval_samples = 4
+[mlperf]
+enforce_rules = false
+"""
+
+
+def document(number: int, num_sentences: int) -> str:
+    """Sentences that all begin with the document's own word."""
+    rng = random.Random(number)
+    opening = OPENINGS[number % DOCUMENTS].capitalize()
+    lines = (rng.choices(WORDS, k=rng.randint(8, 30)) for _ in range(num_sentences))
+    return " ".join(f"{opening} {' '.join(words)}." for words in lines)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train/ and eval/ of long and short documents, with a tokenizer's file; not to be changed."""
+    directory = tmp_path_factory.mktemp("long")
+    words = [*SPECIAL, ".", *WORDS, *OPENINGS]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "text").mkdir()
+    for number in range(DOCUMENTS):
+        text = document(number, 3 if number % 4 == 3 else 440)
+        (directory / "text" / f"{number:02}.txt").write_text(text)
+    wanted = OwnText(
+        source=directory / "text",
+        documents="file",
+        text_field="text",
+        held_out_share=0.2,
+        vocab_path=directory / "tokenizer.json",
+        vocab_size=300,
+        settings=ShardSettings(
+            max_seq_length=LONGEST,
+            max_predictions=MOST,
+            dupe_factor=1,
+            seed=12345,
+            segments="single",
+        ),
+    )
+    return make(wanted, directory / "out")
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "long.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def config(config_file: Path) -> RunConfig:
+    return load_config(config_file)
+
+
+def reader_of(set_dir: Path) -> SampleReader:
+    return SampleReader(set_dir, Manifest.load(set_dir))
+
+
+def original(batch: UnpaddedBatch) -> torch.Tensor:
+    """The tokens before masking."""
+    is_used = batch.labels != IGNORED
+    found = batch.input_ids.clone()
+    found[batch.masked_token_index[is_used]] = batch.labels[is_used]
+    return found
+
+
+def test_sentences_of_one_document_fill_a_sequence(pair: Path) -> None:
+    assert failed(check(pair, full=True)) == {}
+    openings = 6 + len(WORDS) + np.arange(DOCUMENTS)
+    for name, passes in (("train", 1), ("eval", 2)):
+        rests = Counter[int]()
+        reader, index = reader_of(pair / name), LengthIndex.open(pair / name)
+        for sample in range(reader.manifest.num_samples):
+            batch = Gatherer(reader).batch(
+                np.array([sample]), mlm_denominator=1.0, nsp_denominator=1.0
+            )
+            (of_document,) = np.intersect1d(original(batch), openings)  # of one alone
+            rests[of_document] += index.lengths[sample] < LONGEST - 32  # a sentence would fit
+        assert max(rests.values()) == passes
+        table = masked_count_table(LONGEST, MOST, 0.15)
+        assert np.array_equal(index.masked_counts, table[index.lengths])
+        assert index.manifest.format_version == 3 and index.masked_counts.dtype == np.uint16
+        assert LONGEST - 32 < index.lengths.max() <= LONGEST and index.masked_counts.max() > 1220
+        assert index.lengths.min() < 100  # a short document stays a short sequence
+
+
+def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfig) -> None:
+    set_dir, index = pair / "train", open_index(pair / "train", config)
+    reader = reader_of(set_dir)
+    planner = make_planner(config, index, seed=1)
+    table = masked_count_table(LONGEST, MOST, RATE)
+    assert table[-1] == MOST
+    plans = [planner.plan(step) for step in (1, 2)]
+    for plan in plans:
+        wanted = sum(table[index.lengths[plan.sample_ids]].tolist())
+        assert plan.num_masked.item() == wanted > 255
+    limits = {"max_seqlen": LONGEST, "max_masked": MOST}
+    shapes = plan_shapes(planner, 2, **limits)
+    assert shapes[-1].masked == max(plan.num_masked.item() for plan in plans)
+    masks = DynamicMasks(set_dir, reader.manifest, rate=RATE, max_predictions=MOST, seed=5)
+    source = DirectSource(Gatherer(reader), 0, masks)
+    with Loader(planner, source, CPU, staging=CapacityStaging(shapes, 1, CPU)) as loader:
+        for plan, got in zip(plans, loader, strict=False):
+            (batch,) = got.micro_batches
+            (unpadded,) = source.micro_batches(plan)
+            ids = plan.ids_of(0, 0)
+            assert unpadded.masked_counts == tuple(table[index.lengths[ids]].tolist())
+            is_used = batch.labels != IGNORED
+            assert torch.equal(batch.labels[is_used], unpadded.labels)
+            assert torch.equal(batch.masked_token_index[is_used], unpadded.masked_token_index)
+            stored = Gatherer(reader).batch(ids, mlm_denominator=1.0, nsp_denominator=1.0)
+            assert torch.equal(original(unpadded), original(stored))
+            assert torch.equal(original(batch)[: len(stored.input_ids)], original(stored))
+            assert len(batch.labels) == batch.shape.masked >= plan.num_masked.item()
+
+
+def test_a_packet_carries_them(pair: Path) -> None:
+    samples = reader_of(pair / "train").read(np.arange(8))
+    assert samples.masked_counts.max() > 1220
+    (received,) = unpack(pack(narrowed(samples, np.dtype("<u2"))))
+    assert np.array_equal(received.masked_counts, samples.masked_counts)
+
+
+def test_the_held_out_set_is_evaluated(pair: Path) -> None:
+    set_dir = pair / "eval"
+    index, reader = LengthIndex.open(set_dir), reader_of(set_dir)
+    batches = HeldOutBatches(index, reader, num_tokens=4096, rank=0, world_size=1, device=CPU)
+    batches.fill()
+    assert sum(len(batch.labels) for batch in batches.static) == index.masked_counts.sum()
+    assert max(max(batch.masked_counts) for batch in batches.static) > 1220
+
+
+def test_a_run_trains_and_evaluates(pair: Path, config_file: Path, tmp_path: Path) -> None:
+    assert run_train(config_file, pair, tmp_path / "run") == 0
+    guess = np.log(len(SPECIAL) + 1 + len(WORDS) + DOCUMENTS)
+    assert metrics_losses(tmp_path / "run") == pytest.approx([guess, guess], rel=0.02)
+
+
+def test_published_lengths_are_planned_with_the_rate(config: RunConfig) -> None:
+    half = replace(config, data=replace(config.data, masking="static", masking_rate=0.15))
+    masked, fewer = (run_shapes(each)[-1].masked for each in (config, half))
+    assert masked == pytest.approx(2 * fewer, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1, -1])
+def test_counts_cut_short_or_long_are_one_line(
+    pair: Path, tmp_path: Path, config: RunConfig, size: int
+) -> None:
+    spoiled = Path(shutil.copytree(pair, tmp_path / "pair"))
+    path = spoiled / "train" / "index" / "masked_counts.u16"
+    contents = path.read_bytes()
+    path.write_bytes((contents + b"\0")[: len(contents) + size])
+    with pytest.raises(DataError, match=r"masked_counts\.u16") as caught:
+        open_data(config, spoiled, 0)
+    assert "\n" not in str(caught.value)
+    assert "masked_counts.u16" in failed(check(spoiled))["index files"]
+
+
+def test_a_count_above_the_most_is_one_line(
+    pair: Path, tmp_path: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoiled = Path(shutil.copytree(pair, tmp_path / "pair"))
+    path = spoiled / "train" / "index" / "masked_counts.u16"
+    path.write_bytes(b"\x9b\x09" + path.read_bytes()[2:])  # 2,459
+    sign(spoiled / "train")
+    problem = "masked_counts.u16: holds numbers outside 1 .. 2458"
+    with pytest.raises(DataError, match=problem):
+        check_index_ranges(spoiled / "train", LengthIndex.open(spoiled / "train"))
+    words = ("train", "--config", config_file, "--data", spoiled, "--run-dir", tmp_path / "run")
+    assert problem in refusal(capsys, *words)
+    assert "differs from" in failed(check(spoiled / "train", full=True))["index contents"]
+
+
+def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path: Path) -> None:
+    limits = {"max_seq_length": 2100, "max_predictions": 320}
+    lines = (f"w{n % 40} w{n * n % 40} w{n % 7}\n" for n in range(9000))
+    text = "".join(line + "\n" * (n % 3000 == 2999) for n, line in enumerate(lines))
+    (tmp_path / "pairs.txt").write_text(text)
+    vocab = write_vocabulary(tmp_path / "words.txt")
+    prepare_small([tmp_path / "pairs.txt"], vocab, tmp_path / "set", dupe_factor=9, **limits)
+    shard = tmp_path / "set" / "shards" / "pairs.hdf5"
+    wanted = LengthIndex.open(tmp_path / "set").masked_counts
+    assert wanted.max() == round(0.15 * 2100)
+    for number, write in enumerate((write_packed, write_tfrecord)):
+        ending = "tfrecord" if write is write_tfrecord else "hdf5"
+        path = tmp_path / f"{number}.{ending}"
+        write(path, examples_of(shard), 2100, 320)
+        bring([path], tmp_path / f"set-{number}", vocab=vocab, **limits)
+        found = LengthIndex.open(tmp_path / f"set-{number}")
+        assert found.masked_counts.tolist() == wanted.tolist()
+        assert found.manifest.format_version == 3
