@@ -14,13 +14,22 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from study import BUDGETS, OPTIMIZERS, RECORDS, TARGET_OVER_GUESS, best_trial, crossing
+from study import (
+    BUDGETS,
+    NEARER_BATCH,
+    NEARER_OVER_GUESS,
+    OPTIMIZERS,
+    OVER_GUESS,
+    RECORDS,
+    best_trial,
+    crossing,
+)
 
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon"}
 COLOURS = {"adamw": "#2f6f9f", "lamb": "#8a63b0", "muon": "#d9722e"}
 DRAWS = 10_000
 LARGEST = 16_384  # what the fits are asked for
-NEARER = 1.25 / TARGET_OVER_GUESS  # of the target
+NEARER = NEARER_OVER_GUESS / OVER_GUESS  # of the target
 
 
 def main(what, *words):
@@ -57,8 +66,20 @@ def tuned(records):
 
 
 def crossings(repeated, share):
-    """Samples of each repetition to a share of the target; None where it missed that."""
-    return [crossing(each["curve"], share * each["target"]) for each in repeated]
+    """Samples of each repetition to a share of the target; None where it missed that.
+
+    Trainings that ended at the nearer target have that as theirs.
+    """
+    goals = {each["name"]: each["target"] for each in repeated if has_nearer(each)}
+    return [
+        crossing(each["curve"], goals.get(each["name"], share * each["target"]))
+        for each in repeated
+    ]
+
+
+def has_nearer(record):
+    """True if a training ended at the nearer target."""
+    return record["kind"] == "larger" or record["batch"] >= NEARER_BATCH
 
 
 def samples_of(repeated, share):
@@ -99,7 +120,7 @@ def samples_table(records, share):
         for kind, words in kinds.items():
             for optimizer in OPTIMIZERS:
                 repeated = of_arm(records, optimizer, batch, kind)
-                if repeated:
+                if repeated and (share < 1 or not has_nearer(repeated[0])):
                     base = ("adamw", kind) if kind != "buckets" else (optimizer, "seed")
                     found = cells(repeated, of_arm(records, base[0], batch, base[1]), share)
                     yield f"| {batch:,} | {NAMES[optimizer]}{words} | {found} |"

@@ -139,6 +139,13 @@ def test_bad_starts_are_one_line(
     assert list(tmp_path.iterdir()) == [text]
 
 
+def check_sentences(exported: Path) -> None:
+    encoder = Transformer(str(exported))
+    pooled = Pooling(encoder.get_embedding_dimension(), "mean")
+    embeddings = SentenceTransformer(modules=[encoder, pooled]).encode(["wcg wbf", "wbf"])
+    assert embeddings.shape == (2, 32) and abs(embeddings).max() > 0
+
+
 @pytest.mark.parametrize("architecture", ["bert", "modern"])
 def test_from_text_to_what_transformers_loads(
     tmp_path: Path, architecture: str, capfd: pytest.CaptureFixture[str]
@@ -186,10 +193,7 @@ def test_from_text_to_what_transformers_loads(
     )
     assert len(fill("[MASK] " + "wcg wbf " * 200)) == 5  # cut where the model ends
     assert model.config.model_type == {"bert": "bert", "modern": "modernbert"}[architecture]
-    encoder = Transformer(str(out / "exported"))
-    pooled = Pooling(encoder.get_embedding_dimension(), "mean")
-    embeddings = SentenceTransformer(modules=[encoder, pooled]).encode(["wcg wbf", "wbf"])
-    assert embeddings.shape == (2, 32) and abs(embeddings).max() > 0
+    check_sentences(out / "exported")
     capfd.readouterr()
     assert main(command) == 0
     told = capfd.readouterr().out
