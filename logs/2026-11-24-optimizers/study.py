@@ -38,8 +38,9 @@ from mlperf_bert.data.index import Manifest
 HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"
 OPTIMIZERS = ("adamw", "lamb", "muon")
-TARGET_OVER_GUESS = 1.5
-TRIALS, SEEDS = 12, 5
+OVER_GUESS = 1.5  # the target
+NEARER_OVER_GUESS, NEARER_BATCH = 1.25, 2048  # from this batch on, and in the larger model
+TRIALS, SEEDS = {32: 12, 128: 12, 512: 12, 2048: 8}, 5
 TRIAL_SEED, FIRST_SEED = 11, 101
 LONGEST = 1.5  # of the budget: a seed that has not reached the target by then has missed it
 STAGES = (0.25, 0.5, 1.0)  # of the budget; half of the trials go on after each but the last
@@ -85,7 +86,7 @@ class Training:
         """Trials share one; repetitions have seeds of their own."""
         return TRIAL_SEED if self.kind == "trial" else FIRST_SEED + self.number
 
-    def options(self, target):
+    def options(self, guess):
         """Words of `train` for it."""
         steps = BUDGETS[self.batch] // self.batch
         local = min(LOCAL, self.batch)
@@ -95,13 +96,23 @@ class Training:
             "parallel.local_batch_size": local,
             "parallel.grad_accum_steps": self.batch // local,
             "optim.name": self.optimizer,
-            "eval.target_accuracy": target,
+            "eval.target_accuracy": goal(OVER_GUESS, guess),
             "eval.interval_samples": INTERVALS[self.batch],
             **self.settings,
         }
         if self.kind != "trial":
             values["run.noise_interval_steps"] = min(NOISE_UPDATES, max(1, steps // 50))
         return [word for key, each in values.items() for word in ("--set", f"{key}={each}")]
+
+    def target(self, guess):
+        """Accuracy at which it ends."""
+        nearer = self.kind == "larger" or self.batch >= NEARER_BATCH
+        return goal(NEARER_OVER_GUESS if nearer else OVER_GUESS, guess)
+
+
+def goal(over, guess):
+    """The accuracy so many times the guess, rounded up."""
+    return math.ceil(1e4 * over * guess) / 1e4
 
 
 def longest(batch):
@@ -111,7 +122,7 @@ def longest(batch):
 
 def drawn(optimizer, batch):
     """The settings of each trial: the same points for every optimizer, rates in its own range."""
-    points = LatinHypercube(5, seed=batch).random(TRIALS)
+    points = LatinHypercube(5, seed=batch).random(TRIALS[batch])
     steps, scale = BUDGETS[batch] // batch, (batch / 32) ** RATE_POWER
     for rate, warm_up, falls, beta_2, decay in points:
         highest = _between([scale * each for each in RATES[optimizer]], rate)
@@ -135,16 +146,12 @@ class Study:
 
     def __init__(self, data, work, workers):
         self.data, self.work, self.workers = data, work, workers
-        guess = Manifest.load(data / "eval").baseline.context_free_accuracy
-        self.target = math.ceil(1e4 * TARGET_OVER_GUESS * guess) / 1e4
+        self.guess = Manifest.load(data / "eval").baseline.context_free_accuracy
         self.records = {}
         if RECORDS.exists():
             for line in RECORDS.read_text().splitlines():
                 record = json.loads(line)
                 self.records[record["name"]] = record
-        found = {record["target"] for record in self.records.values()}
-        if found - {self.target}:
-            sys.exit(f"study.py: error: {RECORDS} has the target {found}, this data {self.target}")
         self.stopping = threading.Event()
         self.lock = threading.Lock()
 
@@ -221,8 +228,9 @@ class Study:
     def is_done(self, training, share):
         """True if it has ended, or has come as far as this share of its budget."""
         record = self.records.get(training.name)
-        if record is not None and record["settings"] != training.settings:
-            sys.exit(f"study.py: error: {RECORDS} has other settings for {training.name}")
+        wanted = {"settings": training.settings, "target": training.target(self.guess)}
+        if record is not None and {name: record[name] for name in wanted} != wanted:
+            sys.exit(f"study.py: error: {training.name} is to have {wanted}; see {RECORDS}")
         return record is not None and (
             record["reached"] is not None or record["samples"] >= self.limit(training, share)
         )
@@ -241,7 +249,7 @@ class Study:
         command = [
             *(sys.executable, "-m", "mlperf_bert", "train", "--config", HERE / "base.toml"),
             *("--data", self.data, "--run-dir", directory, "--resume", "auto"),
-            *training.options(self.target),
+            *training.options(self.guess),
         ]
         directory.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{directory}.log", "a") as log:
@@ -257,6 +265,7 @@ class Study:
             curve = read_curve(directory / "run_0")
             limit = self.limit(training, share)
             is_far = bool(curve) and curve[-1][0] >= limit < longest(training.batch)
+            is_far |= crossing(curve, training.target(self.guess)) is not None
             if not told and (is_far or self.stopping.is_set()):
                 process.send_signal(signal.SIGTERM)
                 told = True
@@ -272,16 +281,18 @@ class Study:
         """Append the record of a training that ended or was put aside; seconds are of one core."""
         curve = read_curve(run)
         metrics = read_metrics(run / "metrics.jsonl") if curve else ()
+        target = training.target(self.guess)
+        reached = crossing(curve, target)
         record = {
             "name": training.name,
             **asdict(training),
             "seed": training.seed,
-            "target": self.target,
-            "ended": ENDS[status],
+            "target": target,
+            "ended": ENDS[status] if reached is None else "reached",
             "seconds": round(seconds, 1),
             "samples": curve[-1][0] if curve else 0,
             "best": max((accuracy for _, accuracy in curve), default=0.0),
-            "reached": crossing(curve, self.target),
+            "reached": reached,
             "curve": [(at, round(accuracy, 5)) for at, accuracy in curve],
             "noise": noise_of(metrics),
         }
