@@ -75,6 +75,7 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
 }
 ELEMENTS_OF_WINDOWS = {  # where tiles are others, by head size
     (64, "_attention_forward"): 64 * 64,
+    (64, "_attention_of_keys"): 32 * 64,
     (128, "_attention_forward"): 64 * 64,
     (128, "_attention_of_keys"): 32 * 64,
 }

@@ -12,7 +12,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, MODEL, read_manifest, resolve
 from mlperf_bert.checkpoint.tensors import read_tensors
-from resume_cases import DROPOUT, MISSED, run_train
+from resume_cases import DROPOUT, MISSED, MODERN, run_train
 from support import (
     REPOSITORY,
     metrics_losses,
@@ -119,8 +119,16 @@ def first(
     settings = (
         *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
         *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={request.param}", *DROPOUT),
+        *MORE[request.param],
     )
     return train_on_two_ranks(tiny_config, short, run, *settings)
+
+
+# ModernBERT's later phases have longer texts and another base.
+MORE = {
+    "lamb": (),
+    "muon": (*MODERN, "model.max_position_embeddings=16", "model.rope_base_global=10000"),
+}
 
 
 def train_on_two_ranks(config: Path, data: Path, run: Path, *settings: str) -> Path:
@@ -145,6 +153,7 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(
         *(f"optim.name={name}", "run.max_steps=8", "schedule.decay_steps=8", *DROPOUT),
         *("schedule.form=trapezoid", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
         *("checkpoint.interval_steps=1", "checkpoint.keep_last=99", TRAINING),
+        *(MODERN if name == "muon" else ()),
     )
 
     def train(run: Path, resume: str | None = None) -> Path:

@@ -108,6 +108,7 @@ def test_another_run_on_a_partial_stage_is_refused(
     for setting, problem in (
         ("run.seed=12", "run.seed: is 12.*holds the samples of 11 only"),
         ("run.seed=random", "run.seed: is 'random'"),
+        ("data.skip_samples=16", "data.skip_samples: is 16.*holds the samples of 0 only"),
         ("run.max_steps=5", "run.max_steps: is 5.*holds 4 steps"),
         ("data.sampler=quantile", "data.sampler: is 'quantile'"),
         ("parallel.local_batch_size=8", "parallel.local_batch_size: is 8"),

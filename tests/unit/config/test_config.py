@@ -55,6 +55,7 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
         ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
         ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
+        ("model.attention_window=16", ["model.attention_window", "BERT has none"]),
         ("data.masking=always", ["data.masking", "'static' or 'dynamic'"]),
         ("data.masking_rate=0.2", ["data.masking_rate", "use 'dynamic'"]),
         ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),

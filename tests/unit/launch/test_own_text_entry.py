@@ -51,6 +51,7 @@ def call(directory: Path, *settings: str, **variables: object) -> subprocess.Com
     [
         ({"CORPUS": "/nowhere/at/all"}, "CORPUS: there is no file or directory '/nowhere/at/all'"),
         ({"CORPUS": __file__, "VOCAB": "/nowhere"}, "VOCAB: there is no file '/nowhere'"),
+        ({"ARCHITECTURE": "modern"}, "ARCHITECTURE: is for CORPUS"),
     ],
 )
 def test_what_is_not_there_is_one_line(

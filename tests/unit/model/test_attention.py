@@ -1,5 +1,6 @@
 """Attention policies: they agree, they drop what they should, and they refuse what they cannot."""
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,15 @@ from attention_cases import (
 )
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
-from mlperf_bert.model.attention_layout import AttentionLayout, Rotary, build_groups, build_rows
+from mlperf_bert.model.attention_layout import (
+    AttentionLayout,
+    Queries,
+    Rotary,
+    build_groups,
+    build_rows,
+)
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
-from model_cases import CPU, TINY
+from model_cases import CPU, MODERN, TINY
 
 MAX_LENGTH = 40  # rows of packed sequences are as long
 LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)
@@ -129,6 +136,25 @@ def test_rotation_and_reach_are_as_defined(
         torch.testing.assert_close(results(attend, case, RATE), dropped, rtol=0, atol=1e-12)
 
 
+def test_free_slots_of_packed_rows_see_something() -> None:
+    """A free slot stands for the first query, here far from all places of the third row."""
+    case = turning_case((36, 38, 6), 2, some_queries=False)
+    rows = torch.tensor([30, 31, 32, 40, 76])
+    counts = (3, 1, 1)
+    queries = Queries(rows=rows, cu_seqlens=bounds_of(counts), lengths=counts, max_length=9)
+    q, k, v = case.inputs
+    some = replace(
+        case,
+        inputs=(q[rows], k, v),
+        gradient=case.gradient[rows],
+        layout=case.layout.for_queries(queries),
+        keys=case.keys.rows(rows),
+    )
+    for rate in (0.0, RATE):
+        expected = results(reference, some, rate)
+        torch.testing.assert_close(results(packed, some, rate), expected, rtol=0, atol=1e-12)
+
+
 def test_angles_are_the_published_ones() -> None:
     """arXiv 2104.09864, section 3.2.2."""
     rotary = Rotary.of_base(10_000.0, 100, 64)
@@ -218,6 +244,37 @@ def test_kernels_are_refused_where_they_would_be_wrong(
     choice = choose_attention(TINY, device, torch.bfloat16)
     assert choice.policy is grouped
     assert f"{name} left out (" in choice.note
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "reason"),
+    [("cudnn", 5, "no windows"), ("flash", 6, "the last layer is local"), ("flash", 5, None)],
+)
+def test_kernels_whose_windows_would_be_wrong_are_refused(
+    name: Any, layers: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    config, device = replace(MODERN, attention=name, num_layers=layers), torch.device("cuda")
+    if reason is None:
+        assert choose_attention(config, device, torch.bfloat16).name == name
+        return
+    with pytest.raises(ConfigError, match=f"'{name}' cannot run here: .*{reason}"):
+        choose_attention(config, device, torch.bfloat16)
+
+
+def test_a_trial_of_modernbert_sees_wrong_windows() -> None:
+    trial = Trial(replace(MODERN, attention_window=4), CPU, torch.float32)
+    assert trial.difference(grouped) < 1e-5
+
+    def without_windows(q: Tensor, k: Tensor, v: Tensor, layout: Any, site: Any) -> Tensor:
+        whole = copy(layout)
+        whole.reach = None
+        return reference(q, k, v, whole, site)
+
+    assert trial.difference(without_windows) > TOLERANCE
+    assert trial.run(grouped).shape[0] == trial.num_tokens
 
 
 def scaled(factor: float) -> AttentionPolicy:

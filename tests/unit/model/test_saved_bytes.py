@@ -37,6 +37,10 @@ MODERN = (
     *("model.architecture=modern", "model.objective=mlm", "model.num_layers=4"),
     *("model.attention_window=16", "model.intermediate_size=384", *NO_DROPOUT),
 )
+MODERN_LARGE: dict[str, Any] = {
+    **{"architecture": "modern", "objective": "mlm", "intermediate_size": 2624},
+    "attention_dropout": 0.0,
+}
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
@@ -91,13 +95,16 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSection], BertForPr
         {"precision": "fp32"},
         {"objective": "mlm"},
         {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+        MODERN_LARGE,
+        {**MODERN_LARGE, "hidden_dropout": 0.0, "num_layers": 4},
+        {**MODERN_LARGE, "precision": "fp8"},
     ],
     ids=str,
 )
 def test_fused_layers_of_bert_large_save_what_is_planned(
     fused: Callable[[ModelSection], BertForPretraining], batch_size: int, changes: dict[str, Any]
 ) -> None:
-    config = replace(LARGE, num_layers=3, **changes)
+    config = replace(LARGE, **{"num_layers": 3, **changes})
     planned = expected_forward(
         load_config(
             CONFIGS / "h200_1x1x448x1.toml",

@@ -231,8 +231,8 @@ def small_config(*settings: str) -> RunConfig:
     """bench.toml with `settings` as --set takes them. Raises ConfigError.
 
     Unless they are set, heads have 64 channels, the feed-forward halves are four times as wide as a
-    token (gated ones 1.5 times, as published), and there are as many positions as tokens. With
-    another masking rate there is room for its masks.
+    token (gated ones 1.5 times, as published), there are as many positions as tokens, and of
+    ModernBERT's tokens there is room to mask 30 %.
     """
     given = {name.strip(): value.strip() for name, _, value in (e.partition("=") for e in settings)}
     hidden, length = (

@@ -77,7 +77,7 @@ def make_peer(
     if config.architecture == "bert" and config.objective != "mlm_nsp":
         problem = f"is {config.objective!r}, the other model is BertForPreTraining"
         raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
-    transformers = import_transformers()
+    is_modern = config.architecture == "modern"
     sizes = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -87,21 +87,25 @@ def make_peer(
         "max_position_embeddings": config.max_position_embeddings,
     }
     with device:  # draws its own initial weights there
-        peer = _modern_peer(config, sizes) if config.architecture == "modern" else None
-        peer = peer or transformers.BertForPreTraining(
-            transformers.BertConfig(
-                **sizes,
-                hidden_dropout_prob=config.hidden_dropout,
-                attention_probs_dropout_prob=config.attention_dropout,
-                layer_norm_eps=config.layer_norm_epsilon,
-            )
-        )
+        peer = _modern_peer(config, sizes) if is_modern else _bert_peer(config, sizes)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
             parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
     peer.set_attn_implementation(attention)
     return peer.train()
+
+
+def _bert_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+    transformers = import_transformers()
+    return transformers.BertForPreTraining(
+        transformers.BertConfig(
+            **sizes,
+            hidden_dropout_prob=config.hidden_dropout,
+            attention_probs_dropout_prob=config.attention_dropout,
+            layer_norm_eps=config.layer_norm_epsilon,
+        )
+    )
 
 
 def _modern_peer(config: ModelSection, sizes: dict[str, int]) -> Any:

@@ -40,7 +40,9 @@ from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 _ENDING = ".safetensors"
-# Settings that weights and config must share.
+# A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).
+_OF_A_PHASE = frozenset(("rope_base_global", "rope_base_local", "max_position_embeddings"))
+# Settings that weights and config must share; ModernBERT's may differ in those of a phase.
 MODEL_OF_WEIGHTS = (
     *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "type_vocab_size"),
     *("objective", *UNSEEN, *PATTERN),
@@ -192,8 +194,12 @@ def take_model(
         missing = recorded.keys() & set(MODEL_OF_WEIGHTS) - settings.keys()
         settings |= {name: recorded[name] for name in missing}
     elif is_there(directory):
-        for name, theirs in model_of(directory).items():
-            _check_setting(directory, name, settings.setdefault(name, theirs), theirs)
+        found = model_of(directory)
+        free = _OF_A_PHASE if found.get("architecture") == "modern" else frozenset()
+        for name, theirs in found.items():
+            ours = settings.setdefault(name, theirs)
+            if name not in free:
+                _check_setting(directory, name, ours, theirs)
 
 
 def check_model(directory: Path, model: ModelSection) -> None:

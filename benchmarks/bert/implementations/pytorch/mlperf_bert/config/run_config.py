@@ -53,6 +53,7 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
     "clip.max_norm": 1.0,
     "eval.interval_samples": "mlperf",
 }
+_OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
 _UNEQUAL = "data.counts_per_rank unequal"
 _APEX = "optim.implementation apex"
 # A setting and its values; another setting and the values it then needs; the remedy.
@@ -221,12 +222,7 @@ def _check_masking(config: RunConfig) -> None:
 def _check_shapes(config: RunConfig) -> None:
     """Raise ConfigError for settings that do not fit each other."""
     model, data = config.model, config.data
-    if model.hidden_size % model.num_heads:
-        problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
-        raise ConfigError("model.num_heads", problem, "change one of them")
-    if model.architecture == "modern" and model.head_size % 2:
-        problem = f"makes heads of {model.head_size} channels, which rotary positions turn in pairs"
-        raise ConfigError("model.num_heads", problem, "choose an even number of channels")
+    _check_heads(model)
     if data.max_seq_length > model.max_position_embeddings:
         remedy = f"set it to {model.max_position_embeddings} (position embeddings) at most"
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
@@ -275,6 +271,22 @@ def _check_schedule(schedule: ScheduleSection) -> None:
     if warm_up_end + cooldown > schedule.decay_steps:
         problem = f"is {cooldown}: the cool-down begins before the warm-up ends"
         raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")
+
+
+def _check_heads(model: ModelSection) -> None:
+    """Check the heads, and that BERT has no setting of ModernBERT's attention."""
+    if model.hidden_size % model.num_heads:
+        problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
+        raise ConfigError("model.num_heads", problem, "change one of them")
+    if model.architecture == "modern":
+        if model.head_size % 2:
+            problem = f"makes heads of {model.head_size} channels, turned in pairs by positions"
+            raise ConfigError("model.num_heads", problem, "choose an even number of channels")
+        return
+    for name in _OF_MODERN:
+        if getattr(model, name) != ModelSection.__dataclass_fields__[name].default:
+            remedy = "leave it out, or set model.architecture to 'modern'"
+            raise ConfigError(f"model.{name}", "is set, and BERT has none", remedy)
 
 
 def _check_sizes(config: RunConfig) -> None:

@@ -43,7 +43,7 @@ LOWEST_TARGET_OVER_GUESS = 1.5
 _OF_A_PLAN = {
     "run": ("seed",),
     "data": (
-        *("sampler", "quantiles", "skip_samples", "balance", "deal", "counts_per_rank"),
+        *("sampler", "quantiles", "balance", "deal", "counts_per_rank"),
         *("balance_model", "cost_a", "cost_b"),
         "exchange_window_steps",  # how far ahead readers read
     ),
@@ -164,6 +164,8 @@ def plan_settings(config: RunConfig) -> dict[str, Any]:
         for section, keys in sections.items()
         for key in keys
     }
+    if config.data.skip_samples:
+        found["data.skip_samples"] = config.data.skip_samples
     return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}
 
 
@@ -194,10 +196,11 @@ def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
 
 
 def _check_settings(staged: Mapping[str, Any], asked: Mapping[str, Any], set_dir: Path) -> None:
-    for field, value in asked.items():
-        if staged.get(field) != value:
-            problem = f"is {value!r}, the stage in {set_dir} holds the samples of "
-            problem += f"{in_brief(staged.get(field))} only"
+    for field in (*asked, *(staged.keys() - asked.keys())):
+        ours, theirs = asked.get(field, 0), staged.get(field, 0)  # what is not used is not recorded
+        if ours != theirs:
+            problem = f"is {ours!r}, the stage in {set_dir} holds the samples of "
+            problem += f"{in_brief(theirs)} only"
             raise ConfigError(field, problem, "train with that, or stage the data again")
 
 

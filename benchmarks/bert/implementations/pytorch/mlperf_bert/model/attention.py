@@ -93,7 +93,7 @@ def turned(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tenso
     if rotary is None:
         return q, k
     of_queries, of_keys = (
-        [table.index_select(0, places)[:, None].to(q.dtype) for table in (rotary.cos, rotary.sin)]
+        [table.index_select(0, places)[:, None] for table in (rotary.cos, rotary.sin)]
         for places in (layout.query_positions, layout.position_ids)
     )
     return _Turn.apply(q, *of_queries), _Turn.apply(k, *of_keys)  # type: ignore[no-untyped-call]
@@ -114,8 +114,10 @@ class _Turn(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """In float32 at least, rounded once."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def reference(
@@ -150,8 +152,9 @@ def grouped(
     """Padded attention for each group of sequences of similar length.
 
     Runs on any device and dtype; on CUDA the groups run side by side on several streams. All
-    lengths are known on the host, so nothing waits for a device, but where a reach cuts sequences
-    into chunks. A reach with dropout goes one sequence at a time.
+    lengths are known on the host, so nothing waits for a device. A reach cuts sequences into
+    chunks, one group after the other; on CUDA that waits for the device, and keys' gradients are
+    summed in no fixed order. A reach with dropout goes one sequence at a time.
     """
     if layout.reach is not None and site is not None:
         return reference(q, k, v, layout, site)
@@ -218,7 +221,8 @@ def packed(
         places = layout.query_positions.index_select(0, rows.queries.slot_row)
         seen = (places + rows.first_key).view(len(is_visible), 1, -1, 1)
         distance = seen - torch.arange(is_visible.shape[3], device=q.device)
-        is_visible = is_visible & (distance.abs() <= layout.reach)
+        is_free = (rows.num_keys == 0).view(len(is_visible), 1, -1, 1)  # sees its row's first
+        is_visible = is_visible & ((distance.abs() <= layout.reach) | is_free)
     row_q, row_k, row_v = (
         _to_slots(x, slots).view(len(rows.is_visible), -1, *x.shape[1:]).transpose(1, 2)
         for x, slots in ((q, rows.queries), (k, rows.keys), (v, rows.keys))

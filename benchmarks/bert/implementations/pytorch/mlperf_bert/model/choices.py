@@ -23,7 +23,7 @@ from mlperf_bert.model.attention import (
     packed,
     reference,
 )
-from mlperf_bert.model.attention_layout import AttentionLayout, Queries
+from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
@@ -35,6 +35,7 @@ SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `attention.cudnn`
 TOLERANCE = 0.02
 NUM_SEQUENCES = 32  # sequences of a trial
 NUM_EMPTY = 2  # padding tokens at the end, as in a batch padded to a capacity
+LONGEST = 1024  # tokens of a trial's sequence: the reference keeps their squares
 QUERY_SHARE = 0.15  # share of a sequence's tokens that the last layer computes
 
 Timer = Callable[[Callable[[], object]], float]
@@ -43,19 +44,26 @@ Timer = Callable[[Callable[[], object]], float]
 class Trial:
     """One layer's attention in training, and the last layer's, which has fewer queries.
 
-    Lengths are the published ones, scaled if the model's maximum differs. The numbers are always
-    the same, from a generator of its own.
+    Of ModernBERT it is that of a global and of a local layer. Lengths are the published ones,
+    scaled if the model's maximum differs, to LONGEST at most. The numbers are always the same, from
+    a generator of its own.
     """
 
     def __init__(self, config: ModelSection, device: torch.device, dtype: torch.dtype) -> None:
-        published, longest = wikipedia_lengths(), config.max_position_embeddings
+        published, longest = wikipedia_lengths(), min(LONGEST, config.max_position_embeddings)
         drawn = -(-published.draw_evenly(NUM_SEQUENCES, seed=0) * longest // published.max_length)
         counts = np.maximum(np.rint(drawn * QUERY_SHARE).astype(np.int64), 1)
         lengths = (*drawn.tolist(), *(0,) * NUM_EMPTY)
         query_lengths = (*counts.tolist(), *(0,) * NUM_EMPTY)
         self.num_tokens = sum(lengths)
-        self._layout = AttentionLayout(lengths, _bounds(lengths, device), longest)
         first = np.cumsum(drawn) - drawn
+        number = torch.arange(NUM_SEQUENCES).repeat_interleave(torch.from_numpy(drawn))
+        places = (torch.arange(self.num_tokens) - torch.from_numpy(first)[number]).to(device)
+        layout = AttentionLayout(lengths, _bounds(lengths, device), longest, places)
+        self._layouts: tuple[AttentionLayout, ...] = (layout,)
+        if config.architecture == "modern":
+            rotary = Rotary.of_base(config.rope_base_local, longest, config.head_size).on(device)
+            self._layouts = tuple(layout.attending(rotary, each) for each in (None, config.reach))
         rows = [start + np.arange(count) for start, count in zip(first, counts, strict=True)]
         queries = Queries(
             rows=torch.from_numpy(np.concatenate(rows)).to(device),
@@ -63,20 +71,15 @@ class Trial:
             lengths=query_lengths,
             max_length=max(query_lengths),
         )
-        self._last_layout = self._layout.for_queries(queries)
+        self._last_layouts = tuple(each.for_queries(queries) for each in self._layouts)
         generator = torch.Generator().manual_seed(0)
         shape = (self.num_tokens, 4, config.num_heads, config.head_size)
         drawn_values = torch.randn(shape, generator=generator).to(device, dtype)
         # Columns of one product's result, as the fused blocks pass them.
         self._inputs = drawn_values[:, :3].contiguous().unbind(1)
         self._gradient = drawn_values[:, 3].contiguous()
-        number = torch.arange(NUM_SEQUENCES).repeat_interleave(torch.from_numpy(drawn))
-        keys = DropoutKeys(
-            0,
-            torch.zeros(1, dtype=torch.int64, device=device),
-            number.to(device),
-            (torch.arange(self.num_tokens) - torch.from_numpy(first)[number]).to(device),
-        )
+        step = torch.zeros(1, dtype=torch.int64, device=device)
+        keys = DropoutKeys(0, step, number.to(device), places)
         self._site = make_site(config.attention_dropout, 0, keys)
         self._expected: list[Tensor] | None = None
 
@@ -96,20 +99,22 @@ class Trial:
         return float(torch.stack(shares).max())  # host sync: the model is being built
 
     def run(self, policy: AttentionPolicy) -> Tensor:
-        """Run forward and backward of one layer, with dropout as in training.
+        """Run forward and backward of one layer of each kind, with dropout as in training.
 
         Returns:
-            The gradients of q, k and v side by side, [T, 3 N H], as the product's backward needs
-            them; copied unless the policy leaves them so.
+            The last one's gradients of q, k and v side by side, [T, 3 N H], as the product's
+            backward needs them; copied unless the policy leaves them so.
         """
-        q, k, v = leaves = [x.detach().requires_grad_() for x in self._inputs]
-        context = policy(q, k, v, self._layout, self._site)
-        gradients = torch.autograd.grad(context, leaves, self._gradient)
-        return side_by_side(tuple(gradient.flatten(1) for gradient in gradients))
+        for layout in self._layouts:
+            q, k, v = leaves = [x.detach().requires_grad_() for x in self._inputs]
+            context = policy(q, k, v, layout, self._site)
+            gradients = torch.autograd.grad(context, leaves, self._gradient)
+            joined = side_by_side(tuple(gradient.flatten(1) for gradient in gradients))
+        return joined
 
     def _both(self, policy: AttentionPolicy, inputs: Sequence[Tensor]) -> list[Tensor]:
         results = []
-        for layout in (self._layout, self._last_layout):
+        for layout in (*self._layouts, *self._last_layouts):
             q, k, v = leaves = [x.detach().requires_grad_() for x in inputs]
             context = policy(layout.select(q), k, v, layout, None)
             gradient = layout.select(self._gradient).to(context.dtype)
@@ -163,7 +168,7 @@ def choose_attention(
     name = config.attention
     if name == "auto":
         return _choose_by_measuring(config, device, dtype)
-    problem = _why_not(name, device, dtype, config.head_size)
+    problem = _why_not(name, device, dtype, config)
     if problem is not None:
         raise ConfigError(
             "model.attention",
@@ -182,7 +187,7 @@ def _choose_by_measuring(
     left_out: dict[str, str] = {}
     names: tuple[AttentionName, ...] = ("triton", "flash", "cudnn")
     for name in names:
-        problem = _why_not(name, device, dtype, config.head_size)
+        problem = _why_not(name, device, dtype, config)
         if problem is None:
             candidates[name] = lambda name=name: _policy(name)  # type: ignore[misc]
         else:
@@ -233,7 +238,7 @@ def choose_fastest(
 
 
 def _why_not(
-    name: AttentionName, device: torch.device, dtype: torch.dtype, head_size: int
+    name: AttentionName, device: torch.device, dtype: torch.dtype, config: ModelSection
 ) -> str | None:
     """The reason why a policy cannot run; None if it can."""
     if name not in ("flash", "cudnn", "triton"):
@@ -244,12 +249,25 @@ def _why_not(
         return f"it needs bf16 or fp16, and the model computes in {dtype}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
-    most = {"flash": 256, "cudnn": 128}.get(name)
-    if most is None:
-        return _why_not_triton(head_size)
+    if name == "triton":
+        return _why_not_triton(config.head_size)
+    return _why_not_windows(name, config) or _why_not_torchs(name, config.head_size)
+
+
+def _why_not_windows(name: AttentionName, config: ModelSection) -> str | None:
+    if name == "cudnn" and config.local_share:
+        return "it has no windows"
+    if name == "flash" and not config.is_global(config.num_layers - 1):
+        # Its windows go by a query's number, and this layer computes some queries only.
+        return "the last layer is local, and its windows would lie elsewhere there"
+    return None
+
+
+def _why_not_torchs(name: AttentionName, head_size: int) -> str | None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if name == "cudnn" and version < SAFE_CUDNN_SINCE:
         return f"torch {torch.__version__} writes out of bounds in its backward; 2.14 does not"
+    most = {"flash": 256, "cudnn": 128}[name]
     if head_size % 8 or head_size > most:
         return f"heads have {head_size} channels, not a multiple of 8 up to {most}"
     if name == "flash" and not torch.backends.cuda.is_flash_attention_available():

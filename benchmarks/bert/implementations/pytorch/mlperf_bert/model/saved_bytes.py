@@ -334,7 +334,7 @@ class SavedBytes:
         # layer's queries are copied, and kernels without rotation get turned copies.
         kept = rows + 2 * tokens
         if self._is_modern:
-            is_turned = self.kernels.attention == "fused"
+            is_turned = self.kernels.attention in ("fused", "keyed")
             kept = 3 * tokens + (rows if is_last or is_turned else 0) + is_turned * tokens
         return rows * row + kept * model.hidden_size * product
 
@@ -351,7 +351,7 @@ class SavedBytes:
         as_they_lie = ("reference", "in_place") if is_torchs else ("reference",)
         if self._is_modern:  # turns of queries and keys, and values as views of the product
             rows = self.rows if is_last else forward.tokens
-            more = (forward.tokens + rows) * model.head_size * product
+            more = (forward.tokens + rows) * model.head_size * 4  # their cosines and sines
             slots += 2 * forward.tokens if padded.kind in as_they_lie else 0
         if padded.kind == "reference":
             kept = 1 if model.attention_dropout == 0 else 3
@@ -368,8 +368,8 @@ class SavedBytes:
         """Bytes a row of both dropout, residual and LayerNorm blocks, and the result between."""
         hidden_size, (hidden, product) = self.model.hidden_size, self.widths
         statistics = 2 * 4
-        if self.kernels.fused and self._is_modern:  # the product, and the sum beside its norm
-            each = hidden_size * (product + hidden) + statistics + self._dropped()
+        if self.kernels.fused and self._is_modern:  # the sum, and its norm
+            each = hidden_size * hidden + statistics + self._dropped()
             return 2 * each + hidden_size * self._product_input()
         if self.kernels.fused:  # the product, and the first block's result as the second's residual
             each = hidden_size * product + statistics + self._dropped()

@@ -14,10 +14,9 @@ Dropout is read from keep bits that another kernel wrote (`model/dropout.py`). P
 sequence's first row, so only that row's address needs 64 bits.
 
 With a reach (sliding window), loops run over the blocks in which something can be visible, and only
-blocks on its edges are compared. Rotary positions are applied as queries and keys are loaded, and
-undone as their gradients are stored. Without a reach each is loaded by every block of the others,
-so there a kernel of its own rotates them once: in the loops that took 30 to 50 % more instructions,
-which from 1,000 tokens a sequence on is more than the pass over memory.
+blocks on its edges are compared. A kernel of its own rotates queries and keys once, before the
+others; their gradients are rotated back in registers as they are stored. Rotating in the loops
+took 30 to 60 % more instructions, and on an A100 it spilled (logs/2026-11-22-kernels).
 """
 
 import math
@@ -57,7 +56,7 @@ KEYS = 64  # keys of a tile: their keep bits are read at once, as two words
 class Saved(NamedTuple):
     """Tensors saved by the forward; heads and channels of a row are contiguous."""
 
-    q: Tensor  # [R, N, H]
+    q: Tensor  # [R, N, H], rotated, as k is
     k: Tensor  # [T, N, H]
     v: Tensor  # [T, N, H]
     context: Tensor  # [R, N, H]
@@ -96,12 +95,12 @@ TILES = MappingProxyType(
     }
 )
 # With a reach. Of 64 queries fewer pairs lie outside it: 64 to each side need three blocks of keys
-# for 64 queries, four for 128.
+# for 64 queries, four for 128. Without dropout none spills, on an A100 either.
 WINDOW_TILES = MappingProxyType(
     {
         16: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2)),
         32: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2)),
-        64: (Tile(64, 4, 2), Tile(64, 4, 2, 168), Tile(64, 4, 1)),
+        64: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(32, 4, 2)),
         128: (Tile(64, 4, 2), Tile(64, 8, 2), Tile(32, 8, 2)),
     }
 )
@@ -125,7 +124,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = (_in_rows(x) for x in (q, k, v))
         positions = _positions_of(layout)
-        if layout.rotary is not None and layout.reach is None:
+        if layout.rotary is not None:
             q = _rotate(q, layout.cu_queries, layout.max_queries, positions, layout.rotary)
             k = _rotate(k, layout.cu_seqlens, layout.max_length, None, layout.rotary)
         num_heads = q.shape[1]
@@ -256,14 +255,12 @@ def _attention_forward(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors
-    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
-    rotates: tl.constexpr = reach is not None  # else they come rotated
+    q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions = tensors[:9]
     q_stride, k_stride, v_stride = strides
     queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_q
     if first < queries[1]:
-        own_q = load_rotated(q, q_stride, queries, first, q_turns, rotates, block_q, head_size)
+        own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
         highest = tl.full((block_q,), float("-inf"), tl.float32)
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
@@ -276,7 +273,7 @@ def _attention_forward(
             begin = tl.maximum(ends[0] - reach, 0) // block_k * block_k
             end = tl.minimum(ends[1] + reach + 1, keys[1])
         for start in range(begin, end, block_k):
-            own_k = load_rotated(k, k_stride, keys, start, k_turns, rotates, block_k, head_size)
+            own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
             if reach is not None:
                 scores = hide(scores, position, ends, keys, start, reach, block_k, False)
@@ -317,13 +314,11 @@ def _attention_of_queries(
     """Gradient of a block of queries, and each query's context times its gradient."""
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
     grad, statistics, grad_q = tensors[11:]
-    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
-    rotates: tl.constexpr = reach is not None  # else they come rotated
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
     queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_q
     if first < queries[1]:
-        own_q = load_rotated(q, q_stride, queries, first, q_turns, rotates, block_q, head_size)
+        own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
         own_grad = load_tile(grad, grad_stride, queries, first, block_q, head_size)
         stride = tl.num_programs(1) * head_size
         own_context = load_tile(context, stride, queries, first, block_q, head_size)
@@ -343,7 +338,7 @@ def _attention_of_queries(
             begin = tl.maximum(ends[0] - reach, 0) // block_k * block_k
             end = tl.minimum(ends[1] + reach + 1, keys[1])
         for start in range(begin, end, block_k):
-            own_k = load_rotated(k, k_stride, keys, start, k_turns, rotates, block_k, head_size)
+            own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
             own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
             of_weights = tl.dot(own_grad, tl.trans(own_v))
@@ -359,7 +354,8 @@ def _attention_of_queries(
             of_scores = weights * (of_weights - product[:, None])
             sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
         sums *= scale if keep_scale is None else scale * keep_scale
-        store_rotated(grad_q, grad_q_stride, queries, first, q_turns, sums, block_q, head_size)
+        turns = (positions, cos, sin)
+        store_rotated(grad_q, grad_q_stride, queries, first, turns, sums, block_q, head_size)
 
 
 @kernel
@@ -378,13 +374,11 @@ def _attention_of_keys(
     """Gradients of a block of keys and their values; tiles are [keys, queries]."""
     q, k, v, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:9]
     grad, statistics, grad_k, grad_v = tensors[9:]
-    q_turns, k_turns = (positions, cos, sin), (None, cos, sin)
-    rotates: tl.constexpr = reach is not None  # else they come rotated
     q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
     queries, keys = span(cu_queries), span(cu_seqlens)
     first = tl.program_id(0) * block_k
     if first < keys[1]:
-        own_k = load_rotated(k, k_stride, keys, first, k_turns, rotates, block_k, head_size)
+        own_k = load_tile(k, k_stride, keys, first, block_k, head_size)
         own_v = load_tile(v, v_stride, keys, first, block_k, head_size)
         sums_k = tl.zeros((block_k, head_size), tl.float32)
         sums_v = tl.zeros((block_k, head_size), tl.float32)
@@ -396,7 +390,7 @@ def _attention_of_keys(
             begin = begin // block_q * block_q
         for start in range(begin, end, block_q):
             # Past the last query q and grad are zero, so they add zero.
-            own_q = load_rotated(q, q_stride, queries, start, q_turns, rotates, block_q, head_size)
+            own_q = load_tile(q, q_stride, queries, start, block_q, head_size)
             own_grad = load_tile(grad, grad_stride, queries, start, block_q, head_size)
             minus_log_sum, minus_product = load_pairs(of_head, 2, queries, start, block_q)
             scores = tl.dot(own_k, tl.trans(own_q))
@@ -416,7 +410,8 @@ def _attention_of_keys(
             sums_k *= keep_scale
             sums_v *= keep_scale
         sums_k *= scale
-        store_rotated(grad_k, grad_kv_stride, keys, first, k_turns, sums_k, block_k, head_size)
+        turns = (None, cos, sin)
+        store_rotated(grad_k, grad_kv_stride, keys, first, turns, sums_k, block_k, head_size)
         store_tile(grad_v, grad_kv_stride, keys, first, sums_v, block_k, head_size)
 
 
@@ -433,6 +428,6 @@ def _rotate_rows(
     rows = span(bounds)
     first = tl.program_id(0) * size
     if first < rows[1]:
-        values = load_rotated(x, stride, rows, first, turns, True, size, head_size)
+        values = load_rotated(x, stride, rows, first, turns, size, head_size)
         stride_of_rotated = tl.num_programs(1) * head_size
         store_tile(rotated, stride_of_rotated, rows, first, values, size, head_size)

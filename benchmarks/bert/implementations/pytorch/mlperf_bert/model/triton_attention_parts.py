@@ -64,23 +64,17 @@ def load_rotated(
     rows: tl.tuple,
     first: tl.tensor,
     turns: tl.tuple,
-    rotates: tl.constexpr,
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> Any:
-    """`load_tile` with each row rotated by its turn in float32, if it has one and `rotates`."""
-    if turns[1] is None or not rotates:
-        loaded = load_tile(x, stride, rows, first, size, head_size)
-    else:
-        half: tl.constexpr = head_size // 2
-        cosine, sine = _turns(turns, rows, first, size, half)
-        at, is_real = _of_tile(x, stride, rows, first, size, head_size, half)
-        one = tl.load(at, mask=is_real, other=0.0).to(tl.float32)
-        other = tl.load(at + half, mask=is_real, other=0.0).to(tl.float32)
-        rotated = tl.join(one * cosine - other * sine, other * cosine + one * sine)
-        whole = tl.reshape(tl.permute(rotated, (0, 2, 1)), (size, head_size))
-        loaded = whole.to(x.dtype.element_ty)
-    return loaded
+    """`load_tile` with each row rotated by its turn, in float32: [size, H]."""
+    half: tl.constexpr = head_size // 2
+    cosine, sine = _turns(turns, rows, first, size, half)
+    at, is_real = _of_tile(x, stride, rows, first, size, head_size, half)
+    one = tl.load(at, mask=is_real, other=0.0).to(tl.float32)
+    other = tl.load(at + half, mask=is_real, other=0.0).to(tl.float32)
+    rotated = tl.join(one * cosine - other * sine, other * cosine + one * sine)
+    return tl.reshape(tl.permute(rotated, (0, 2, 1)), (size, head_size))
 
 
 @kernel

@@ -150,7 +150,8 @@ _MODERN = Family(
         "hidden_size": ("model.embeddings.tok_embeddings.weight", 1),
         "intermediate_size": ("model.layers.0.mlp.Wo.weight", 1),
     },
-    # Only where dropout is 0, as published, it is the same: after attention they have attention's.
+    # After attention's output they have attention's dropout, we the hidden states': the same model
+    # where both are equal, as published (0).
     numbers={
         "embedding_dropout": "hidden_dropout",
         "mlp_dropout": "hidden_dropout",
