@@ -21,7 +21,7 @@ UPDATERS = {
     "muon": [REFERENCE, "torch.optim.Muon, AdamW(fused=True)", "flat buffers"],
 }
 
-MODERN = ("model.architecture=modern", "model.objective=mlm")
+MODERN = ("model.architecture=modern", "model.objective=mlm", "model.intermediate_size=64")
 
 
 def test_json_has_a_row_for_each_updater() -> None:

@@ -25,6 +25,7 @@ from bert_tools.bench.peer import (
     Data,
     autocast_dtype,
     import_transformers,
+    is_modern,
     make_other_peers,
     make_peer,
     masked_inputs,
@@ -181,10 +182,7 @@ def _compared(
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
     expected = loss_without_dropout(exact, data.batches[0])
     theirs = make_contenders(peer, data, model.precision)
-    attentions = PEER_ATTENTIONS[model.architecture]
-    peer_attention = fastest_attention(
-        peer, attentions, theirs["sorted"], len(data.batches), report
-    )
+    peer_attention = fastest_attention(peer, theirs["sorted"], len(data.batches), report)
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
@@ -369,16 +367,13 @@ def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Contender,
 
 
 def fastest_attention(
-    peer: Any,
-    attentions: tuple[str, ...],
-    step: Contender,
-    num_batches: int,
-    report: Callable[[str], None],
+    peer: Any, step: Contender, num_batches: int, report: Callable[[str], None]
 ) -> str:
     """Set `peer` to its attention implementation with the fastest steps, and return the name.
 
     One that runs out of memory is skipped.
     """
+    attentions = PEER_ATTENTIONS["modern" if is_modern(peer) else "bert"]
     report(f"trying each attention of transformers: {', '.join(attentions)}")
     seconds = dict.fromkeys(attentions, float("inf"))
     for name in attentions:

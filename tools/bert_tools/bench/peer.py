@@ -77,7 +77,6 @@ def make_peer(
     if config.architecture == "bert" and config.objective != "mlm_nsp":
         problem = f"is {config.objective!r}, the other model is BertForPreTraining"
         raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
-    is_modern = config.architecture == "modern"
     sizes = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -87,13 +86,19 @@ def make_peer(
         "max_position_embeddings": config.max_position_embeddings,
     }
     with device:  # draws its own initial weights there
-        peer = _modern_peer(config, sizes) if is_modern else _bert_peer(config, sizes)
+        make = _modern_peer if config.architecture == "modern" else _bert_peer
+        peer = make(config, sizes)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
             parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
     peer.set_attn_implementation(attention)
     return peer.train()
+
+
+def is_modern(peer: Any) -> bool:
+    """True for their ModernBertForMaskedLM."""
+    return hasattr(peer, "decoder")
 
 
 def _bert_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
@@ -167,7 +172,7 @@ def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> 
 
 def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of their model, with logits of the masked positions only."""
-    if hasattr(peer, "decoder"):  # ModernBERT's
+    if is_modern(peer):
         hidden = peer.model(**inputs["tokens"])[0]
         masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
         return F.cross_entropy(peer.decoder(peer.head(masked)).float(), inputs["labels"])
