@@ -126,7 +126,7 @@ def test_another_recipe_does_not_go_on(
     saved = whole / "run_0/checkpoints/step_00000008"
     if recipe is not RECIPE and setting == "model.objective=mlm_nsp":
         setting = "model.architecture=bert"
-    settings = (*recipe, setting)
+    settings = (*recipe, "model.attention_window=128", setting)
     if setting == "data.masking=static":
         settings += ("data.masking_rate=0.15",)
     status = run_train(tiny_config, data, tmp_path / "run", *settings, resume=saved)

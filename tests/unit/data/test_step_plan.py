@@ -148,7 +148,7 @@ def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
     )
     of_stage = plan_settings(load_config(tiny_config, same))
     of_run = plan_settings(load_config(tiny_config, (*same, setting)))
-    assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
+    assert {key for key in of_run if of_stage.get(key) != of_run[key]} == {name}
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,7 @@ def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
 def test_windows_are_of_a_plan(tiny_config: Path, setting: str) -> None:
     modern = ("model.architecture=modern", "model.objective=mlm", "model.num_layers=3")
     of_stage, of_run, of_bert = (
-        plan_settings(load_config(tiny_config, also))
-        for also in (modern, (*modern, setting), (setting,))
+        plan_settings(load_config(tiny_config, also)) for also in (modern, (*modern, setting), ())
     )
     name, _, _ = setting.partition("=")
     assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
