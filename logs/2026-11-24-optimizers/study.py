@@ -1,6 +1,6 @@
 """Samples to a target at every batch, by AdamW, LAMB and Muon: trainings, one line of a file each.
 
-    python study.py DATA WORK [--batches 32,128] [--workers 2]
+    python study.py DATA WORK [--batches 32,128] [--optimizers adamw,muon] [--workers 2]
 
 `records.jsonl`, beside this file, gets a line whenever a training ends or is put aside, and what it
 has is not done again: the same command continues, also on another machine. SIGTERM or Ctrl-C ends
@@ -144,8 +144,9 @@ def _between(ends, share):
 class Study:
     """The records, and the trainings that go on."""
 
-    def __init__(self, data, work, workers):
+    def __init__(self, data, work, workers, optimizers=OPTIMIZERS):
         self.data, self.work, self.workers = data, work, workers
+        self.optimizers = optimizers
         self.guess = Manifest.load(data / "eval").baseline.context_free_accuracy
         self.records = {}
         if RECORDS.exists():
@@ -172,7 +173,7 @@ class Study:
                 Training(optimizer, batch, "trial", number, settings)
                 for number, settings in enumerate(drawn(optimizer, batch))
             ]
-            for optimizer in OPTIMIZERS
+            for optimizer in self.optimizers
         }
         for share in STAGES:
             wanted = [each for arm in going.values() for each in arm]
@@ -186,7 +187,7 @@ class Study:
     def repeat(self, batch, kind, more, seeds=SEEDS):
         """Fresh seeds of each optimizer's best trial."""
         wanted = {}
-        for optimizer in OPTIMIZERS:
+        for optimizer in self.optimizers:
             best = best_trial(self.records, optimizer, batch)
             names = [f"{optimizer}-{batch}-seed-{number}" for number in range(SEEDS)]
             if kind == "larger" and optimizer not in LARGER_RATE:
@@ -344,9 +345,10 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--batches", default=",".join(map(str, BUDGETS)))
+    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    study = Study(args.data, args.work.resolve(), args.workers)
+    study = Study(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: study.stopping.set())
     study.run_all([int(batch) for batch in args.batches.split(",")])

@@ -191,8 +191,8 @@ def test_another_model_is_refused(
     ("change", "said"),
     [
         ({"decoder.weight": torch.ones(NUM_WORDS, 32)}, "is not equal to"),
-        ({"model.layers.1.attn_norm.bias": torch.ones(32)}, "is no part of the BERT"),
-        ({"model.layers.0.attn_norm.weight": torch.ones(32)}, "is no part of the BERT"),
+        ({"model.layers.1.attn_norm.bias": torch.ones(32)}, "is no part of the ModernBERT"),
+        ({"model.layers.0.attn_norm.weight": torch.ones(32)}, "is no part of the ModernBERT"),
         ({"model.layers.1.mlp.Wi.weight": torch.ones(32, 96)}, "has the shape [32, 96]"),
         ({"head.dense.weight": None}, "head.dense.weight is missing"),
         ({"model.final_norm.weight": None}, "model.final_norm.weight is missing"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.options import FILE_OR_NAME, add_init_checkpoint, add_set, find_config
 from mlperf_bert.config.run_config import RunConfig, is_bert_large
+from mlperf_bert.config.sections import ARCHITECTURES
 
 if TYPE_CHECKING:
     from mlperf_bert.evaluation.convergence import ExpectedSamples
@@ -138,7 +139,12 @@ def _facts(config: RunConfig) -> Iterator[tuple[str, str]]:
 
     parallel, optim = config.parallel, config.optim
     batch, steps = parallel.global_batch_size, config.max_steps
-    yield "division", f"{config.mlperf.division}, {optim.name}, model in {config.model.precision}"
+    model, start = config.model, config.run
+    yield "division", f"{config.mlperf.division}, {optim.name}"
+    layers = f"{_count(model.num_layers, 'layer')} of {model.hidden_size:,}"
+    yield "model", f"{ARCHITECTURES[model.architecture]}, {layers}, in {model.precision}"
+    if start.init_checkpoint:
+        yield "begins with", f"the {start.init_state} of {start.init_checkpoint}"
     nodes, ranks = _count(parallel.nodes, "node"), _count(parallel.ranks_per_node, "rank")
     yield "world size", f"{parallel.world_size:,}: {nodes} of {ranks}"
     yield (
@@ -152,6 +158,8 @@ def _facts(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "sampler", f"quantile: {batch // number} from each of {_count(number, 'quantile')}"
     else:
         yield "sampler", config.data.sampler
+    if config.data.skip_samples:
+        yield "", f"begins behind the first {_count(config.data.skip_samples, 'sample')}"
     yield "learning rate", _schedule(config)
     target = config.eval.target
     at_target = "" if target is None else f"at {target} masked-LM accuracy, or "

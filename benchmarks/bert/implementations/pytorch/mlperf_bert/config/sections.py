@@ -15,6 +15,7 @@ from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.untrusted import in_brief
 
 Architecture = Literal["bert", "modern"]
+ARCHITECTURES: dict[Architecture, str] = {"bert": "BERT", "modern": "ModernBERT"}  # as published
 AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 HeadName = Literal["full", "chunked"]

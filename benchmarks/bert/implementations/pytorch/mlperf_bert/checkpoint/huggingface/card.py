@@ -9,6 +9,7 @@ from pathlib import Path
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.records import Share, parse, read_record
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import ARCHITECTURES
 
 CARD = "README.md"
 OWN_TEXT = "own_text.json"
@@ -79,7 +80,6 @@ def model_card(config: RunConfig, architecture: str, samples: int, facts: Facts)
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"
     example = f"\nA held-out sentence, one word masked: {facts.example}\n" if facts.example else ""
-    kind = "BERT" if model.architecture == "bert" else "ModernBERT"
     first = config.run.init_checkpoint
     begun = f"- It began with the weights of {first}, whose license applies too.\n" if first else ""
     return f"""---
@@ -87,7 +87,7 @@ library_name: transformers
 pipeline_tag: fill-mask
 ---
 
-# A {kind} encoder
+# A {ARCHITECTURES[model.architecture]} encoder
 
 License: fill it in before you share this model; the text it was trained on has a say.
 

@@ -29,7 +29,7 @@ from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
 from mlperf_bert.model.bert import BertForPretraining, initial_weights
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
@@ -183,14 +183,14 @@ def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None
 
 def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dict[str, str]:
     """Tensors without a place in our model; CheckpointError for one that changes its results."""
-    unused = {}
+    unused, kind = {}, ARCHITECTURES[source.family.architecture]
     may_lack_use = _NEXT_SENTENCE if objective == "mlm" else frozenset()
     for name, weight in source.weights.items():
         if name in shapes or name in source.copies:
             continue
         if name not in may_lack_use:
-            problem = "is no part of the BERT that this program computes"
-            raise CheckpointError(weight.where or name, problem, "give the weights of a plain BERT")
+            problem = f"is no part of the {kind} that this program computes"
+            raise CheckpointError(weight.where or name, problem, f"give weights of a plain {kind}")
         unused[name] = "not used without next-sentence prediction"
     return unused
 
@@ -204,7 +204,8 @@ def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None
         wanted = (words, *shape[1:]) if name in fills else shape
         if weight.shape != wanted:
             problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
-            raise CheckpointError(weight.where, problem, "give the weights of a plain BERT")
+            kind = ARCHITECTURES[source.family.architecture]
+            raise CheckpointError(weight.where, problem, f"give weights of a plain {kind}")
 
 
 def _check_copies(source: Source) -> None:
