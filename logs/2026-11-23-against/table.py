@@ -1,15 +1,19 @@
-"""The Markdown table of docs/how/speed.md, from the JSON objects that `run.sh` left here."""
+"""The Markdown tables of docs/how/speed.md, from the JSON objects that a `run.sh` left.
+
+python table.py [--sentence] [DIR]     default: this file's directory
+"""
 
 import json
+import re
 import sys
 from pathlib import Path
 
-SIZES = ("2x128", "4x256", "12x768")
+MEASURED = re.compile(r"(\d+)x(\d+)(?:-(\d+))?")  # layers, hidden size, length
 OTHERS = {  # the order of docs/how/speed.md
     "sorted": "masked positions, sorted by length",
     "sorted_compiled": "masked positions, sorted by length, torch.compile",
     "padded_to_longest": "masked positions, padded to the longest",
-    "padded": "as people feed it: all positions, padded to 512",
+    "padded": "as people feed it: all positions, padded to the maximum",
 }
 
 
@@ -25,19 +29,22 @@ def cell(result: dict, name: str) -> str:
 
 
 def results(here: Path) -> dict[str, dict]:
-    """By size, those that are here."""
-    paths = {size: here / f"{size}.json" for size in SIZES}
-    return {size: json.loads(path.read_text()) for size, path in paths.items() if path.exists()}
+    """By column, the smallest model first: those that are here."""
+    paths = {MEASURED.fullmatch(path.stem): path for path in here.glob("*.json")}
+    by_size = {tuple(int(n or 0) for n in m.groups()): paths[m] for m in paths if m}
+    found = {}
+    for (layers, hidden, length), path in sorted(by_size.items()):
+        result = json.loads(path.read_text())
+        of_length = f" of {length:,}" if length else ""
+        found[f"{layers} x {hidden}, {result['batch']}{of_length}"] = result
+    return found
 
 
 def table(here: Path) -> str:
     """The rows: ours and the machine, then each other contender; a column for each size."""
     found = results(here)
     rows = [
-        [
-            "layers x hidden, batch",
-            *(f"{s.replace('x', ' x ')}, {r['batch']}" for s, r in found.items()),
-        ],
+        ["layers x hidden, batch", *found],
         ["---"] * (1 + len(found)),
         ["matrix products, GFLOP/s", *(f"{1e3 * r['peak_tflops']:.0f}" for r in found.values())],
         [
@@ -57,7 +64,7 @@ def sentence(here: Path) -> str:
     found = results(here)
     ways = sorted({f'"{OTHERS[result["strongest"]]}"' for result in found.values()})
     ratios = ", ".join(f"{each['ratio_strongest']:.2f}" for each in found.values())
-    sizes = ", ".join(size.replace("x", " x ") for size in found)
+    sizes = ", ".join(size.split(",")[0] for size in found)
     return (
         f"Against the strongest of the padded ways on a CPU ({' or '.join(ways)})\n"
         f"ours does **{ratios}** times as many sequences a second, at {sizes}"
@@ -66,5 +73,7 @@ def sentence(here: Path) -> str:
 
 
 if __name__ == "__main__":
-    make = sentence if sys.argv[1:] == ["--sentence"] else table
-    print(make(Path(__file__).parent))
+    words = sys.argv[1:]
+    make = sentence if "--sentence" in words else table
+    where = [Path(word) for word in words if word != "--sentence"]
+    print(make(where[0] if where else Path(__file__).parent))

@@ -22,6 +22,7 @@ from mlperf_bert.optim.muon_plan import (
 # those from 0.003 to 1 between 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 LEAST_NORM = 1e-7
+CPU_ELEMENTS = 2**20  # multiplied together there: results of more are in new pages each time
 
 
 def muon_update(
@@ -157,5 +158,9 @@ def _orthogonalise(blocks: Tensor, stack: Stack) -> None:
     """In place: `blocks` [stack's blocks, BLOCK] hold its matrices, each padded with zeros."""
     rows, columns = stack.shape
     flat = blocks.view(stack.count, -1)[:, : rows * columns]
-    update = orthogonalised_stack(flat.reshape(stack.count, rows, columns))
-    flat.copy_(update.reshape(stack.count, -1))
+    together = stack.count
+    if not blocks.is_cuda:
+        together = max(1, CPU_ELEMENTS // (rows * columns))
+    for some in flat.split(together):
+        update = orthogonalised_stack(some.reshape(-1, rows, columns))
+        some.copy_(update.reshape(len(some), -1))
