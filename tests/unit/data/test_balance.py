@@ -262,6 +262,20 @@ def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(
         assert load.max() <= largest_load_longest_first(costs, num_slots)
 
 
+@pytest.mark.parametrize("counts", get_args(CountsPerRank))
+def test_forwards_of_an_update_are_even_together(counts: CountsPerRank) -> None:
+    """One sequence a forward: the rank with the longest gets the shortest too."""
+    cost = np.array([1.0, 8.0, 3.0, 6.0]).reshape(2, 2, 1)
+    assert hands(Balance(policy="presort_global", counts=counts)(cost)) == [[1], [0], [3], [2]]
+    found = []
+    for drawn in published_costs(64, 8, CostModel(linear=1.0, quadratic=0.0)):
+        each = drawn.reshape(64, 4, 2)
+        load = loads(each, Balance(policy="presort_global", counts=counts)(each))
+        load = load.reshape(64, 4).sum(axis=1)
+        found.append(load.max() / load.mean())
+    assert np.mean(found) < 1.04  # 1.19 where each forward is evened out for itself
+
+
 # Equal counts reach 1.155 and 1.029 (row-wise longest first, quantiles of one sample a rank).
 @pytest.mark.parametrize(("mean_count", "equal"), [(2, 1.155), (3, 1.029)])
 def test_published_lengths_at_1024_ranks(mean_count: int, equal: float) -> None:

@@ -99,6 +99,7 @@ class Balance:
         if self.policy == "presort_global":
             give = _least_loaded_rows if self.counts == "equal" else even_slots
             order, slot = give(cost.ravel(), ranks * forwards)
+            slot = _dealt_to_ranks(cost.ravel()[order], slot, ranks, forwards)
             counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
             return Assignment(order[np.argsort(slot, kind="stable")], counts)
         group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
@@ -158,6 +159,21 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
         slot[start : start + num_slots] = to
         load[to] += cost[row]
     return order, slot
+
+
+def _dealt_to_ranks(cost: Float64Array, slot: Int64Array, ranks: int, forwards: int) -> Int64Array:
+    """The slots renumbered so that what a rank has in all its forwards is even too.
+
+    Ranks wait for each other once an update, not once a forward. A rank's forwards come largest
+    first, so that those of one number are alike.
+    """
+    if forwards == 1:
+        return slot
+    load = np.bincount(slot, cost, ranks * forwards).astype(np.float64)
+    by_load, rank = _least_loaded_rows(load, ranks)
+    number = np.empty_like(by_load)
+    number[by_load[np.argsort(rank, kind="stable")]] = np.arange(len(by_load))
+    return number[slot]
 
 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:

@@ -161,6 +161,7 @@ def _orthogonalise(blocks: Tensor, stack: Stack) -> None:
     together = stack.count
     if not blocks.is_cuda:
         together = max(1, CPU_ELEMENTS // (rows * columns))
-    for some in flat.split(together):
+    for first in range(0, stack.count, together):
+        some = flat[first : first + together]
         update = orthogonalised_stack(some.reshape(-1, rows, columns))
         some.copy_(update.reshape(len(some), -1))
