@@ -64,7 +64,7 @@ def sentence(here: Path) -> str:
     found = results(here)
     ways = sorted({f'"{OTHERS[result["strongest"]]}"' for result in found.values()})
     ratios = ", ".join(f"{each['ratio_strongest']:.2f}" for each in found.values())
-    sizes = ", ".join(size.split(",")[0] for size in found)
+    sizes = ", ".join(re.sub(r", \d+", "", size) for size in found)
     return (
         f"Against the strongest of the padded ways on a CPU ({' or '.join(ways)})\n"
         f"ours does **{ratios}** times as many sequences a second, at {sizes}"
