@@ -5,7 +5,7 @@ Shape letters: R rows, C columns, K input features, N output features.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product as combinations
 
 import torch
@@ -40,15 +40,9 @@ def values_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
     return values.bfloat16()
 
 
-def check_cast(
-    cast: Cast,
-    other: Cast,
-    dtypes: tuple[torch.dtype, ...],
-    device: str,
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-) -> None:
+def check_cast(cast: Cast, other: Cast, dtypes: tuple[torch.dtype, ...], device: str) -> None:
     """`cast` is `other` bit for bit: several parts, odd sizes."""
-    for dtype, shape, dim in combinations(dtypes, shapes, (0, 1)):
+    for dtype, shape, dim in combinations(dtypes, SHAPES, (0, 1)):
         parts = [values_of(shape, seed).to(device) for seed in range(3)]
         wide = torch.zeros(shape[0], shape[1] + 5, dtype=torch.bfloat16, device=device)
         parts[1] = wide[:, : shape[1]].copy_(parts[1])  # rows that lie apart

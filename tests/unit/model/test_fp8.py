@@ -276,3 +276,17 @@ def test_sizes_and_devices_must_suit_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     with pytest.raises(ConfigError, match=r"model\.precision.*A100"):
         check_fp8(FP8_TINY, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_cpus_product_is_torchs(has_bias: bool) -> None:
+    """But for the last bit, as sums are added in another order."""
+    from mlperf_bert.model import fp8
+
+    draw = torch.Generator().manual_seed(5)
+    a, b = (torch.randn(n, 32, generator=draw).to(torch.float8_e4m3fn) for n in (17, 64))
+    units = torch.tensor(0.25), torch.tensor(0.5)
+    bias = torch.randn(64, generator=draw).bfloat16() if has_bias else None
+    found = fp8._multiply(a, b, *units, bias)
+    expected = fp8._multiply_in_fp8(a, b, *units, bias, is_forward=False)
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-8)

@@ -186,6 +186,7 @@ def check_model(fused: FusedBlocks) -> None:
     bert_like = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
     assert_near(*(of_model(bert_like, each, torch.float64) for each in (fused, Blocks())), 1e-11)
     modern = replace(MODERN, num_heads=2, hidden_dropout=0.2)
+    assert_near(*(of_model(modern, each, torch.float64) for each in (fused, Blocks())), 1e-11)
     chosen = AttentionChoice("triton", triton_attention.attend, "")
     ours = of_model(modern, fused, torch.float32, chosen)  # sums are float32
     assert_near(ours, of_model(modern, Blocks(), torch.float32), 1e-4)
@@ -224,7 +225,7 @@ def fp8() -> None:
     for dtype, shape in product((E4M3, E5M2), SHAPES):
         cast_in_float32(values_of(shape), dtype)
     # Where each of several parts comes to lie.
-    check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu", SHAPES[1:3])
+    check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
         gate_in_float32(*shape)
@@ -351,7 +352,7 @@ def attention() -> None:
         options = {"head_size": head_size, "spare_rows": 3}
         attention_cases.check_policy(attend, probability, torch.float32, 1e-5, **options)
     attention_cases.check_policy(attend, 0.3, torch.float16, 3e-3)
-    windows = [each for each in attention_cases.WINDOWS if max(each[0]) < 1000]  # it is slow
+    windows = attention_cases.WINDOWS
     attention_cases.check_windows(attend, 0.0, torch.float32, 1e-5, windows=windows)
     of_64 = {"head_size": 64, "windows": windows[2:3]}
     attention_cases.check_windows(attend, 0.3, torch.float32, 1e-5, **of_64)
