@@ -53,6 +53,7 @@ def test_what_plan_says_of_muon_is_what_was_measured(modules: Any) -> None:
     _, tables = modules
     lines = (LOG / "records.jsonl").read_text("utf-8").splitlines()
     records = {each["name"]: each for each in map(json.loads, lines)}
-    muon, adamw = (tables.of_arm(records, name, 512, "seed") for name in ("muon", "adamw"))
+    batch = max(each["batch"] for each in records.values())
+    muon, adamw = (tables.of_arm(records, name, batch, "seed") for name in ("muon", "adamw"))
     share, low, high = MUON_OVER_ADAMW
     assert f"| {share:.2f} ({low:.2f} to {high:.2f})" in tables.cells(muon, adamw, tables.NEARER)
