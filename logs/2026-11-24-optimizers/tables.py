@@ -1,7 +1,7 @@
 """Tables and the picture of the study, from `records.jsonl`.
 
-python tables.py samples|nearer|settings|fit     Markdown
-python tables.py picture FILE.png                samples over batch
+python tables.py samples|nearer|settings|fit|noise     Markdown
+python tables.py picture FILE.png                      samples over batch
 
 `nearer` has samples to 1.25 times the guess, passed by runs on their way to 1.5; fits and picture
 are of these too, as more arms reached it.
@@ -9,6 +9,7 @@ are of these too, as more arms reached it.
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ def main(what, *words):
         "nearer": lambda of: samples_table(of, NEARER),
         "settings": settings_table,
         "fit": fit_table,
+        "noise": noise_table,
     }
     print("\n".join(makers[what](records)))
 
@@ -209,12 +211,32 @@ def fit_table(records):
         yield f"| {' | '.join(row)} | {scales[0]:,.0f}, {scales[1]:,.0f} | {largest} |"
 
 
-def noises(records, optimizer):
-    """Last noise scales, plain and preconditioned, of every repetition at every batch."""
-    for batch in BUDGETS:
+def noises(records, optimizer, batches=tuple(BUDGETS)):
+    """Last noise scales, plain and preconditioned, of every repetition at these batches."""
+    for batch in batches:
         for each in of_arm(records, optimizer, batch, "seed"):
             if each["noise"] and all(each["noise"].values()):
                 yield each["noise"]["noise_scale_plain"], each["noise"]["noise_scale"]
+
+
+def noise_table(records):
+    """From each batch to four times it: samples as measured, and as the noise scale predicts."""
+    ratio, by = "samples, times as many (95 %)", "predicted by the noise scale"
+    yield from head("optimizer", "batches", ratio, f"{by}: plain", "preconditioned")
+    for optimizer in OPTIMIZERS:
+        for batch, larger in pairwise(BUDGETS):
+            arms = [of_arm(records, optimizer, each, "seed") for each in (batch, larger)]
+            if not all(arms) or any(has_missed(arm, NEARER) for arm in arms):
+                continue
+            values = [samples_of(arm, NEARER) for arm in arms]
+            draws = drawn_means(*values)
+            measured = ranged(values[1].mean() / values[0].mean(), draws[1] / draws[0], ".2f")
+            predicted = [
+                (scale + larger) / (scale + batch)
+                for scale in np.median(list(noises(records, optimizer, (batch,))), axis=0)
+            ]
+            row = NAMES[optimizer], f"{batch:,} to {larger:,}", measured
+            yield f"| {' | '.join(row)} | {predicted[0]:.2f} | {predicted[1]:.2f} |"
 
 
 def draw(records, path):
