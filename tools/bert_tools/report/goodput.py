@@ -164,8 +164,8 @@ BATCH = "sequences a batch"
 _MOST_NOISE, _MOST_SECONDS = 1e12, 1e9  # larger values do not come from our runs
 _POINTS = 60  # of a curve
 _LARGER_FORWARDS = 4  # times the largest measured: beyond, memory and speed are guesses
-_MOST_FORWARDS = 64
-_FACTORS = (1, 2, 4, 8, 16, 32)
+_TESTED = 4  # times the batch: so far predictions were held against trainings (docs/how/goodput.md)
+_FACTORS = (1, 2, _TESTED)
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -173,10 +173,10 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 class BatchFacts:
     """Facts about a run's batch.
 
-    `noise_scale` (sequences) is the last known one, for gradients as the optimizer scales them;
-    `plain` may be None. `model` is fitted to the times of the report's runs; `best` is one of
-    `candidates`, which are all on the run's ranks and include its own setup; both are None if only
-    one setup was timed. `largest_forward` is the largest that was timed, in sequences.
+    `noise_scale` (sequences) is the last known one, of plain gradients. `model` is fitted to the
+    times of the report's runs; `best` is one of `candidates`, which are all on the run's ranks and
+    include its own setup; both are None if only one setup was timed. `largest_forward` is the
+    largest that was timed, in sequences.
     """
 
     run: int
@@ -184,7 +184,6 @@ class BatchFacts:
     step: int
     setup: Setup
     noise_scale: float
-    plain: float | None
     samples_per_s: float
     model: ThroughputModel | None
     largest_forward: int
@@ -273,27 +272,21 @@ def _goodput_curve(each: BatchFacts, *, several: bool) -> Series:
         points = [(x, each.with_more_ranks(x)) for x in _batches(each)]
     else:
         words = "on the same ranks"
-        last = max(_batches(each)[-1], each.best.global_batch_size if each.best else 0)
-        best: dict[float, float | None] = {}
-        for value, batch in sorted(
-            (each.goodput_of(x), x.global_batch_size) for x in each.candidates
-        ):
-            if batch <= last:
-                best[batch] = value
-        points = sorted(best.items())
+        found = sorted((each.goodput_of(x), float(x.global_batch_size)) for x in each.candidates)
+        points = sorted({batch: value for value, batch in found}.items())
     label = curve_label(each.label, words, several=several)
     return Series(run=each.run, label=label, points=tuple(points))
 
 
 def _batches(each: BatchFacts) -> list[float]:
-    """Batches of a curve, from the run's own to the one at which a sample is worth a quarter."""
-    low, high = float(each.batch), max(4.0 * each.batch, each.batch_of(0.25))
+    """Batches of a curve, from the run's own to the largest of which anything is known."""
+    low, high = float(each.batch), float(_TESTED * each.batch)
     return [low + (high - low) * place / _POINTS for place in range(_POINTS + 1)]
 
 
 def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFacts | None:
     config = facts.run.config
-    known = [each for each in facts.run.records if _is_noise(each.get("noise_scale"))]
+    known = [each for each in facts.run.records if _is_noise(each.get("noise_scale_plain"))]
     timed = _measured(facts)
     if config is None or timed is None or not known:
         return None
@@ -303,15 +296,13 @@ def _of_run(number: int, facts: RunFacts, runs: Sequence[RunFacts]) -> BatchFact
     model = _fitted(measured) if len(setups) > 1 else None
     largest = max(each.local_batch_size for each in setups)
     candidates = tuple(_candidates(timed.setup, largest))
-    phi, batch = float(known[-1]["noise_scale"]), timed.setup.global_batch_size
-    plain = known[-1].get("noise_scale_plain")
+    phi, batch = float(known[-1]["noise_scale_plain"]), timed.setup.global_batch_size
     return BatchFacts(
         run=number,
         label=facts.label,
         step=known[-1]["step"],
         setup=timed.setup,
         noise_scale=phi,
-        plain=float(plain) if plain is not None and _is_noise(plain) else None,
         samples_per_s=batch / timed.seconds,
         model=model,
         largest_forward=largest,
@@ -357,26 +348,26 @@ def _measured(facts: RunFacts) -> Measured | None:
 
 def _candidates(setup: Setup, largest: int) -> Iterator[Setup]:
     """On the same ranks: the run's own setup; then forwards of half as many and of up to four times
-    as many sequences as were measured, and more of them an update.
+    as many sequences as were measured, and more of them an update, up to _TESTED batches.
     """
     yield setup
     local = max(1, setup.local_batch_size // 2)
     while local <= largest * _LARGER_FORWARDS:
-        forwards = 1
-        while forwards <= _MOST_FORWARDS:
-            yield replace(setup, local_batch_size=local, grad_accum_steps=forwards)
-            forwards *= 2
+        other = replace(setup, local_batch_size=local, grad_accum_steps=1)
+        while other.global_batch_size <= _TESTED * setup.global_batch_size:
+            yield other
+            other = replace(other, grad_accum_steps=2 * other.grad_accum_steps)
         local *= 2
 
 
 def in_words(each: BatchFacts) -> list[str]:
     """The conclusions from the noise scale, in sentences."""
-    plain = "" if each.plain is None else f" ({significant(each.plain, 3)} of plain gradients)"
     words = [
         f"At step {each.step:,} the noise scale is {significant(each.noise_scale, 3)} "
-        f"sequences{plain}; the batch has {each.batch:,}.",
+        f"sequences; the batch has {each.batch:,}.",
         f"Up to {round(each.batch_of(0.9)):,} sequences a sample keeps 90 % of its worth, up to "
-        f"{round(each.batch_of(0.5)):,} half of it.",
+        f"{round(each.batch_of(0.5)):,} half of it. Held against trainings, such predictions were "
+        f"off by up to 30 % for {_TESTED} times the batch; nothing larger is recommended.",
     ]
     if each.best is None or each.model is None:
         words.append(
@@ -405,12 +396,7 @@ def batch_rows(each: BatchFacts) -> Iterator[list[str]]:
         batch = each.batch * factor
         worth = each.efficiency_at(batch)
         root = learning_rate_gain(each.noise_scale, each.batch, batch, "square_root")
-        # AdaScale is for SGD, which uses unscaled gradients.
-        adascale = None
-        if each.plain is not None:
-            adascale = learning_rate_gain(each.plain, each.batch, batch, "adascale")
-        times = [
-            "unknown" if value is None else f"{significant(value, 3)} {_TIMES}"
-            for value in (1 / worth, 1 / worth / factor, root, adascale)
-        ]
+        adascale = learning_rate_gain(each.noise_scale, each.batch, batch, "adascale")
+        gains = 1 / worth, 1 / worth / factor, root, adascale
+        times = [f"{significant(value, 3)} {_TIMES}" for value in gains]
         yield [f"{batch:,}", f"{100 * worth:.1f} %", *times]
