@@ -19,6 +19,13 @@ FITTED = ("matrix_efficiency", "kernel_overhead_us", "host_launch_us", "network_
 FROZEN = (0.889, 7.73, 56.3, 0.643)  # freeze.txt
 ASSUMED_OFF = ("NVIDIA x1024 v1.1", "NVIDIA x4320")  # assumed to have had in-network reduction
 CONFIGURED = ("NVIDIA x1024 v2.0", "NVIDIA x4096")  # whose configs name it
+# Entries of the paper's abstract (arXiv 2402.02447): its own, a rival, and the ratio it gives.
+RIVALS = (
+    ("Samsung x1024 v1.1", "NVIDIA x1024 v1.1", 1.33),
+    ("Samsung x1024 v1.1", "Azure x1024", 1.57),
+    ("Samsung x1024 v2.0", "NVIDIA x1024 v2.0", 1.13),
+)
+CAPS_MB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0)
 SETS = (256, 448, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 MILLION = 1e6
 # The paper's recipe on as many DGX A100 (200 GB/s a node) and on the paper's nodes (100 GB/s).
@@ -65,6 +72,8 @@ def reckoned(*, with_fits: bool) -> dict[str, Table]:
         "predictions": _predictions(),
         "ablation": _ablation(PAPER),
         "techniques": _techniques(),
+        "rivals": rivals(compared),
+        "caps": _caps(),
         "sweep": _sweep(),
         "sizes": _sizes(),
         "batches": _batches(),
@@ -228,6 +237,46 @@ def _techniques() -> Table:
     ):
         found_rows = [differences[technique, setting] for _, differences in columns]
         cells = ["as asked" if r.is_as_asked else f"{r.difference_ms:+.1f} ms" for r in found_rows]
+        table.append([name, *cells])
+    return table
+
+
+def rivals(compared: Sequence[Compared]) -> Table:
+    """The paper's ratios of times, simulated, and what they are made of."""
+    table = [["rival over the paper's", "published", "simulated", "its steps", "a step of it"]]
+    by_id = {each.published.id: each.published for each in compared}
+    for own, rival, published in RIVALS:
+        pair = [by_id[name] for name in (rival, own)]
+        runs = [step.run_time(default_constants()) for step in pair]
+        ratio = runs[0].seconds / runs[1].seconds
+        steps, longer = runs[0].steps / runs[1].steps, runs[0].step_ms / runs[1].step_ms
+        parts = f"{steps:.2f} times as many", f"{longer:.2f} times as long"
+        table.append([f"{rival} / {own}", f"{published:.2f}", f"{ratio:.2f}", *parts])
+    return table
+
+
+def _caps() -> Table:
+    """Steps of BERT-large by bucket cap, clipping each bucket; exposed communication in brackets.
+
+    25 MiB is torch's default, whose first bucket is closed at 1 MiB.
+    """
+    table = [["", *(f"{cap:g} MiB" for cap in CAPS_MB)]]
+    even = replace(PAPER, sampler="quantile", balance="presort_global")
+    for name, question in (
+        ("8 A100, 56 a GPU", replace(even, nodes=1, local_batch_size=56)),
+        ("16 DGX A100, 24 a GPU", replace(even, nodes=16, local_batch_size=24)),
+        ("128 DGX A100, 16 a GPU", even),
+        ("128 of the paper's nodes, 16 a GPU", replace(even, node_gb_s=100.0)),
+        ("128 DGX A100, 4 a GPU", replace(even, local_batch_size=4)),
+        ("128 nodes of 25 GB/s, 16 a GPU", replace(even, node_gb_s=25.0)),
+    ):
+        found = [
+            simulate(replace(question, bucket_cap_mb=cap), wikipedia_index()) for cap in CAPS_MB
+        ]
+        best = min(each.run.step_ms for each in found)
+        cells = [
+            f"{each.run.step_ms / best:.3f} ({each.mean_ms('exposed_ms'):.1f} ms)" for each in found
+        ]
         table.append([name, *cells])
     return table
 

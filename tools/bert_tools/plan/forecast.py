@@ -191,6 +191,7 @@ def question_of(
         "balance": config.data.balance,
         "counts": config.data.counts_per_rank,
         "clip": config.clip.policy,
+        "bucket_cap_mb": parallel.bucket_cap_mb,
         "recipe": recipe_of(config),
         "evaluation_interval": config.eval_interval_samples,
     }

@@ -191,7 +191,7 @@ def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
 
 
 @cache
-def sent_buckets(element_bytes: int) -> tuple[SentBucket, ...]:
+def sent_buckets(element_bytes: int, cap_mb: float = DEFAULT_CAP_MB) -> tuple[SentBucket, ...]:
     """DistributedDataParallel's buckets, each with the backward phase in which it is ready."""
     order = backward_order(MODEL, "separate", _TYPICAL_TOKENS, _TYPICAL_MASKED)
     phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
@@ -200,7 +200,7 @@ def sent_buckets(element_bytes: int) -> tuple[SentBucket, ...]:
         ends[phase_of[gradient.name]] = gradient.ready_at
     begins = np.concatenate([[0.0], ends[:-1]])
     buckets = []
-    for bucket in plan_buckets(order, element_bytes, DEFAULT_CAP_MB):
+    for bucket in plan_buckets(order, element_bytes, cap_mb):
         number = phase_of[bucket[-1].name]
         length = ends[number] - begins[number]
         fraction = (bucket[-1].ready_at - begins[number]) / length if length else 1.0

@@ -167,6 +167,10 @@ class Network:
             return 0.0
         return self.constants.collective_start_us / 1e3 + min(self.all_reduce_ways(num_bytes))
 
+    def reduce_scatter_ms(self, num_bytes: float) -> float:
+        """Time until each rank has its part of the sum: the first half of an all-reduce."""
+        return self.all_reduce_ms(num_bytes) / 2
+
     def all_reduce_ways(self, num_bytes: float) -> list[float]:
         """Times of a ring over all ranks, then of rings, trees or switches between nodes."""
         machine, constants = self.machine, self.constants

@@ -30,6 +30,7 @@ from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
+from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import USABLE_OF_NAMED, refuse_what_cannot_fit
 
@@ -68,6 +69,7 @@ class Question:
     balance: BalancePolicy = "presort_global"
     counts: CountsPerRank | None = None  # None: as in shipped configs
     clip: ClipPolicy = "after_allreduce"
+    bucket_cap_mb: float = DEFAULT_CAP_MB
     optimizer: StepOptimizer | None = None  # None: by the recipe
     recipe: str = "closed_lamb"
     samples: float | None = None
@@ -131,6 +133,7 @@ class Question:
             constants=constants,
             precision=self.precision,
             clip=self.clip,
+            bucket_cap_mb=self.bucket_cap_mb,
         )
 
     def works(self, index: SampleIndex) -> list[Workload]:

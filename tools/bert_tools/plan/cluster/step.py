@@ -20,6 +20,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
+from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 from mlperf_bert.optim.muon_plan import busiest_share, hidden_matrices
 
 _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
@@ -34,6 +35,7 @@ class Job:
     constants: Constants
     precision: MatrixPrecision
     clip: ClipPolicy
+    bucket_cap_mb: float = DEFAULT_CAP_MB
 
     @property
     def device(self) -> Device:
@@ -54,12 +56,16 @@ class Job:
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
         """Gradient buckets in the order they are sent."""
-        return sent_buckets(self.element_bytes)
+        return sent_buckets(self.element_bytes, self.bucket_cap_mb)
 
     @property
     def parameters(self) -> int:
         """Parameters of the whole model."""
         return sum(bucket.num_bytes for bucket in self.buckets) // self.element_bytes
+
+    def phases(self, work: Workload) -> list[Phase]:
+        """Phases of forward and backward."""
+        return phases_of(self.device, self.program, work)
 
     def launch_ms(self, launches: int) -> float:
         """Host time of so many launches; a captured step has only one."""
@@ -156,10 +162,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
 
     Ranks begin together, as after an all-reduce that ended the previous step.
     """
-    phases = [
-        replace(phase, device_ms=phase.device_ms * speed)
-        for phase in phases_of(job.device, job.program, work)
-    ]
+    phases = [replace(phase, device_ms=phase.device_ms * speed) for phase in job.phases(work)]
     input_ms = _gather_ms(job, work.input_scope, work.input_bytes)
     starts, ends, host_ends = _run_phases(job, phases, input_ms, work.world_size)
     first_back = next(i for i, phase in enumerate(phases) if phase.direction == "backward")
@@ -213,10 +216,10 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
     """Time to average gradients; if all ranks share the state, each needs only its part."""
-    all_reduce_ms = job.network.all_reduce_ms(num_bytes)
     sharding = job.program.sharding
     scattered = sharding == "world" or (sharding == "node" and job.machine.nodes == 1)
-    return all_reduce_ms / 2 if scattered else all_reduce_ms
+    network = job.network
+    return (network.reduce_scatter_ms if scattered else network.all_reduce_ms)(num_bytes)
 
 
 def _run_phases(
