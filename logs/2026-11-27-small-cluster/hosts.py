@@ -1,7 +1,7 @@
-"""Two network namespaces of this machine, joined by a link whose rate can be limited.
+"""Network namespaces of this machine as hosts on one switch, whose ports have a set bandwidth.
 
-Part of measure_overlap.py. What is made here is gone when the `with` block is left, and
-nothing appears in the machine's own network: the link's two ends are born inside the namespaces.
+What is made here is gone when the `with` block is left, and nothing appears in the machine's own
+network: the switch has a namespace of its own.
 """
 
 import os
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from mlperf_bert.common.errors import ConfigError
 
-INTERFACE = "veth0"  # the same name in both namespaces
-ADDRESSES = ("10.0.0.1", "10.0.0.2")
+INTERFACE = "veth0"  # the same name in every namespace
+ADDRESSES = tuple(f"10.0.0.{number}" for number in range(1, 9))
 # What may leave at once after a pause. Well below a bucket; above the 64 KiB that the kernel
 # hands down as one packet, which `tc` would otherwise cut up with processor time of the ranks.
 BURST_BYTES = 128 * 1024
@@ -31,33 +31,40 @@ def check_possible() -> None:
 
 
 @contextmanager
-def linked_namespaces() -> Iterator[tuple[str, ...]]:
-    """Yield the names of two namespaces; each sees itself and the other's address, unthrottled.
+def linked_hosts(count: int, bits_per_s: float | None = None) -> Iterator[tuple[str, ...]]:
+    """Yield the names of `count` namespaces; each reaches the others' ADDRESSES.
 
+    Each sends and receives `bits_per_s` at most, in either direction by itself; None: no limit.
     Raises ConfigError where the kernel or a container's limits refuse.
     """
-    names = tuple(f"overlap-{os.getpid()}-{rank}" for rank in range(2))
+    switch = f"switch-{os.getpid()}"
+    names = tuple(f"host-{os.getpid()}-{number}" for number in range(count))
     try:
-        for name in names:
+        for name in (switch, *names):
             _run("ip", "netns", "add", name)
-        ends = [("name", INTERFACE, "netns", name) for name in names]
-        _run("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
-            for device in ("lo", INTERFACE):
-                _run("ip", "-n", name, "link", "set", device, "up")
+        _run("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge0", "up")
+        for number, name in enumerate(names):
+            _connect(name, ADDRESSES[number], switch, f"port{number}", bits_per_s)
         yield names
     finally:
-        for name in names:  # also one that was not made: then this fails, and that is fine
+        for name in (switch, *names):  # also one that was not made: then this fails, which is fine
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-def throttle(bits_per_s: float) -> None:
-    """Limit what this process's namespace sends: a token bucket. Raises ConfigError."""
-    _run(
-        *("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf"),
-        *("rate", f"{bits_per_s:.0f}bit", "burst", f"{BURST_BYTES}b", "latency", f"{QUEUE_MS}ms"),
-    )
+def _connect(name: str, address: str, switch: str, port: str, bits_per_s: float | None) -> None:
+    ends = ("name", INTERFACE, "netns", name), ("name", port, "netns", switch)
+    _run("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+    _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge0")
+    for space, device in ((name, "lo"), (name, INTERFACE), (switch, port)):
+        _run("ip", "-n", space, "link", "set", device, "up")
+    if bits_per_s is None:
+        return
+    bucket = ("rate", f"{bits_per_s:.0f}bit", "burst", f"{BURST_BYTES}b", "latency")
+    for space, device in ((name, INTERFACE), (switch, port)):
+        place = ("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root")
+        _run(*place, "tbf", *bucket, f"{QUEUE_MS}ms")
 
 
 def _run(*command: str) -> None:

@@ -31,8 +31,8 @@ from support import (
     run_process,
 )
 
-sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-21-overlap"))
-from overlap_link import ADDRESSES, INTERFACE, linked_namespaces
+sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-27-small-cluster"))
+from hosts import ADDRESSES, INTERFACE, linked_hosts
 
 pytestmark = [
     pytest.mark.real,
@@ -62,7 +62,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, ...]]:
-    with linked_namespaces() as names:
+    with linked_hosts(2) as names:
         yield names
 
 

@@ -1,0 +1,200 @@
+"""What `plan cluster` predicts for the small cluster, from a calibration apart from the arms.
+
+The step is simulated by the program's own code (bert_tools/plan/cluster/step.py). Here it is only
+told of another model, another network and another speed.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bert_tools.plan.cluster.device import Phase, SentBucket
+from bert_tools.plan.cluster.machine import (
+    Accelerator,
+    Constants,
+    Machine,
+    Network,
+    default_constants,
+    programs,
+)
+from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
+from bert_tools.plan.cluster.workload import Workload
+from cluster_rank import STEPS
+from sleeping import BACKWARD, phase_shares
+
+UPDATE_BYTES = programs()["ours"].optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of a collective: `start_s` + bytes * `s_per_byte`."""
+
+    start_s: float
+    s_per_byte: float
+
+    @classmethod
+    def through(cls, points: Any) -> "Line":
+        """The line that is relatively closest to [bytes, seconds] pairs."""
+        sizes, seconds = np.array(points, dtype=np.float64).T
+        columns = np.column_stack([np.ones_like(sizes), sizes]) / seconds[:, None]
+        start, slope = np.linalg.lstsq(columns, np.ones_like(sizes), rcond=None)[0]
+        return cls(max(float(start), 0.0), float(slope))
+
+    def ms(self, num_bytes: float) -> float:
+        """Milliseconds."""
+        return 1e3 * (self.start_s + num_bytes * self.s_per_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNetwork(Network):
+    """Collectives as long as they were measured to be while nothing else ran."""
+
+    lines: dict[str, Line] | None = None
+
+    def all_reduce_ms(self, num_bytes: float) -> float:
+        """As measured."""
+        return self.lines["reduce"].ms(num_bytes)
+
+    def reduce_scatter_ms(self, num_bytes: float) -> float:
+        """As measured."""
+        return self.lines["scatter"].ms(num_bytes)
+
+    def all_gather_ms(self, num_bytes: float) -> float:
+        """As measured over all ranks."""
+        return self.lines["gather"].ms(num_bytes)
+
+    def all_gather_in_node_ms(self, num_bytes: float) -> float:
+        """Inside a host nothing limits the link; a gather of one packet's latency is left."""
+        return self.lines["gather"].ms(0) if self.machine.gpus_per_node > 1 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredJob(Job):
+    """A job of the small cluster."""
+
+    lines: dict[str, Line]
+    sent: tuple[SentBucket, ...]
+    ms_per_token: float
+    other_ms: float  # of a step beside sleeping and the update
+    shares: tuple[float, ...]
+
+    @property
+    def network(self) -> Network:
+        """The network as calibrated."""
+        return MeasuredNetwork(self.machine, self.constants, lines=self.lines)
+
+    @property
+    def buckets(self) -> tuple[SentBucket, ...]:
+        """The arm's own buckets."""
+        return self.sent
+
+    def phases(self, work: Workload) -> list[Phase]:
+        """Embeddings, layers, heads; then backwards. What is done beside them is spread evenly."""
+        more = self.other_ms / (2 * len(self.shares))
+        whole = self.ms_per_token / (1 + BACKWARD) * work.tokens
+        forward = [
+            Phase(f"phase {number}", "forward", whole * share + more, 0)
+            for number, share in enumerate(self.shares)
+        ]
+        backward = [
+            replace(each, direction="backward", device_ms=BACKWARD * (each.device_ms - more) + more)
+            for each in forward[::-1]
+        ]
+        return [*forward, *backward]
+
+
+def job_of(record: dict[str, Any], arm: str) -> MeasuredJob:
+    """The job of one arm of a record."""
+    calibration, settings = record["calibration"], record["arms"][arm].get("set", {})
+    per_token, other_ms, update_ms = speed_of(calibration, record)
+    num_bytes = sum(size for size, _ in record["buckets"][arm])
+    sharding = settings.get("parallel.data_parallel", "flat").removeprefix("shard_")
+    program = replace(
+        programs()["ours"],
+        layout="unpadded",
+        optimizer_kernels=0,
+        zeroing_kernels=0,
+        sharding="none" if sharding == "flat" else sharding,
+    )
+    moved = (UPDATE_BYTES + 4) * num_bytes / 4
+    accelerator = Accelerator(
+        name="core",
+        matrix_16bit_tflops=0,
+        matrix_fp8_tflops=0,
+        matrix_fp32_tflops=0,
+        multiprocessors=1,
+        memory_gb=0,
+        memory_gb_s=moved / update_ms / 1e6,
+        link_gb_s=0,
+        nics=1,
+        nic_gb_s=record["bits_per_s"] / 8e9,
+        source="calibration",
+    )
+    return MeasuredJob(
+        machine=Machine(
+            accelerator=accelerator,
+            nodes=record["nodes"],
+            gpus_per_node=record["ranks"] // record["nodes"],
+            node_gb_s=record["bits_per_s"] / 8e9,
+        ),
+        program=program,
+        constants=constants(),
+        precision="fp32",
+        clip=settings.get("clip.policy", "whole_before_allreduce"),
+        lines={name: Line.through(calibration[name]) for name in ("reduce", "scatter", "gather")},
+        sent=tuple(SentBucket(size, phase, 1.0) for size, phase in record["buckets"][arm]),
+        ms_per_token=per_token,
+        other_ms=other_ms,
+        shares=tuple(phase_shares(record["model"])),
+    )
+
+
+def constants() -> Constants:
+    """The simulator's, without what a sleeping rank does not have."""
+    return replace(
+        default_constants(),
+        kernel_overhead_us=0.0,
+        memory_efficiency=1.0,
+        jitter_fraction=0.0,
+        overlap_slowdown=0.0,
+        host_launch_us=0.0,
+    )
+
+
+def speed_of(calibration: dict[str, Any], record: dict[str, Any]) -> tuple[float, float, float]:
+    """ms a token, ms of a step beside that, and ms of the update, from steps that sent nothing."""
+    alone = calibration["alone"]
+    tokens, whole, update = ([step[key] for step in alone] for key in ("tokens", "step", "update"))
+    update_ms, per_token = float(np.median(update)), record["ms_per_token"]
+    if record["compute"] == "real":
+        columns = np.column_stack([tokens, np.ones(len(tokens))])
+        (per_token, other_ms), *_ = np.linalg.lstsq(columns, np.array(whole), rcond=None)
+        return float(per_token), max(float(other_ms) - update_ms, 0.0), update_ms
+    other = np.array(whole) - per_token * np.array(tokens)
+    return per_token, float(np.median(other)) - update_ms, update_ms
+
+
+def predicted(record: dict[str, Any], arm: str) -> list[list[StepTiming]]:
+    """The simulated steps of an arm, by block, of the same tokens as the measured ones."""
+    job = job_of(record, arm)
+    return [
+        [
+            simulate_step(job, work_of(record, arm, tokens), np.ones(record["ranks"]))
+            for tokens in each
+        ]
+        for each in record["blocks"][arm]["tokens"]
+    ]
+
+
+def work_of(record: dict[str, Any], arm: str, tokens: list[int]) -> Workload:
+    """The work of a step: tokens [ranks]; an exchange in the step brings all ranks' samples."""
+    counts = np.array(tokens, dtype=np.float64)
+    work = Workload(counts, counts, counts, counts, counts)
+    if record["arms"][arm].get("in_step"):
+        # Two bytes a token of each rank's packets, which every rank gathers.
+        return replace(work, input_bytes=2.0 * counts.sum(), input_scope="world")
+    return work
+
+
+__all__ = ["STEPS", "Line", "predicted", "speed_of"]
