@@ -243,15 +243,17 @@ def _techniques() -> Table:
 
 def rivals(compared: Sequence[Compared]) -> Table:
     """The paper's ratios of times, simulated, and what they are made of."""
-    table = [["rival over the paper's", "published", "simulated", "its steps", "a step of it"]]
+    table = [["rival / the paper's", "published", "simulated", "seconds", "steps", "ms a step"]]
     by_id = {each.published.id: each.published for each in compared}
     for own, rival, published in RIVALS:
         pair = [by_id[name] for name in (rival, own)]
         runs = [step.run_time(default_constants()) for step in pair]
+        cells = [
+            " / ".join(form.format(each) for each in runs)
+            for form in ("{0.seconds:.1f}", "{0.steps:,}", "{0.step_ms:.1f}")
+        ]
         ratio = runs[0].seconds / runs[1].seconds
-        steps, longer = runs[0].steps / runs[1].steps, runs[0].step_ms / runs[1].step_ms
-        parts = f"{steps:.2f} times as many", f"{longer:.2f} times as long"
-        table.append([f"{rival} / {own}", f"{published:.2f}", f"{ratio:.2f}", *parts])
+        table.append([f"{rival} / {own}", f"{published:.2f}", f"{ratio:.2f}", *cells])
     return table
 
 

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -24,7 +26,7 @@ from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed import bucket_plan
-from mlperf_bert.distributed.flat_reducer import renamed
+from mlperf_bert.distributed.flat_reducer import ShardGroup, num_shards
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import in_session, make_exchange_group
 from mlperf_bert.parts.build import build_step, make_model
@@ -38,7 +40,7 @@ ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 SEED = 1
 STEPS = 4  # timed steps of a block, after one that is not
 ALONE_BLOCKS = 3
-SIZES = (2**12, 2**17, 2**18, 2**20, 2**22)  # bytes of calibrated collectives
+SIZES = (2**12, 2**17, 2**18, 2**20, 2**21, 2**22, 2**23)  # bytes of calibrated collectives
 REPEATS = 7
 
 Planned = tuple[StepPlan, tuple[UnpaddedBatch, ...]]
@@ -53,7 +55,7 @@ class Arm:
         self.config = config = _config(job, asked.get("set", {}))
         index, reader = _open(Path(job["data"]))
         self._planner = make_planner(config, index, SEED)
-        self._numbers = itertools.count(1)
+        self._received = lambda: 0
         self.batches: Iterator[Planned]
         if asked.get("in_step"):
             self.batches = self._exchanged(reader, info)
@@ -61,40 +63,43 @@ class Arm:
             loader, _ = build_loader(config, self._planner, reader, SEED, info, CPU, None, 1)
             steps = stack.enter_context(loader)
             self.batches = ((each.plan, each.micro_batches) for each in steps)
-        model = SleepingModel(config.model, job["ms_per_token"])
+        model: nn.Module = SleepingModel(config.model, job["ms_per_token"])
         if job["compute"] == "real":
             model = make_model(config, SEED, CPU)
         with first_bucket(asked.get("first_mb"), config.parallel.bucket_cap_mb):
-            self.buckets = buckets_of(model, config.model, config.parallel.bucket_cap_mb)
             group = ALONE if asked.get("alone") else info
-            self.optimizer, self.step = build_step(model, _alone(config, group), group, CPU)
-        self.watch = self.step._clip = Watch(self.step._clip)
+            shards = num_shards(config.parallel.data_parallel, group)
+            self.buckets = buckets_of(model, config.model, config.parallel.bucket_cap_mb, shards)
+            _, self.step = build_step(model, _alone(config, group), group, CPU)
+        wait = dist.barrier if asked.get("alone") else lambda: None
+        self.watch = self.step._clip = Watch(self.step._clip, wait)
 
     def block(self) -> list[dict[str, Any]]:
-        """One step that is not timed, then STEPS that are: when each began, and its work."""
+        """One step that is not timed, then STEPS that are: what ended when, and their work."""
         records = []
         for _ in range(1 + STEPS):
-            began = time.perf_counter()
             plan, batches = next(self.batches)
             self.step(plan.step, batches)
             records.append(
                 {
-                    "began": began,
                     "backward_end": self.watch.backward_end,
                     "reduced": self.watch.reduced,
                     "end": time.perf_counter(),
+                    "processor": time.process_time(),
+                    "received": self._received(),
                     "tokens": plan.num_tokens[:, 0].tolist(),
                 }
             )
         return records
 
     def _exchanged(self, reader: SampleReader, info: RankInfo) -> Iterator[Planned]:
-        """Batches whose exchange begins when they are asked for, as in published programs."""
+        """Batches whose exchange begins when they are asked for; so do their plan and reading."""
         config = self.config
         group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
         token = token_dtype(config.model.vocab_size)
         source = ExchangeSource(reader, info.rank, group, config.data.deal, token)
-        for number in self._numbers:
+        self._received = lambda: source.received_bytes
+        for number in itertools.count(1):
             plan = self._planner.plan(number)
             yield plan, source.micro_batches(plan)
 
@@ -129,28 +134,39 @@ def _open(data: Path) -> tuple[LengthIndex, SampleReader]:
     return index, SampleReader(data, index.manifest)
 
 
-def calibrate(arm: Arm, job: dict[str, Any]) -> dict[str, Any]:
+def calibrate(arm: Arm, job: dict[str, Any], info: RankInfo) -> dict[str, Any]:
     """Times of collectives while nothing else runs, and steps of an arm that sends nothing.
 
-    `bytes` of a gather are those that every rank then has, of the others those of the buffer.
+    `reduce` is an all-reduce over all ranks, `scatter` and `gather` are theirs too; `nested` is a
+    scatter in each host and then an all-reduce of every rank's part between hosts. Sizes are bytes
+    of the whole buffer.
     """
-    ranks = job["parallel.nodes"] * job["parallel.ranks_per_node"]
+    in_host = ShardGroup(info, info.local_world_size, CPU)
+    everywhere, none = ShardGroup(info, info.world_size, CPU), ShardGroup(info, 1, CPU)
 
-    def reduced(numel: int) -> None:
-        dist.all_reduce(torch.ones(numel))
+    def reduced(group: ShardGroup, whole: torch.Tensor) -> None:
+        piece = whole[: len(whole) // group.count] if group.count > 1 else whole
+        group.reduce(whole, piece)
+        group.wait_for_reduced()
 
-    def scattered(numel: int) -> None:
-        scatter = renamed("reduce_scatter_tensor", "reduce_scatter_single")
-        scatter(torch.empty(numel // ranks), torch.ones(numel))
-
-    def gathered(numel: int) -> None:
-        gather = renamed("all_gather_into_tensor", "all_gather_single")
-        gather(torch.empty(numel), torch.ones(numel // ranks))
+    def gathered(group: ShardGroup, whole: torch.Tensor) -> None:
+        group.publish(0, whole, whole[: len(whole) // group.count].clone())
+        group.wait()
 
     found: dict[str, Any] = {}
-    for name, call in (("reduce", reduced), ("scatter", scattered), ("gather", gathered)):
-        found[name] = [(size, _median_s(lambda: call(size // 4))) for size in SIZES]  # noqa: B023
-    found["alone"] = [arm.block() for _ in range(ALONE_BLOCKS) if dist.barrier() is None]
+    for name, call, group in (
+        ("reduce", reduced, none),
+        ("scatter", reduced, everywhere),
+        ("gather", gathered, everywhere),
+        ("nested", reduced, in_host),
+    ):
+        wholes = [torch.ones(size // 4) for size in SIZES]
+        times = [_median_s(partial(call, group, whole)) for whole in wholes]
+        found[name] = list(zip(SIZES, times, strict=True))
+    found["alone"] = []
+    for _ in range(ALONE_BLOCKS):
+        dist.barrier()
+        found["alone"].append(arm.block())
     return found
 
 
@@ -178,7 +194,7 @@ def be_a_rank(path: Path) -> int:
     def measure(info: RankInfo, stack: ExitStack) -> int:
         alone = Arm({"alone": True}, job, info, stack)
         arms = {name: Arm(asked, job, info, stack) for name, asked in job["arms"].items()}
-        answer = calibrate(alone, job)
+        answer = calibrate(alone, job, info)
         answer["buckets"] = {name: arm.buckets for name, arm in arms.items()}
         answer["blocks"] = blocks = {name: [] for name in arms}
         order = list(arms)

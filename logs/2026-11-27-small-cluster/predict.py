@@ -4,7 +4,8 @@ The step is simulated by the program's own code (bert_tools/plan/cluster/step.py
 told of another model, another network and another speed.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,60 +21,56 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
 from bert_tools.plan.cluster.workload import Workload
-from cluster_rank import STEPS
 from sleeping import BACKWARD, phase_shares
 
-UPDATE_BYTES = programs()["ours"].optimizer_bytes
+COLLECTIVES = ("reduce", "scatter", "gather", "nested")
+UPDATE_BYTES = programs()["ours"].optimizer_bytes + 4  # zeroing included
+CLIP_BYTES = 12  # three passes over a gradient
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Seconds of a collective: `start_s` + bytes * `s_per_byte`."""
+class Times:
+    """Seconds of a collective by bytes, [bytes, seconds] pairs, as they were measured."""
 
-    start_s: float
-    s_per_byte: float
-
-    @classmethod
-    def through(cls, points: Any) -> "Line":
-        """The line that is relatively closest to [bytes, seconds] pairs."""
-        sizes, seconds = np.array(points, dtype=np.float64).T
-        columns = np.column_stack([np.ones_like(sizes), sizes]) / seconds[:, None]
-        start, slope = np.linalg.lstsq(columns, np.ones_like(sizes), rcond=None)[0]
-        return cls(max(float(start), 0.0), float(slope))
+    points: Sequence[Sequence[float]]
 
     def ms(self, num_bytes: float) -> float:
-        """Milliseconds."""
-        return 1e3 * (self.start_s + num_bytes * self.s_per_byte)
+        """Milliseconds: on the line between two points, beyond the last on that of the last two."""
+        sizes, seconds = np.array(self.points, dtype=np.float64).T
+        beyond = max(num_bytes - sizes[-1], 0) * (seconds[-1] - seconds[-2])
+        beyond /= sizes[-1] - sizes[-2]
+        return 1e3 * float(np.interp(num_bytes, sizes, seconds) + beyond)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNetwork(Network):
     """Collectives as long as they were measured to be while nothing else ran."""
 
-    lines: dict[str, Line] | None = None
+    times: Mapping[str, Times] = field(default_factory=dict)
+    is_nested: bool = False  # scattered in each host, then reduced between hosts
 
     def all_reduce_ms(self, num_bytes: float) -> float:
         """As measured."""
-        return self.lines["reduce"].ms(num_bytes)
+        return self.times["nested" if self.is_nested else "reduce"].ms(num_bytes)
 
     def reduce_scatter_ms(self, num_bytes: float) -> float:
         """As measured."""
-        return self.lines["scatter"].ms(num_bytes)
+        return self.times["scatter"].ms(num_bytes)
 
     def all_gather_ms(self, num_bytes: float) -> float:
         """As measured over all ranks."""
-        return self.lines["gather"].ms(num_bytes)
+        return self.times["gather"].ms(num_bytes)
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
-        """Inside a host nothing limits the link; a gather of one packet's latency is left."""
-        return self.lines["gather"].ms(0) if self.machine.gpus_per_node > 1 else 0.0
+        """Ranks of a host talk past its port: taken as the start of a gather over all ranks."""
+        return self.times["gather"].ms(0) if self.machine.gpus_per_node > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredJob(Job):
     """A job of the small cluster."""
 
-    lines: dict[str, Line]
+    times: Mapping[str, Times]
     sent: tuple[SentBucket, ...]
     ms_per_token: float
     other_ms: float  # of a step beside sleeping and the update
@@ -82,7 +79,8 @@ class MeasuredJob(Job):
     @property
     def network(self) -> Network:
         """The network as calibrated."""
-        return MeasuredNetwork(self.machine, self.constants, lines=self.lines)
+        is_nested = self.program.sharding == "node"
+        return MeasuredNetwork(self.machine, self.constants, times=self.times, is_nested=is_nested)
 
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
@@ -117,7 +115,7 @@ def job_of(record: dict[str, Any], arm: str) -> MeasuredJob:
         zeroing_kernels=0,
         sharding="none" if sharding == "flat" else sharding,
     )
-    moved = (UPDATE_BYTES + 4) * num_bytes / 4
+    moved = UPDATE_BYTES * num_bytes / 4
     accelerator = Accelerator(
         name="core",
         matrix_16bit_tflops=0,
@@ -142,7 +140,7 @@ def job_of(record: dict[str, Any], arm: str) -> MeasuredJob:
         constants=constants(),
         precision="fp32",
         clip=settings.get("clip.policy", "whole_before_allreduce"),
-        lines={name: Line.through(calibration[name]) for name in ("reduce", "scatter", "gather")},
+        times={name: Times(calibration[name]) for name in COLLECTIVES},
         sent=tuple(SentBucket(size, phase, 1.0) for size, phase in record["buckets"][arm]),
         ms_per_token=per_token,
         other_ms=other_ms,
@@ -163,16 +161,20 @@ def constants() -> Constants:
 
 
 def speed_of(calibration: dict[str, Any], record: dict[str, Any]) -> tuple[float, float, float]:
-    """ms a token, ms of a step beside that, and ms of the update, from steps that sent nothing."""
+    """ms a token, ms of a step beside that, and ms of the update, from steps that sent nothing.
+
+    They clip the whole gradient, as the simulator's steps do, so that is taken off.
+    """
     alone = calibration["alone"]
     tokens, whole, update = ([step[key] for step in alone] for key in ("tokens", "step", "update"))
     update_ms, per_token = float(np.median(update)), record["ms_per_token"]
+    both_ms = update_ms * (1 + CLIP_BYTES / UPDATE_BYTES)
     if record["compute"] == "real":
         columns = np.column_stack([tokens, np.ones(len(tokens))])
         (per_token, other_ms), *_ = np.linalg.lstsq(columns, np.array(whole), rcond=None)
-        return float(per_token), max(float(other_ms) - update_ms, 0.0), update_ms
+        return float(per_token), max(float(other_ms) - both_ms, 0.0), update_ms
     other = np.array(whole) - per_token * np.array(tokens)
-    return per_token, float(np.median(other)) - update_ms, update_ms
+    return per_token, float(np.median(other)) - both_ms, update_ms
 
 
 def predicted(record: dict[str, Any], arm: str) -> list[list[StepTiming]]:
@@ -192,9 +194,7 @@ def work_of(record: dict[str, Any], arm: str, tokens: list[int]) -> Workload:
     counts = np.array(tokens, dtype=np.float64)
     work = Workload(counts, counts, counts, counts, counts)
     if record["arms"][arm].get("in_step"):
-        # Two bytes a token of each rank's packets, which every rank gathers.
-        return replace(work, input_bytes=2.0 * counts.sum(), input_scope="world")
+        others = record["ranks"] - 1
+        whole = record["blocks"][arm]["received"] * record["ranks"] / others
+        return replace(work, input_bytes=whole, input_scope="world")
     return work
-
-
-__all__ = ["STEPS", "Line", "predicted", "speed_of"]

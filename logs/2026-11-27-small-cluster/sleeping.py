@@ -4,8 +4,9 @@ A sleeping rank needs no core, so that eight ranks fit two cores. All else is th
 batches, balance, buckets, clipping, transfers, shards, update.
 """
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -16,12 +17,11 @@ from torch.autograd.function import once_differentiable
 from bert_tools.plan.buckets import backward_order
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.distributed.bucket_plan import plan_in_reverse
+from mlperf_bert.distributed.bucket_plan import plan_in_reverse, plan_layout
 from mlperf_bert.distributed.clipping import ClipOutcome, Clipping
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import LossSums
 
-MIB = 2**20
 TYPICAL_TOKENS, TYPICAL_MASKED = 234, 35
 BACKWARD = 2  # times the forward
 
@@ -98,26 +98,34 @@ class _Sleep(torch.autograd.Function):
         return gradient, None, None, *ctx.gradients
 
 
-def buckets_of(model: nn.Module, section: ModelSection, cap_mb: float) -> list[tuple[int, int]]:
+def buckets_of(
+    model: nn.Module, section: ModelSection, cap_mb: float, shards: int
+) -> list[tuple[int, int]]:
     """Bytes of each bucket in the order of sending, and the backward's phase that completes it."""
-    names = {name: each.numel() for name, each in model.named_parameters()}
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    numels = {name: math.prod(shape) for name, shape in shapes.items()}
     last = section.num_layers + 1
 
     def backward_phase(name: str) -> int:
         own = name.startswith("phases.")
         return last - (int(name.split(".")[1]) if own else phase_of(name, section.num_layers))
 
+    planned = plan_in_reverse(numels, 4, cap_mb)
     return [
-        (4 * sum(names[each] for each in bucket), max(map(backward_phase, bucket)))
-        for bucket in plan_in_reverse(names, 4, cap_mb)
+        (4 * (bucket.stop - bucket.start), max(map(backward_phase, names)))
+        for bucket, names in zip(plan_layout(shapes, planned, shards).buckets, planned, strict=True)
     ]
 
 
 class Watch:
-    """A clipping that notes when a step's backward has ended and its gradients have arrived."""
+    """A clipping that notes when a step's backward has ended, and when its gradients are ready.
 
-    def __init__(self, clipping: Clipping) -> None:
+    `wait` is called before they are: ranks that send nothing wait there for each other.
+    """
+
+    def __init__(self, clipping: Clipping, wait: Callable[[], object]) -> None:
         self._clipping = clipping
+        self._wait = wait
         self.backward_end = self.reduced = 0.0
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -133,5 +141,6 @@ class Watch:
     def finish(self) -> ClipOutcome:
         """As the clipping has it."""
         outcome = self._clipping.finish()
+        self._wait()
         self.reduced = time.perf_counter()
         return outcome

@@ -5,11 +5,11 @@
     python small_cluster.py --picture FILE.png
 
 Hosts are network namespaces on one switch, with ports of a set bandwidth. The ranks run the
-program's own batches, balance, clipping, transfers, shards and update; forward and backward of most
-are sleeps in proportion to a rank's tokens (sleeping.py), so that two cores serve eight ranks.
-Every round has a block of steps of each arm. A step's time is that from the slowest rank's end of
-the step before. Predictions are `plan cluster`'s (predict.py), its constants from a calibration
-before the first round; no measured step is used for them.
+program's own batches, balance, clipping, transfers, shards and update. In most groups forward and
+backward are sleeps in proportion to a rank's tokens (sleeping.py), so that two cores serve eight
+ranks. Every round has a block of steps of each arm. A step's time is that from the slowest rank's
+end of the step before. Predictions are `plan cluster`'s (predict.py), its constants from a
+calibration before the first round; no measured step is used for them.
 """
 
 import argparse
@@ -30,14 +30,14 @@ import numpy as np
 
 from bert_tools.bench.synthetic import as_examples, set_settings, synthetic_samples, write_set
 from bert_tools.common.figures import new_figure, png
-from cluster_rank import BASE
+from cluster_rank import BASE, STEPS
 from hosts import ADDRESSES, INTERFACE, check_possible, linked_hosts
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.data.length_histogram import real_lengths
-from predict import predicted
+from predict import COLLECTIVES, predicted
 from sleeping import TYPICAL_TOKENS
 
 HERE = Path(__file__).parent
@@ -192,15 +192,15 @@ def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def merged(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The ranks' answers as one: steps end with the slowest rank; ms to a hundredth."""
-    calibration = {name: answers[0][name] for name in ("reduce", "scatter", "gather")}
+    calibration = {name: answers[0][name] for name in COLLECTIVES}
     alone = []
-    for rank, answer in enumerate(answers):
-        for block in answer["alone"]:
-            alone += [
-                {"tokens": step["tokens"][rank]}
-                | _rounded(step=step["end"] - before["end"], update=step["end"] - step["reduced"])
-                for before, step in pairwise(block)
-            ]
+    for block in zip(*(answer["alone"] for answer in answers), strict=True):
+        update_ms = 1e3 * (_latest(block, "end") - _latest(block, "reduced"))[1:]
+        each = zip(block[0][1:], _step_ms(block), update_ms, strict=True)
+        alone += [
+            {"tokens": max(step["tokens"]), "step": whole, "update": round(float(update), 2)}
+            for step, whole, update in each
+        ]
     blocks = {}
     for name in answers[0]["blocks"]:
         of_ranks = [answer["blocks"][name] for answer in answers]
@@ -208,16 +208,14 @@ def merged(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "tokens": [[step["tokens"] for step in block[1:]] for block in of_ranks[0]],
             "step_ms": [_step_ms(block) for block in zip(*of_ranks, strict=True)],
             "exposed_ms": [_exposed_ms(block) for block in zip(*of_ranks, strict=True)],
+            "processor_ms": [_processor_ms(block) for block in zip(*of_ranks, strict=True)],
+            "received": _received(of_ranks[0]),
         }
     return {
         "calibration": calibration | {"alone": alone},
         "buckets": answers[0]["buckets"],
         "blocks": blocks,
     }
-
-
-def _rounded(**seconds: float) -> dict[str, float]:
-    return {name: round(1e3 * value, 2) for name, value in seconds.items()}
 
 
 def _latest(of_ranks: Sequence[Sequence[Mapping[str, float]]], what: str) -> Any:
@@ -229,8 +227,21 @@ def _step_ms(of_ranks: Sequence[Sequence[Mapping[str, float]]]) -> list[float]:
     return times
 
 
+def _processor_ms(of_ranks: Sequence[Sequence[Mapping[str, float]]]) -> float:
+    """Processor time of all ranks a timed step."""
+    spent = sum(steps[-1]["processor"] - steps[0]["processor"] for steps in of_ranks)
+    return round(1e3 * spent / STEPS, 2)
+
+
+def _received(blocks: Sequence[Sequence[Mapping[str, float]]]) -> float:
+    """Bytes that a rank received a step, of exchanges in the step."""
+    return round(
+        float(np.mean([b["received"] - a["received"] for s in blocks for a, b in pairwise(s)]))
+    )
+
+
 def _exposed_ms(of_ranks: Sequence[Sequence[Mapping[str, float]]]) -> list[float]:
-    """From the slowest rank's end of backward until all gradients have arrived."""
+    """From the slowest rank's end of backward until all gradients are ready for the update."""
     exposed = _latest(of_ranks, "reduced") - _latest(of_ranks, "backward_end")
     times: list[float] = (1e3 * exposed[1:]).round(2).tolist()
     return times
@@ -254,7 +265,7 @@ def compared(record: Mapping[str, Any], arm: str) -> dict[str, float]:
         "predicted_ms": float(np.mean([step.step_ms for step in steps])),
         "exposed_ms": float(np.mean(measured["exposed_ms"])),
         "predicted_exposed_ms": float(
-            np.mean([step.reduced - step.backward_end.max() for step in steps])
+            np.mean([s.reduced + s.clip_after_ms - s.backward_end.max() for s in steps])
         ),
         "imbalance": float(np.mean([max(t) / np.mean(t) for b in measured["tokens"] for t in b])),
     }
@@ -363,11 +374,11 @@ def picture(records: Mapping[str, Any]) -> bytes:
     for number, name in enumerate(each for each in records if each.startswith("buckets")):
         record = records[name]
         found = [compared(record, f"{BUCKET}, {cap:g}") for cap in CAPS_MB]
-        best = min(each["step_ms"] for each in found)
         colour, caps = COLOURS[number], [min(cap, 8.0) for cap in CAPS_MB]
         for key, style in (("step_ms", "o-"), ("predicted_ms", "D:")):
             label = record["network"] if key == "step_ms" else None
-            right.plot(caps, [e[key] / best for e in found], style, color=colour, ms=4, label=label)
+            steps = np.array([each[key] for each in found])
+            right.plot(caps, steps / steps.min(), style, color=colour, ms=4, label=label)
     right.set_xscale("log")
     right.set_xlabel("bucket cap, MiB of 7.5 (dotted: predicted)")
     right.set_ylabel("step over the best, clipping each bucket")
@@ -381,8 +392,9 @@ def main() -> None:
     """Read the command line, and measure, tabulate or draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", action="append", metavar="NAME", help="a group; may be repeated")
-    parser.add_argument("--table", help="buckets, errors, or a group's name")
+    names = [group["name"] for group in groups()]
+    parser.add_argument("--only", action="append", choices=names, help="may be repeated")
+    parser.add_argument("--table", choices=("buckets", "errors", *names))
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
     records = read_records()
@@ -400,7 +412,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_set(Path(folder))
             for group in groups():
-                if group["name"] in records or group["name"] not in (args.only or [group["name"]]):
+                if group["name"] in records or group["name"] not in (args.only or names):
                     continue
                 record = measure(group, Path(folder), args.rounds)
                 with open(RECORDS, "a", encoding="utf-8") as file:

@@ -366,8 +366,9 @@ def in_words(each: BatchFacts) -> list[str]:
         f"At step {each.step:,} the noise scale is {significant(each.noise_scale, 3)} "
         f"sequences; the batch has {each.batch:,}.",
         f"Up to {round(each.batch_of(0.9)):,} sequences a sample keeps 90 % of its worth, up to "
-        f"{round(each.batch_of(0.5)):,} half of it. Held against trainings, such predictions were "
-        f"off by up to 30 % for {_TESTED} times the batch; nothing larger is recommended.",
+        f"{round(each.batch_of(0.5)):,} half of it. Medians of five trainings predicted the "
+        f"samples at {_TESTED} times their batch within 30 %; one run's value scatters more, and "
+        "nothing larger is recommended.",
     ]
     if each.best is None or each.model is None:
         words.append(
