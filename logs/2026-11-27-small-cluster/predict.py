@@ -111,6 +111,7 @@ def job_of(record: dict[str, Any], arm: str) -> MeasuredJob:
     program = replace(
         programs()["ours"],
         layout="unpadded",
+        capture="off",
         optimizer_kernels=0,
         zeroing_kernels=0,
         sharding="none" if sharding == "flat" else sharding,

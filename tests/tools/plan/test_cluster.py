@@ -353,6 +353,20 @@ def test_what_comes_behind_the_last_bucket() -> None:
     assert none.all_gather_ms == 0 < shared.all_gather_ms
 
 
+def test_an_eager_forward_waits_for_no_more_than_its_own_weights() -> None:
+    """The embeddings come first and are waited for; the layers' weights come while it computes."""
+    captured, eager = (
+        simulate(job(program=replace(with_capture(EAGER, capture), sharding="node")), even(8, 64))
+        for capture in ("on", "off")
+    )
+    of_node = job().network
+    sizes = [bucket.num_bytes for bucket in sent_buckets(2)]
+    assert captured.all_gather_ms == pytest.approx(of_node.all_gather_in_node_ms(sum(sizes)))
+    first_ms = of_node.all_gather_in_node_ms(sizes[-1])
+    assert eager.all_gather_ms == pytest.approx(first_ms)
+    assert eager.all_gather_ms < captured.all_gather_ms / 3
+
+
 def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
     """One A100 needs 7.7 TFLOP at its rate; eight an eighth, and a tenth of the step at most."""
     rate = 1e9 * A100.accelerator.matrix_16bit_tflops * FREE.matrix_efficiency

@@ -263,6 +263,7 @@ class Software:
     zeroing_kernels: int
     optimizer_bytes: float
     sharding: Scope
+    gather: Literal["after the update", "beside the forward"]  # of sharded weights
     syncs_in_input: int
     input_launches: int
     sync_before_update: Literal["on", "off"]

@@ -89,7 +89,7 @@ class StepTiming:
     optimizer_ms: float
     orthogonalising_ms: float  # Muon's: matrices sent to their owners, multiplied, sent back
     optimizer_wait_ms: float  # the host is behind
-    all_gather_ms: float
+    all_gather_ms: float  # that nothing hides
     overlapped_ms: Float64Array  # [R], by which communication slowed backward down
     earlier_ms: float = 0.0  # forwards and backwards of the update before the one that is drawn
 
@@ -180,7 +180,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         sent = [(begin, begin + _reduce_ms(job, gradient_bytes))]
     else:
         end, sent, slowed = _send_buckets(job, starts[first_back:], ends[first_back:])
-    update_ms, wait_ms, gather_ms = _update(job, host_ends, sent, end)
+    update_ms, wait_ms = _update(job, host_ends, sent, end)
     after = job.clip == "after_allreduce"
     return StepTiming(
         phases=phases,
@@ -195,7 +195,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         optimizer_ms=update_ms,
         orthogonalising_ms=_orthogonalising_ms(job),
         optimizer_wait_ms=wait_ms,
-        all_gather_ms=gather_ms,
+        all_gather_ms=_weights_gather_ms(job, phases[:first_back]),
         overlapped_ms=slowed,
     )
 
@@ -274,8 +274,8 @@ def _send_buckets(
 
 def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
-) -> tuple[float, float, float]:
-    """Times of the optimizer, of its wait for launches, and of the gather after it."""
+) -> tuple[float, float]:
+    """Times of the optimizer and of its wait for launches."""
     program = job.program
     kernels = program.optimizer_kernels + program.zeroing_kernels
     moved = program.optimizer_bytes * job.parameters / _shards(job)
@@ -286,9 +286,28 @@ def _update(
     if program.sync_before_update == "on":
         launched = max(launched, ready) + job.constants.sync_us / 1e3
     launched += job.launch_ms(kernels)
-    wait_ms = max(0.0, launched - ready - update_ms)
-    whole = job.element_bytes * job.parameters
-    return update_ms, wait_ms, _gather_ms(job, program.sharding, whole)
+    return update_ms, max(0.0, launched - ready - update_ms)
+
+
+def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
+    """Time to gather updated weights that no forward hides; a graph gathers them before its end.
+
+    Beside the forward they come bucket by bucket, in the order in which its phases wait for them.
+    """
+    program, sharding = job.program, job.program.sharding
+    if program.capture == "on" or program.gather == "after the update":
+        return _gather_ms(job, sharding, job.element_bytes * job.parameters)
+    coming = [
+        (len(forward) - 1 - bucket.phase, _gather_ms(job, sharding, bucket.num_bytes))
+        for bucket in reversed(job.buckets)
+    ]
+    arrived = np.cumsum([time for _, time in coming])
+    waiting = hidden = np.zeros_like(forward[0].device_ms)
+    for number, phase in enumerate(forward):
+        own = [at for (needed, _), at in zip(coming, arrived, strict=True) if needed <= number]
+        waiting = np.maximum(waiting, max(own, default=0.0)) + phase.device_ms
+        hidden = hidden + phase.device_ms
+    return float(waiting.max() - hidden.max())
 
 
 def _orthogonalising_ms(job: Job) -> float:
