@@ -291,21 +291,27 @@ def gain(record: Mapping[str, Any], arm: str, base: str) -> tuple[float, float, 
     return float(ratio(np.arange(rounds))), float(low), float(high), float(predicted_gain)
 
 
-def techniques(records: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Each technique of a group alone, then all together, measured beside predicted."""
-    record = records[name]
-    yield "| arm | imbalance | step | predicted | error | exposed (predicted) | times as fast |"
-    yield "|---|---|---|---|---|---|---|"
-    for arm in record["blocks"]:
-        found = compared(record, arm)
-        error = found["predicted_ms"] / found["step_ms"] - 1
-        faster, low, high, expected = gain(record, arm, "nothing")
-        yield (
-            f"| {arm} | {found['imbalance']:.3f} | {found['step_ms']:.0f} ms | "
-            f"{found['predicted_ms']:.0f} ms | {error:+.1%} | {found['exposed_ms']:.0f} ms "
-            f"({found['predicted_exposed_ms']:.0f}) | {faster:.2f} ({low:.2f} to {high:.2f}; "
-            f"predicted {expected:.2f}) |"
-        )
+def techniques(records: Mapping[str, Any]) -> Iterator[str]:
+    """Each technique alone, then all together, measured beside predicted, by group."""
+    measures = "step | predicted | error | exposed (predicted) | times as fast"
+    yield f"| ranks, network | arm | imbalance | {measures} |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, record in records.items():
+        if name.startswith("buckets"):
+            continue
+        computed = ", real compute" if record["compute"] == "real" else ""
+        title = f"{record['ranks']}, {record['network']}{computed}"
+        for arm in record["blocks"]:
+            found = compared(record, arm)
+            error = found["predicted_ms"] / found["step_ms"] - 1
+            faster, low, high, expected = gain(record, arm, "nothing")
+            yield (
+                f"| {title} | {arm} | {found['imbalance']:.3f} | {found['step_ms']:.0f} ms | "
+                f"{found['predicted_ms']:.0f} ms | {error:+.1%} | {found['exposed_ms']:.0f} ms "
+                f"({found['predicted_exposed_ms']:.0f}) | {faster:.2f} ({low:.2f} to {high:.2f}; "
+                f"predicted {expected:.2f}) |"
+            )
+            title = ""
 
 
 def buckets(records: Mapping[str, Any]) -> Iterator[str]:
@@ -393,14 +399,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     names = [group["name"] for group in groups()]
+    tables = {"techniques": techniques, "buckets": buckets, "errors": errors}
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
-    parser.add_argument("--table", choices=("buckets", "errors", *names))
+    parser.add_argument("--table", choices=tables)
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
     records = read_records()
     if args.table:
-        named = {"buckets": buckets, "errors": errors}.get(args.table)
-        print("\n".join(named(records) if named else techniques(records, args.table)))
+        print("\n".join(tables[args.table](records)))
         return
     if args.picture:
         write_file(args.picture, picture(records))
