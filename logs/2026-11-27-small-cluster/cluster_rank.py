@@ -32,13 +32,12 @@ from mlperf_bert.distributed.session import in_session, make_exchange_group
 from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.vocabulary.word_pieces import token_dtype
+from phases import BASE, STEPS
 from sleeping import SleepingModel, Watch, buckets_of
 
-BASE = Path(__file__).with_name("base.toml")
 CPU = torch.device("cpu")
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 SEED = 1
-STEPS = 4  # timed steps of a block, after one that is not
 ALONE_BLOCKS = 3
 SIZES = (2**12, 2**17, 2**18, 2**20, 2**21, 2**22, 2**23)  # bytes of calibrated collectives
 REPEATS = 7

@@ -21,7 +21,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, simulate_step
 from bert_tools.plan.cluster.workload import Workload
-from sleeping import BACKWARD, phase_shares
+from phases import BACKWARD, phase_shares
 
 COLLECTIVES = ("reduce", "scatter", "gather", "nested")
 UPDATE_BYTES = programs()["ours"].optimizer_bytes + 4  # zeroing included

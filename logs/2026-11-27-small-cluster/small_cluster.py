@@ -30,15 +30,14 @@ import numpy as np
 
 from bert_tools.bench.synthetic import as_examples, set_settings, synthetic_samples, write_set
 from bert_tools.common.figures import new_figure, png
-from cluster_rank import BASE, STEPS
 from hosts import ADDRESSES, INTERFACE, check_possible, linked_hosts
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.data.length_histogram import real_lengths
+from phases import BASE, STEPS, TYPICAL_TOKENS
 from predict import COLLECTIVES, predicted
-from sleeping import TYPICAL_TOKENS
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"
