@@ -62,9 +62,11 @@ class Arm:
             loader, _ = build_loader(config, self._planner, reader, SEED, info, CPU, None, 1)
             steps = stack.enter_context(loader)
             self.batches = ((each.plan, each.micro_batches) for each in steps)
-        model: nn.Module = SleepingModel(config.model, job["ms_per_token"])
+        model: nn.Module
         if job["compute"] == "real":
             model = make_model(config, SEED, CPU)
+        else:
+            model = SleepingModel(config.model, job["ms_per_token"])
         with first_bucket(asked.get("first_mb"), config.parallel.bucket_cap_mb):
             group = ALONE if asked.get("alone") else info
             shards = num_shards(config.parallel.data_parallel, group)

@@ -12,10 +12,10 @@ import numpy as np
 
 from bert_tools.plan.cluster.device import Phase, SentBucket
 from bert_tools.plan.cluster.machine import (
-    Accelerator,
     Constants,
     Machine,
     Network,
+    accelerators,
     default_constants,
     programs,
 )
@@ -117,22 +117,11 @@ def job_of(record: dict[str, Any], arm: str) -> MeasuredJob:
         sharding="none" if sharding == "flat" else sharding,
     )
     moved = UPDATE_BYTES * num_bytes / 4
-    accelerator = Accelerator(
-        name="core",
-        matrix_16bit_tflops=0,
-        matrix_fp8_tflops=0,
-        matrix_fp32_tflops=0,
-        multiprocessors=1,
-        memory_gb=0,
-        memory_gb_s=moved / update_ms / 1e6,
-        link_gb_s=0,
-        nics=1,
-        nic_gb_s=record["bits_per_s"] / 8e9,
-        source="calibration",
-    )
+    # Of an accelerator only the memory's rate is asked for here.
+    speed = replace(accelerators()["a100"], memory_gb_s=moved / update_ms / 1e6)
     return MeasuredJob(
         machine=Machine(
-            accelerator=accelerator,
+            accelerator=speed,
             nodes=record["nodes"],
             gpus_per_node=record["ranks"] // record["nodes"],
             node_gb_s=record["bits_per_s"] / 8e9,

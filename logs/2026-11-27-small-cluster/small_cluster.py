@@ -385,7 +385,7 @@ def picture(records: Mapping[str, Any]) -> bytes:
             steps = np.array([each[key] for each in found])
             right.plot(caps, steps / steps.min(), style, color=colour, ms=4, label=label)
     right.set_xscale("log")
-    right.set_xlabel("bucket cap, MiB of 7.5 (dotted: predicted)")
+    right.set_xlabel("bucket cap, MiB of 7.4 (dotted: predicted)")
     right.set_ylabel("step over the best, clipping each bucket")
     right.legend(frameon=False, fontsize=8, title="network")
     for axes in (left, right):

@@ -172,6 +172,14 @@ def test_a_suggested_file_keeps_its_recipes_answer(
     assert f"after 100 steps, {found['run']['steps']:,} are expected: raise run.max_steps" in few
 
 
+def test_the_buckets_are_the_configs(asked: Asked) -> None:
+    """One bucket is sent after backward; small ones beside it."""
+    cluster = "cluster --config dgxa100_16x8x24x1 --draws 1 --set"
+    found = [asked(cluster, f"parallel.bucket_cap_mb={cap}") for cap in (25, 1000)]
+    assert [each["bucket_cap_mb"] for each in found] == [25, 1000]
+    assert found[0]["exposed_ms"] < found[1]["exposed_ms"] / 3
+
+
 def test_the_range_is_that_of_the_constants_and_the_samples(simulated: Asked) -> None:
     told = simulated("--samples 1e5")["forecast"]  # given samples have no spread
     alone = told["step_low"], told["step_high"]

@@ -113,7 +113,7 @@ class StepTiming:
 
     @property
     def communication_ms(self) -> float:
-        """Time of all buckets, hidden or not, and of the gather after the update."""
+        """Time of all buckets, hidden or not, and of what no forward hides of gathering weights."""
         return sum(end - start for start, end in self.communication) + self.all_gather_ms
 
     @property
