@@ -8,7 +8,7 @@ setup:
 
 check: setup
 	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck

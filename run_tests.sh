@@ -10,7 +10,7 @@ fi
 tools/venv.sh dev
 export PATH=$PWD/.venv/bin:$PATH
 ruff format --check .
-ruff check .
+ruff check --no-cache .
 lint-imports --no-cache
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 hadolint Dockerfile

@@ -8,9 +8,8 @@ The tolerance of tests/golden/trace_cases.py was chosen between the two; see doc
 import tempfile
 from pathlib import Path
 
-from trace_cases import deviation, load, record
-
 from support import make_tiny_inputs
+from trace_cases import deviation, load, record
 
 # Environments in which the same sums are made in another order.
 OTHER_ORDERS = {

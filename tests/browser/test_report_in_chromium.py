@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import chromium
 import pytest
-from chromium import DESK, PHONE, Scheme, opened
 
+import chromium
+from chromium import DESK, PHONE, Scheme, opened
 from mlperf_bert.config.files import config_to_toml, load_config
 from report_pages import page_of
 from support import TINY_CONFIG

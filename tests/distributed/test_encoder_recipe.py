@@ -6,12 +6,12 @@ With BERT's architecture and with ModernBERT's.
 from pathlib import Path
 
 import pytest
-from test_ranks import opened, sizes, torchrun, traced
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
 from resume_cases import DROPOUT, MISSED, MODERN, run_train
 from support import metrics_losses, prepare_small, run_process, write_synthetic_text
+from test_ranks import opened, sizes, torchrun, traced
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_exchange import digest, planned_batches
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.common.errors import DataError
@@ -26,6 +25,7 @@ from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
 from mlperf_bert.parts.loader import run_reader
 from resume_cases import run_train
 from support import run_process
+from test_exchange import digest, planned_batches
 
 SIZES = (
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=4", "parallel.grad_accum_steps=2"),

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from small_runs import CPU, MICRO_BATCHES, Run, start
 from torch import Tensor
 
 from forked_ranks import as_rank, what_ranks_saw
@@ -28,6 +27,7 @@ from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.warm_up import warm_up
+from small_runs import CPU, MICRO_BATCHES, Run, start
 
 STEPS = 30
 RULES = {  # and rates that learn something in STEPS

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from small_runs import CPU, Run, start
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +28,7 @@ from mlperf_bert.optim.muon import Muon
 from mlperf_bert.optim.muon_plan import is_hidden_matrix
 from mlperf_bert.run.stragglers import StragglerWatch
 from mlperf_bert.step.eager import training_loss_sums
+from small_runs import CPU, Run, start
 
 STEPS, INTERVAL = 4, 2
 # Names of cases, and their settings; every number of ranks trains on the same forwards.

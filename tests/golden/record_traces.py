@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+from support import make_tiny_inputs
 from trace_cases import (
     CASES,
     LOSS_TOLERANCE,
@@ -15,8 +16,6 @@ from trace_cases import (
     record,
     save,
 )
-
-from support import make_tiny_inputs
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from trace_cases import (
     CASES,
     LOSS_TOLERANCE,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, Corruption, table
 
+from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, Corruption, table
 from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

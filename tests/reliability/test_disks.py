@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from campaign import MISSED, STARTS_WITHIN_S, Setup
 from jobs import Job, freeze, thaw
 from runs import Run

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
 
 from bert_tools.tune.store import check_journal, open_journal
+from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard, ShardArrays

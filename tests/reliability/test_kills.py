@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from campaign import (
     AIMS,
     DROPOUT,

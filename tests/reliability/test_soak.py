@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+
 from campaign import DROPOUT, MISSED, STARTS_WITHIN_S, STOPPED, Setup
 from jobs import Job, anonymous_bytes
 from runs import Run
-
 from support import REPOSITORY
 
 SEED = 20261122

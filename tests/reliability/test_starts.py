@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+
 from campaign import DROPOUT, MISSED, SETTINGS, STARTS_WITHIN_S, Setup
 from jobs import LEAVING_S, Job, freeze, kill, thaw
 from runs import Run
-
 from support import REPOSITORY, run_process, snapshot
 
 SEED = 20261123

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import cluster as slurm
 import pytest
 
+import cluster as slurm
 from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.index import Manifest, StageRecord
