@@ -51,12 +51,14 @@ class Cell:
     seed: int
     learning_rate: float
     max_norm: float
+    bucket_cap_mb: float
 
     @property
     def name(self) -> str:
         """Of the run's file, without its ending."""
+        cap = f"-cap{self.bucket_cap_mb:g}" if self.policy == "bucket_before_allreduce" else ""
         return (
-            f"{self.policy}-{self.optimizer}-{self.global_batch_size}"
+            f"{self.policy}{cap}-{self.optimizer}-{self.global_batch_size}"
             f"-lr{self.learning_rate:g}-norm{self.max_norm:g}-seed{self.seed}"
         )
 
@@ -73,6 +75,7 @@ def make_config(path: Path, cell: Cell, max_samples: int) -> RunConfig:
         "run.seed": cell.seed,
         "run.max_steps": steps,
         "parallel.local_batch_size": cell.global_batch_size // ranks,
+        "parallel.bucket_cap_mb": cell.bucket_cap_mb,
         "optim.name": cell.optimizer,
         "optim.learning_rate": cell.learning_rate,
         "schedule.warmup_steps": min(WARM_UP_SAMPLES // cell.global_batch_size, steps - 1),

@@ -5,7 +5,7 @@
 
 DATA holds the prepared sets: `mlperf_bert prepare --embedded --config
 study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global
-batches, seed after seed, and writes one file DIR/runs/<run>.json each when it is finished; started
+batches, and for clipping by buckets through --bucket-caps, seed after seed, and writes one file DIR/runs/<run>.json each when it is finished; started
 again, it goes on with what is missing. `table` prints what was found as Markdown and writes
 DIR/table.md and DIR/clip_policies.png.
 """
@@ -33,7 +33,7 @@ from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import config_to_tables
 
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
-COMPARED_WITH = "after_allreduce"
+COMPARED_WITH, BY_BUCKET = "after_allreduce", "bucket_before_allreduce"
 # Learning rate and max_norm of (optimizer, global batch), the same for all policies; how they were
 # found: README.md beside this file. Seed 0 was used for that alone.
 SETTINGS = {
@@ -42,7 +42,8 @@ SETTINGS = {
     ("lamb", 32): (5e-3, 1.5),
     ("lamb", 128): (1e-2, 0.8),
 }
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4, 5, 6, 7, 8)
+BUCKET_CAPS_MB = (0.125,)  # half a matrix of the feed-forward
 MAX_SAMPLES = 65536
 
 
@@ -55,7 +56,8 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
     ]
     for seed, pair, policy in itertools.product(args.seeds, pairs, args.policies):
         tuned, max_norm = SETTINGS[pair]
-        for rate in args.learning_rates or [tuned]:
+        caps = args.bucket_caps if policy == BY_BUCKET else BUCKET_CAPS_MB
+        for rate, cap in itertools.product(args.learning_rates or [tuned], caps):
             yield Cell(
                 policy=policy,
                 optimizer=pair[0],
@@ -63,6 +65,7 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
                 seed=seed,
                 learning_rate=rate,
                 max_norm=max_norm,
+                bucket_cap_mb=cap,
             )
 
 
@@ -255,6 +258,7 @@ def parse_arguments() -> argparse.Namespace:
     run.add_argument("--global-batch-sizes", nargs="+", type=int, choices=batches, default=batches)
     run.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="N")
     run.add_argument("--learning-rates", nargs="+", type=float, metavar="R", help="try these")
+    run.add_argument("--bucket-caps", nargs="+", type=float, default=BUCKET_CAPS_MB, metavar="MB")
     run.add_argument("--max-samples", type=int, default=MAX_SAMPLES, metavar="N", help="of a run")
     run.add_argument("--limit", type=int, metavar="N", help="stop after so many runs")
     return parser.parse_args()
