@@ -4,10 +4,10 @@
     python study_clip_policies.py table --out DIR
 
 DATA holds the prepared sets: `mlperf_bert prepare --embedded --config
-study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global
-batches, and for clipping by buckets through --bucket-caps, seed after seed, and writes one file DIR/runs/<run>.json each when it is finished; started
-again, it goes on with what is missing. `table` prints what was found as Markdown and writes
-DIR/table.md and DIR/clip_policies.png.
+study_clip_policies.toml --out DATA`. `run` goes through policies x optimizers x global batches,
+and for clipping by buckets through --bucket-caps, seed after seed, and writes one file
+DIR/runs/<run>.json each when it is finished; started again, it goes on with what is missing.
+`table` prints what was found as Markdown and writes DIR/table.md and DIR/clip_policies.png.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from bert_tools.common.means import mean_and_half_width
 from clip_study_runs import Cell, make_config, run_cell
 from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
 from mlperf_bert.common.errors import DataError, UserError
@@ -110,33 +111,43 @@ class Row:
     optimizer: str
     global_batch_size: int
     policy: str
+    num_buckets: int  # that were clipped each for itself; 0 for other policies
     samples: dict[int, float]  # to the target, by seed; infinite where it was not reached
     clipped: list[float]  # share of the updates, ranks or buckets that were over their limit
 
-    def ratios(self, other: "Row") -> list[float]:
-        """Samples over those of `other` with the same seed, where both reached the target."""
+    @property
+    def label(self) -> str:
+        """The policy, with its number of buckets."""
+        return f"{self.policy}, {self.num_buckets} buckets" if self.num_buckets else self.policy
+
+    def log_ratios(self, other: "Row") -> list[float]:
+        """Logarithms of samples over those of `other`, same seed, where both reached the target."""
         pairs = [
             (mine, other.samples[seed])
             for seed, mine in self.samples.items()
             if seed in other.samples
         ]
-        return [mine / theirs for mine, theirs in pairs if math.isfinite(mine + theirs)]
+        return [math.log(mine / theirs) for mine, theirs in pairs if math.isfinite(mine + theirs)]
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
     """The finished runs by cell, policies innermost."""
-    found: dict[tuple[str, int, str], Row] = {}
+    found: dict[tuple[str, int, str, int], Row] = {}
     for result in results:
         config = result["config"]
-        parallel, optimizer = config["parallel"], config["optim"]["name"]
+        parallel, policy = config["parallel"], config["clip"]["policy"]
         batch = parallel["ranks_per_node"] * parallel["local_batch_size"]
-        key = optimizer, batch, config["clip"]["policy"]
+        num_buckets = len(result["bucket_sizes"]) if policy == BY_BUCKET else 0
+        key = config["optim"]["name"], batch, policy, num_buckets
         row = found.setdefault(key, Row(*key, {}, []))
         row.samples[config["run"]["seed"]] = result["samples_to_target"] or math.inf
         row.clipped.append(_clipped_fraction(result["curve"]))
     return sorted(
         found.values(),
-        key=lambda row: (row.optimizer, row.global_batch_size, POLICIES.index(row.policy)),
+        key=lambda row: (
+            *(row.optimizer, row.global_batch_size, POLICIES.index(row.policy)),
+            row.num_buckets,
+        ),
     )
 
 
@@ -153,74 +164,82 @@ def _starts(curve: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def in_words(table: Sequence[Row]) -> str:
-    """The table in Markdown: median, and least to most, over the seeds; at its end over all."""
+    """The table in Markdown: means over the seeds; at its end over all optimizers and batches."""
     lines = [
-        "| optimizer | global batch | policy | samples to target "
+        "| optimizer | global batch | policy | seeds | samples to target "
         f"| over {COMPARED_WITH}, same seed | clipped fraction |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     others = {
         (row.optimizer, row.global_batch_size): row for row in table if row.policy == COMPARED_WITH
     }
-    all_ratios: dict[str, list[float]] = {}
+    together: dict[str, list[float]] = {}
     for row in table:
         other = others.get((row.optimizer, row.global_batch_size), row)
-        ratios = [] if row is other else row.ratios(other)
-        all_ratios.setdefault(row.policy, []).extend(ratios)
-        samples = _spread([each / 1000 for each in row.samples.values()], "{:.1f} K")
+        ratios = [] if row is other else row.log_ratios(other)
+        together.setdefault(row.label, []).extend(ratios)
+        reached = [each / 1000 for each in row.samples.values() if math.isfinite(each)]
         lines.append(
-            f"| {row.optimizer} | {row.global_batch_size} | `{row.policy}` | {samples} "
-            f"| {_spread(ratios, '{:.3f}')} | {statistics.fmean(row.clipped):.2f} |"
+            f"| {row.optimizer} | {row.global_batch_size} | {row.label} "
+            f"| {len(reached)} of {len(row.samples)} | {_spread(reached)} | {_ratio(ratios)} "
+            f"| {statistics.fmean(row.clipped):.2f} |"
         )
-    for policy, ratios in all_ratios.items():
+    for label, ratios in together.items():
         if ratios:
-            lines.append(f"| all | all | `{policy}` | | {_spread(ratios, '{:.3f}')} | |")
+            lines.append(f"| all | all | {label} | {len(ratios)} | | {_ratio(ratios)} | |")
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def _spread(values: Sequence[float]) -> str:
+    """Mean, least and most of values that may be none, in thousands."""
     if not values:
+        return "not reached"
+    return f"{statistics.fmean(values):.1f} K ({min(values):.1f} K to {max(values):.1f} K)"
+
+
+def _ratio(logs: Sequence[float]) -> str:
+    """Geometric mean of ratios and its 95 % interval, of their logarithms."""
+    if not logs:
         return "-"
-    median, least, most = (
-        form.format(value) if math.isfinite(value) else "not reached"
-        for value in (statistics.median(values), min(values), max(values))
-    )
-    return f"{median} ({least} to {most})"
+    mean, half = mean_and_half_width(logs)
+    if half is None:
+        return f"{math.exp(mean):.3f}"
+    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f} to {math.exp(mean + half):.3f})"
 
 
 def draw(table: Sequence[Row]) -> bytes:
-    """A PNG: a panel for each optimizer and batch, a point for each seed, a bar at the median.
+    """A PNG: a panel for each optimizer and batch, a point for each seed, a bar at the mean.
 
-    A run that did not reach the target has no point, and its policy no bar.
+    A run that did not reach the target has no point.
     """
     pairs = sorted({(row.optimizer, row.global_batch_size) for row in table})
     figure, panels = plt.subplots(
-        1, len(pairs), figsize=(3 * len(pairs), 3.4), squeeze=False, layout="constrained"
+        1, len(pairs), figsize=(3.6 * len(pairs), 3.6), squeeze=False, layout="constrained"
     )
     for axes, pair in zip(panels[0], pairs, strict=True):
-        for row in table:
-            if (row.optimizer, row.global_batch_size) == pair:
-                _draw_row(axes, row)
-        axes.set_xticks(range(len(POLICIES)), [name.replace("_", "\n") for name in POLICIES])
-        axes.tick_params(axis="x", labelsize=7)
-        axes.set_xlim(-0.5, len(POLICIES) - 0.5)
-        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        shown = [row for row in table if (row.optimizer, row.global_batch_size) == pair]
+        for place, row in enumerate(shown):
+            _draw_row(axes, place, row)
+        labels = [row.label.replace("_", " ").replace(", ", "\n") for row in shown]
+        axes.set_yticks(range(len(shown)), labels, fontsize=7)
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
         axes.set_title(f"{pair[0]}, global batch {pair[1]}", fontsize=9)
-        axes.grid(alpha=0.3, axis="y")
-    panels[0][0].set_ylabel("thousand samples to the target")
+        axes.set_xlabel("thousand samples to the target", fontsize=8)
+        axes.grid(alpha=0.3, axis="x")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
     plt.close(figure)
     return picture.getvalue()
 
 
-def _draw_row(axes: Axes, row: Row) -> None:
-    place = POLICIES.index(row.policy)
-    thousands = {seed: each / 1000 for seed, each in row.samples.items()}
+def _draw_row(axes: Axes, place: int, row: Row) -> None:
+    thousands = {seed: each / 1000 for seed, each in row.samples.items() if math.isfinite(each)}
     for number, seed in enumerate(sorted(thousands)):
-        aside = 0.12 * (number - (len(thousands) - 1) / 2)  # so that equal ones are all seen
-        axes.plot(place + aside, thousands[seed], "o", color=f"C{seed % 10}", markersize=5)
-    axes.plot(place, statistics.median(thousands.values()), "k_", markersize=24)
+        aside = 0.08 * (number - (len(thousands) - 1) / 2)  # so that equal ones are all seen
+        axes.plot(thousands[seed], place + aside, "o", color=f"C{seed % 10}", markersize=4)
+    if thousands:
+        axes.plot(statistics.fmean(thousands.values()), place, "k|", markersize=24)
 
 
 def tabulate(args: argparse.Namespace) -> None:

@@ -101,6 +101,20 @@ def test_a_run_repeats_bit_by_bit(run: tuple[Path, Any], inputs: Path, tmp_path:
     assert os.listdir(tmp_path / "2") == [RESULT]
 
 
+def test_evaluations_on_the_way_change_nothing_of_the_training(
+    run: tuple[Path, Any], inputs: Path, tmp_path: Path
+) -> None:
+    watched = tune(inputs, tmp_path / "watched", evaluate_every=4, save="nothing")
+    assert run[1]["on_the_way"] == []
+    assert watched["losses"] == run[1]["losses"]
+    assert watched["validation_loss"] == run[1]["validation_loss"]
+    assert [each["update"] for each in watched["on_the_way"]] == [4, 8]
+    halves = tune(inputs, tmp_path / "halves", evaluate_every=5, save="nothing")
+    assert [each["update"] for each in halves["on_the_way"]] == [5]  # the end has its own keys
+    losses = [each["validation_loss"] for each in watched["on_the_way"]]
+    assert losses[0] > losses[1] > watched["validation_loss"]
+
+
 def test_a_model_without_a_record_is_replaced(
     run: tuple[Path, Any], inputs: Path, tmp_path: Path
 ) -> None:

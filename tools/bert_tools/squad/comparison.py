@@ -25,7 +25,10 @@ _REMEDY = "give the directory of a run that has ended, as `squad train` wrote it
 _MOST_RANKS = 4096
 _MOST_SPANS = 100_000
 # Settings that may differ: the batch and those that follow from it.
-_MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every", "capacity_tokens")
+_MAY_DIFFER = (
+    *("global_batch", "updates", "learning_rate", "noise_every", "evaluate_every"),
+    "capacity_tokens",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

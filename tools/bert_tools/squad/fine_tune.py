@@ -6,7 +6,7 @@ can build any microbatch.
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
 WEIGHTS, VOCABULARY = "model", "vocab.txt"  # in a run's directory
+_ON_THE_WAY = ("exact_match", "f1", "validation_loss")
 _QUICK_PIECES = 1024  # words of the vocabulary made from the questions if none is given
 _MOST_CHARACTERS = 20 * 2**20  # of text; SQuAD v2.0's has 15 MB of contexts, once each
 
@@ -103,21 +104,27 @@ def fine_tune(
     reader = WindowReader(prepared.train_windows)
     loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
-    log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
+
+    def evaluated() -> dict[str, Any]:
+        return _evaluate(settings, prepared, score_windows(engine, prepared.dev_windows))
+
+    log, usage, curve = _train(
+        settings, loop, info, device, whereabouts or Whereabouts(), evaluated
+    )
     if log.stopped_by is not None:
         if info.rank == 0:
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
         return None
     trained = perf_counter()
-    scores = score_windows(engine, prepared.dev_windows)
-    evaluated = _evaluate(settings, prepared, scores)
+    at_the_end = evaluated()
     seconds = (started - begun, trained - started, perf_counter() - trained)
     clocked = [[asdict(span) for span in update] for update in log.clocked]
     of_ranks = from_all_ranks(info, [usage, clocked])
     record = {
         **_who(settings, prepared, device),
         **_what(settings, prepared, plan, log, seconds),
-        **evaluated,
+        **at_the_end,
+        "on_the_way": curve,
         **_usage(log, [usage for usage, _ in of_ranks]),
         **_bubble(settings, [clocked for _, clocked in of_ranks]),
     }
@@ -194,8 +201,11 @@ def _train(
     info: RankInfo,
     device: torch.device,
     whereabouts: Whereabouts,
-) -> tuple[TrainingLog, dict[str, Any]]:
-    total, began = loop.num_updates, perf_counter()
+    evaluated: Callable[[], dict[str, Any]],
+) -> tuple[TrainingLog, dict[str, Any], list[dict[str, Any]]]:
+    """What the loop noted, what it used, and scores every `evaluate_every` updates."""
+    total, began, every = loop.num_updates, perf_counter(), settings.evaluate_every
+    curve: list[dict[str, Any]] = []
     line = LiveLine(speaks=info.rank == 0)
 
     def shown(update: int, loss: float) -> None:
@@ -206,6 +216,10 @@ def _train(
                 f"{rate * settings.global_batch:,.1f} samples/s  loss {loss:.4f}  "
                 f"{as_clock((total - update) / rate)} left"
             )
+        if every and update % every == 0 and update < total:
+            whereabouts.at("end")  # no time limit here
+            found = evaluated()
+            curve.append({"update": update} | {key: found[key] for key in _ON_THE_WAY})
         whereabouts.at("step", update + 1)
 
     whereabouts.at("step", 1)
@@ -213,7 +227,7 @@ def _train(
         log = loop.run(shown, request.agreed)
         finish_queued_work(device)
     whereabouts.at("end")  # evaluation and saving have no time limit
-    return log, usage
+    return log, usage, curve
 
 
 def _evaluate(settings: SquadSettings, prepared: Prepared, scores: Scores) -> dict[str, Any]:

@@ -49,6 +49,7 @@ _NUMBERS = {  # also the keys of a run's record, in this order
     "updates": "instead of --epochs",
     "dropout": "default: the model's own",
     "noise_every": "updates between two measurements of the gradient's noise; 0: never",
+    "evaluate_every": "updates between two evaluations on the way; 0: only at the end",
 }
 
 
@@ -153,6 +154,7 @@ class SquadSettings:
     updates: Annotated[int, _COUNT] | None = None
     dropout: Annotated[float, Bounds(0.0, 0.999)] | None = None
     noise_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
+    evaluate_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot run."""
