@@ -1,0 +1,93 @@
+"""Questions in SQuAD's format from the embedded corpus: what stands between two pairs of words?
+
+    python make_questions.py DATA OUT      DATA: prepared by `mlperf_bert prepare --embedded`
+
+A context is a few sentences of one document. A question names two words before its answer and two
+after; the answer is the one or two words between them, and all other words are distractors. A
+question without an answer is about another context. Train and dev questions are made of the
+corpus's train and held-out documents.
+"""
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SEED = 1
+COUNTS = {"train": 16_000, "dev": 800}
+PARTS = {"train": "train-*.txt", "dev": "eval.txt"}
+WORDS = (25, 45)  # of a context
+PER_CONTEXT = 4
+UNANSWERABLE = 0.25
+_ENDS, _LONGEST = 2, 2  # words on each side of the answer, and of the answer
+_WORD = re.compile(r"\S+")
+
+
+def contexts(text: str) -> Iterator[str]:
+    """Texts of WORDS words: whole sentences of one document."""
+    for document in text.split("\n\n"):
+        taken: list[str] = []
+        for sentence in document.splitlines():
+            taken.append(sentence.strip())
+            count = len(" ".join(taken).split())
+            if count >= WORDS[0]:
+                if count <= WORDS[1]:
+                    yield " ".join(taken)
+                taken = []
+
+
+def spans(context: str, draw: random.Random) -> list[tuple[str, str, int]]:
+    """Questions, their answers and first characters, where the context has both pairs once."""
+    words = list(_WORD.finditer(context))
+    found = []
+    for first in range(_ENDS, len(words)):
+        end = first + draw.randint(1, _LONGEST)
+        around = words[first - _ENDS : end + _ENDS]
+        if len(around) < end - first + 2 * _ENDS or not all(each[0].isalpha() for each in around):
+            continue
+        before = context[around[0].start() : around[_ENDS - 1].end()]
+        after = context[around[-_ENDS].start() : around[-1].end()]
+        if context.lower().count(before.lower()) == context.lower().count(after.lower()) == 1:
+            answer = context[words[first].start() : words[end - 1].end()]
+            question = f"What is between {before} and {after}?"
+            found.append((question, answer, words[first].start()))
+    return draw.sample(found, min(PER_CONTEXT, len(found)))
+
+
+def question_set(name: str, texts: list[str], draw: random.Random) -> dict[str, Any]:
+    """COUNTS[name] questions on as many of the texts as they need."""
+    of_all = [spans(text, draw) for text in texts]
+    elsewhere = [question for found in of_all for question, _, _ in found]
+    paragraphs, count = [], 0
+    for text, found in zip(texts, of_all, strict=True):
+        asked = []
+        for question, answer, place in found[: COUNTS[name] - count]:
+            answers = [{"text": answer, "answer_start": place}]
+            if draw.random() < UNANSWERABLE:
+                question, answers = draw.choice(elsewhere), []
+            count += 1
+            item = {"id": f"{name}-{count:05}", "question": question, "answers": answers}
+            asked.append(item | {"is_impossible": not answers})
+        if asked:
+            paragraphs.append({"context": text, "qas": asked})
+    print(f"{name}: {count:,} questions on {len(paragraphs):,} contexts")
+    return {"version": "v2.0", "data": [{"title": name, "paragraphs": paragraphs}]}
+
+
+def make(data: Path, out: Path) -> None:
+    """Write OUT/train.json and OUT/dev.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(SEED)
+    for name, pattern in PARTS.items():
+        paths = sorted((data / "text").glob(pattern))
+        texts = [each for path in paths for each in contexts(path.read_text("utf-8"))]
+        draw.shuffle(texts)
+        made = question_set(name, texts, draw)
+        (out / f"{name}.json").write_text(json.dumps(made), "utf-8")
+
+
+if __name__ == "__main__":
+    make(*map(Path, sys.argv[1:]))
