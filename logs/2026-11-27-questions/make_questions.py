@@ -13,6 +13,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +40,62 @@ def contexts(text: str) -> Iterator[str]:
                 taken = []
 
 
-def spans(context: str, draw: random.Random) -> list[tuple[str, str, int]]:
-    """Questions, their answers and first characters, where the context has both pairs once."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An answer in a context, and the pairs of words around it."""
+
+    before: str
+    answer: str
+    after: str
+    first: int  # character of the answer
+
+    @property
+    def question(self) -> str:
+        """In words."""
+        return f"What is between {self.before} and {self.after}?"
+
+    def asks_of(self, context: str) -> bool:
+        """True if a context has both pairs, each once."""
+        counts = [context.lower().count(pair.lower()) for pair in (self.before, self.after)]
+        return counts == [1, 1]
+
+
+def places(context: str, draw: random.Random) -> list[Place]:
+    """PER_CONTEXT places at most, of plain words alone."""
     words = list(_WORD.finditer(context))
     found = []
     for first in range(_ENDS, len(words)):
         end = first + draw.randint(1, _LONGEST)
         around = words[first - _ENDS : end + _ENDS]
-        if len(around) < end - first + 2 * _ENDS or not all(each[0].isalpha() for each in around):
-            continue
-        before = context[around[0].start() : around[_ENDS - 1].end()]
-        after = context[around[-_ENDS].start() : around[-1].end()]
-        if context.lower().count(before.lower()) == context.lower().count(after.lower()) == 1:
-            answer = context[words[first].start() : words[end - 1].end()]
-            question = f"What is between {before} and {after}?"
-            found.append((question, answer, words[first].start()))
+        if len(around) == end - first + 2 * _ENDS and all(each[0].isalpha() for each in around):
+            place = Place(
+                before=context[around[0].start() : around[_ENDS - 1].end()],
+                answer=context[words[first].start() : words[end - 1].end()],
+                after=context[around[-_ENDS].start() : around[-1].end()],
+                first=words[first].start(),
+            )
+            if place.asks_of(context):
+                found.append(place)
     return draw.sample(found, min(PER_CONTEXT, len(found)))
 
 
 def question_set(name: str, texts: list[str], draw: random.Random) -> dict[str, Any]:
     """COUNTS[name] questions on as many of the texts as they need."""
-    of_all = [spans(text, draw) for text in texts]
-    elsewhere = [question for found in of_all for question, _, _ in found]
+    of_all = [places(text, draw) for text in texts]
+    everywhere = [place for found in of_all for place in found]
     paragraphs, count = [], 0
     for text, found in zip(texts, of_all, strict=True):
         asked = []
-        for question, answer, place in found[: COUNTS[name] - count]:
-            answers = [{"text": answer, "answer_start": place}]
+        for place in found[: COUNTS[name] - count]:
+            question, answers = (
+                place.question,
+                [{"text": place.answer, "answer_start": place.first}],
+            )
             if draw.random() < UNANSWERABLE:
-                question, answers = draw.choice(elsewhere), []
+                other = draw.choice(everywhere)
+                while other.asks_of(text):
+                    other = draw.choice(everywhere)
+                question, answers = other.question, []
             count += 1
             item = {"id": f"{name}-{count:05}", "question": question, "answers": answers}
             asked.append(item | {"is_impossible": not answers})
