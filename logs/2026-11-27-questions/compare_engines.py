@@ -1,8 +1,8 @@
 """Engines fine-tuned on questions that are learnt: quality, time to it, goodput, bubbles.
 
-    python engines.py run --questions DIR --init-checkpoint CHECKPOINT --out OUT   # what is missing
-    python engines.py table counts|quality|rates|batches    # Markdown, of records.jsonl
-    python engines.py picture FILE.png
+    python compare_engines.py run --questions DIR --init-checkpoint DIR --out DIR   # what is missing
+    python compare_engines.py table counts|quality|rates|batches    # Markdown, of records.jsonl
+    python compare_engines.py picture FILE.png
 
 `run` first makes short runs of every engine with several microbatch counts (COUNTS), then whole
 runs of each engine with the count that was fastest, and of `ddp:2` at other global batches, seed
@@ -388,7 +388,7 @@ def main() -> None:
         else:
             print("\n".join(TABLES[args.name](read_records())))
     except UserError as error:
-        print(f"engines: error: {error}", file=sys.stderr)
+        print(f"compare_engines: error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
