@@ -1,6 +1,6 @@
 """Engines fine-tuned on questions that are learnt: quality, time to it, goodput, bubbles.
 
-    python compare_engines.py run --questions DIR --init-checkpoint DIR --out DIR   # what is missing
+    python compare_engines.py run --questions DIR --init-checkpoint DIR --out DIR  # what is missing
     python compare_engines.py table counts|quality|rates|batches    # Markdown, of records.jsonl
     python compare_engines.py picture FILE.png
 
