@@ -98,7 +98,10 @@ def cells(lines: list[str], place: int) -> list[str]:
     return [cell.strip() for cell in lines[place + 2].strip("|").split("|")]
 
 
-def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(study: ModuleType) -> None:
+def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
+    study: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "BATCH", 25)
     runs = [
         record("single", 25, 1, 100.0, [25.0, 45.0, 55.0, 65.0]),
         record("single", 25, 2, 100.0, [25.0, 25.0, 45.0, 55.0]),
@@ -107,11 +110,7 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(study: Mo
     assert study.samples_to(runs[0], 50) == pytest.approx(250)
     assert study.samples_to(runs[0], 20) == 100
     assert study.samples_to(runs[1], 60) is None
-    study.BATCH, usual = 25, study.BATCH
-    try:
-        quality, rates = study.quality_table(runs), study.rates_table(runs)
-    finally:
-        study.BATCH = usual
+    quality, rates = study.quality_table(runs), study.rates_table(runs)
     single, pipeline = cells(quality, 0), cells(quality, 1)
     # Of 250 and 350 samples: 300, and 12.706 times their standard error of 50.
     assert single[6:10] == ["300 ± 635", "350 (1 of 2)", "3.0 ± 6.4", "3.5 (1 of 2)"]
@@ -121,16 +120,15 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(study: Mo
     assert cells(rates, 1)[2:] == ["200", "2.00", "25.0", "20.0", "5.00", "10"]
 
 
-def test_batches_are_told_with_what_the_noise_scale_promised(study: ModuleType) -> None:
+def test_batches_are_told_with_what_the_noise_scale_promised(
+    study: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "BATCH", 50)
     runs = [
         record("ddp:2", 50, 1, 100.0, [25.0, 45.0, 55.0, 65.0]),
         record("ddp:2", 100, 1, 150.0, [25.0, 25.0, 45.0, 55.0]),
     ]
-    study.BATCH, usual = 50, study.BATCH
-    try:
-        large = cells(study.batches_table(runs), 1)
-    finally:
-        study.BATCH = usual
+    large = cells(study.batches_table(runs), 1)
     worth = (50 + 50) / (50 + 100)  # by the noise scale of 50; 250 samples against 350 were needed
     assert large[5] == f"{worth:.2f}" and large[7] == f"{250 / 350:.2f}"
     assert large[9] == f"{150 * worth:.0f}"
@@ -163,9 +161,8 @@ def test_a_run_is_recorded_and_not_repeated(
     found = dict.fromkeys(study.KEPT, 0) | {"losses": [1.0], "samples_per_s": {"train": 5.0}}
     monkeypatch.setattr(study, "run_jobs", lambda jobs: ([], 0))
     (run_dir / study.RESULT).write_text(json.dumps(found))
-    monkeypatch.setattr(study, "ENGINES", ("single",))
-    monkeypatch.setattr(study, "COUNTS", (2,))
-    monkeypatch.setattr(study, "COUNT_SEEDS", (1,))
+    for name, few in {"ENGINES": ("single",), "COUNTS": (2,), "COUNT_SEEDS": (1,)}.items():
+        monkeypatch.setattr(study, name, few)
     monkeypatch.setattr(study, "SEEDS", ())
     words = ["run", "--questions", corpus / "out", "--init-checkpoint", tmp_path]
     assert run_study(study, *words, "--out", tmp_path / "runs") == 0

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bert_tools.squad.answers import Scores, answer
+from bert_tools.squad.answers import answer
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
-from bert_tools.squad.engines import make_engine, make_team, score_windows
+from bert_tools.squad.engines import Engine, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.measures import measured_usage, squad_flops
 from bert_tools.squad.model import draw_weights, parameter_shapes
@@ -104,13 +104,9 @@ def fine_tune(
     reader = WindowReader(prepared.train_windows)
     loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
-
-    def evaluated() -> dict[str, Any]:
-        return _evaluate(settings, prepared, score_windows(engine, prepared.dev_windows))
-
-    log, usage, curve = _train(
-        settings, loop, info, device, whereabouts or Whereabouts(), evaluated
-    )
+    evaluated = partial(_evaluate, settings, prepared, engine)
+    told = whereabouts or Whereabouts()
+    log, usage, curve = _train(settings, loop, info, device, told, evaluated)
     if log.stopped_by is not None:
         if info.rank == 0:
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
@@ -230,8 +226,9 @@ def _train(
     return log, usage, curve
 
 
-def _evaluate(settings: SquadSettings, prepared: Prepared, scores: Scores) -> dict[str, Any]:
-    """The keys of the record on the quality of the answers."""
+def _evaluate(settings: SquadSettings, prepared: Prepared, engine: Engine) -> dict[str, Any]:
+    """The keys of the record on the quality of the answers; all ranks call it."""
+    scores = score_windows(engine, prepared.dev_windows)
     most = settings.max_answer_length
     _, evaluated = answer(prepared.dev, prepared.dev_windows, scores, most)
     if not math.isfinite(evaluated["validation_loss"]):
