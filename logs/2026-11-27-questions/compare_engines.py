@@ -2,7 +2,7 @@
 
     python compare_engines.py run --questions DIR --init-checkpoint DIR --out DIR  # what is missing
     python compare_engines.py table counts|quality|rates|batches    # Markdown, of records.jsonl
-    python compare_engines.py picture FILE.png
+    python compare_engines.py picture curves|timeline FILE.png
 
 `run` first makes short runs of every engine with several microbatch counts (COUNTS), then whole
 runs of each engine with the count that was fastest, and of `ddp:2` at other global batches, seed
@@ -17,19 +17,25 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.figures import check_picture, new_figure, png
 from bert_tools.common.means import mean_and_half_width
 from bert_tools.common.tables import markdown
 from bert_tools.squad.compare import Job, run_jobs
-from bert_tools.squad.comparison import RESULT
+from bert_tools.squad.comparison import RESULT, read_run
+from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings, parse_engine
-from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import UserError
+from mlperf_bert.common.records import write_json
 from mlperf_bert.optim.noise_scale import efficiency
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RECORDS = Path(__file__).with_name("records.jsonl")
+TIMELINES = Path(__file__).with_name("timelines")
 Record = dict[str, Any]
 PIPELINES = tuple(f"pipeline:2@{each}" for each in ("gpipe", "1f1b", "interleaved", "zero_bubble"))
 ENGINES = ("single", "ddp:2", "fsdp:2", *PIPELINES)
@@ -117,7 +123,18 @@ def _run_jobs(jobs: Sequence[Job]) -> int:
             return status
         with RECORDS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_kept(each)) + "\n")
+        _keep_timeline(each)
     return 0
+
+
+def _keep_timeline(job: Job) -> None:
+    """The first seed's clocked update of each schedule, for a picture."""
+    name = job.directory.name
+    if job.settings.engine.schedule and (job.settings.seed, name[:5]) == (SEEDS[0], "whole"):
+        found = json.loads((job.directory / RESULT).read_bytes())
+        long = ("losses", "grad_norms", "step_seconds", "noise", "on_the_way")
+        make_directory(TIMELINES / name)
+        write_file(TIMELINES / name / RESULT, write_json(found | dict.fromkeys(long, [])))
 
 
 def _kept(job: Job) -> Record:
@@ -320,9 +337,8 @@ def _ratio(base: float | None, own: float | None) -> float | None:
     return None if base is None or own is None else base / own
 
 
-def picture(path: Path, records: Sequence[Record]) -> None:
+def curves(records: Sequence[Record]) -> "Figure":
     """Exact match over samples and over seconds of training: a line for each run."""
-    check_picture(path)
     figure = new_figure(11, 4)
     panels = figure.subplots(1, 2, sharey=True)
     for number, ((engine, batch), group) in enumerate(_arms(records).items()):
@@ -349,7 +365,14 @@ def picture(path: Path, records: Sequence[Record]) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("exact match on 800 held-out questions, %")
     panels[1].legend(fontsize=7, loc="lower right")
-    write_file(path, png(figure, 110))
+    return figure
+
+
+def timeline() -> "Figure":
+    """One update of each schedule, rank by rank."""
+    found = timeline_figure([read_run(path) for path in sorted(TIMELINES.iterdir())])
+    assert found is not None
+    return found
 
 
 def _floor(record: Record) -> float:
@@ -378,13 +401,17 @@ def main() -> None:
     ):
         command.add_argument(f"--{name}", type=Path, required=True, metavar="DIR", help=text)
     commands.add_parser("table", help="Markdown").add_argument("name", choices=TABLES)
-    commands.add_parser("picture").add_argument("path", type=Path, metavar="FILE.png")
+    command = commands.add_parser("picture", help="a PNG")
+    command.add_argument("name", choices=("curves", "timeline"))
+    command.add_argument("path", type=Path, metavar="FILE.png")
     args = parser.parse_args()
     try:
         if args.command == "run":
             sys.exit(run(args))
         if args.command == "picture":
-            picture(args.path, read_records())
+            path = check_picture(args.path)
+            figure = timeline() if args.name == "timeline" else curves(read_records())
+            write_file(path, png(figure, 110))
         else:
             print("\n".join(TABLES[args.name](read_records())))
     except UserError as error:
