@@ -1,7 +1,7 @@
 """Engines fine-tuned on questions that are learnt: quality, time to it, goodput, bubbles.
 
     python compare_engines.py run --questions DIR --init-checkpoint DIR --out DIR  # what is missing
-    python compare_engines.py table counts|quality|rates|batches    # Markdown, of records.jsonl
+    python compare_engines.py table NAME    # Markdown, of records.jsonl
     python compare_engines.py picture curves|timeline FILE.png
 
 `run` first makes short runs of every engine with several microbatch counts (COUNTS), then whole
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from bert_tools.common.figures import check_picture, new_figure, png
 from bert_tools.common.means import mean_and_half_width
 from bert_tools.common.tables import markdown
-from bert_tools.squad.compare import Job, run_jobs
 from bert_tools.squad.comparison import RESULT, read_run
 from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings, parse_engine
+from bert_tools.squad.table import study_in_words
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import UserError
 from mlperf_bert.common.records import write_json
@@ -33,6 +33,8 @@ from mlperf_bert.optim.noise_scale import efficiency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from bert_tools.squad.compare import Job
 
 RECORDS = Path(__file__).with_name("records.jsonl")
 TIMELINES = Path(__file__).with_name("timelines")
@@ -70,21 +72,23 @@ def settings(args: argparse.Namespace, engine: str, seed: int, **more: Any) -> S
     )
 
 
-def job(args: argparse.Namespace, part: str, engine: str, seed: int, **more: Any) -> Job:
+def job(args: argparse.Namespace, part: str, engine: str, seed: int, **more: Any) -> "Job":
     """A run and its directory, whose name is also the record's."""
+    from bert_tools.squad.compare import Job  # torch, which tables do without
+
     found = settings(args, engine, seed, **more)
     name = f"{part}-{engine}-b{found.global_batch}-m{found.microbatches}-seed{seed}"
     return Job(found, args.out / name.replace(":", "_").replace("@", "-"))
 
 
-def short_jobs(args: argparse.Namespace) -> Iterator[Job]:
+def short_jobs(args: argparse.Namespace) -> Iterator["Job"]:
     """Every engine with every count, seed by seed, so that slow spells hit all."""
     for seed in COUNT_SEEDS:
         for engine, count in itertools.product(ENGINES, COUNTS):
             yield job(args, "counts", engine, seed, microbatches=count, updates=SHORT)
 
 
-def whole_jobs(args: argparse.Namespace, best: dict[str, int]) -> Iterator[Job]:
+def whole_jobs(args: argparse.Namespace, best: dict[str, int]) -> Iterator["Job"]:
     """Every engine at BATCH, and ddp:2 at the other batches, with as many samples."""
     arms = [(engine, BATCH) for engine in ENGINES] + [("ddp:2", each) for each in OTHER_BATCHES]
     for seed in SEEDS:
@@ -113,7 +117,9 @@ def run(args: argparse.Namespace) -> int:
     return status or _run_jobs(list(whole_jobs(args, best_counts(read_records()))))
 
 
-def _run_jobs(jobs: Sequence[Job]) -> int:
+def _run_jobs(jobs: Sequence["Job"]) -> int:
+    from bert_tools.squad.compare import run_jobs
+
     done = {each["name"] for each in read_records()}
     missing = [each for each in jobs if each.directory.name not in done]
     for place, each in enumerate(missing, start=1):
@@ -127,17 +133,17 @@ def _run_jobs(jobs: Sequence[Job]) -> int:
     return 0
 
 
-def _keep_timeline(job: Job) -> None:
+def _keep_timeline(job: "Job") -> None:
     """The first seed's clocked update of each schedule, for a picture."""
     name = job.directory.name
     if job.settings.engine.schedule and (job.settings.seed, name[:5]) == (SEEDS[0], "whole"):
         found = json.loads((job.directory / RESULT).read_bytes())
         long = ("losses", "grad_norms", "step_seconds", "noise", "on_the_way")
         make_directory(TIMELINES / name)
-        write_file(TIMELINES / name / RESULT, write_json(found | dict.fromkeys(long, [])))
+        write_file(TIMELINES / name / RESULT, write_json(found | {key: [] for key in long}))
 
 
-def _kept(job: Job) -> Record:
+def _kept(job: "Job") -> Record:
     """What the tables need of a run. `loss_difference`: to `single` of the same seed and batch."""
     found = json.loads((job.directory / RESULT).read_bytes())
     engine = job.settings.engine
@@ -381,11 +387,19 @@ def _floor(record: Record) -> float:
     return float(100 * without / (without + answerable))
 
 
+def published_table(_records: Sequence[Record]) -> list[str]:
+    """The study that is often cited, with its differences to its baseline."""
+    lines = study_in_words()
+    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    return lines[first : lines.index("", first)]
+
+
 TABLES = {
     "counts": counts_table,
     "quality": quality_table,
     "rates": rates_table,
     "batches": batches_table,
+    "published": published_table,
 }
 
 

@@ -159,7 +159,7 @@ def test_a_run_is_recorded_and_not_repeated(
     run_dir = tmp_path / "runs" / "counts-single-b32-m2-seed1"
     run_dir.mkdir(parents=True)
     found = dict.fromkeys(study.KEPT, 0) | {"losses": [1.0], "samples_per_s": {"train": 5.0}}
-    monkeypatch.setattr(study, "run_jobs", lambda jobs: ([], 0))
+    monkeypatch.setattr("bert_tools.squad.compare.run_jobs", lambda jobs: ([], 0))
     (run_dir / study.RESULT).write_text(json.dumps(found))
     for name, few in {"ENGINES": ("single",), "COUNTS": (2,), "COUNT_SEEDS": (1,)}.items():
         monkeypatch.setattr(study, name, few)
