@@ -328,12 +328,12 @@ def noise() -> Rows:
 
 
 NOISE = ("noise_scale", "noise_scale_plain")
-SQUAD = "2026-11-22-squad/table.md"
 TABLES: dict[str, Callable[[], Rows]] = {
     "balance": balance,
     "bubbles": bubbles,
     "capacity": capacity,
     "clip": lambda: shown_in("2026-11-21-clip-policies/table.md", 0),
+    "clip-buckets": lambda: shown_in("2026-11-21-clip-policies/table.md", 1),
     "communication": communication,
     "engines": engines,
     "fp8": lambda: shown_in("2026-11-21-fp8/table.md", 0),
@@ -351,10 +351,6 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "readers": readers,
     "sensitivity-changes": lambda: sensitivity("a change that must be noticed", CHANGES),
     "sensitivity-orders": lambda: sensitivity("other order of sums", ORDERS),
-    "squad": lambda: [row[:5] for row in shown_in(SQUAD, 0)],  # the others are alike
-    "squad-batches": lambda: shown_in("2026-11-22-squad/batches/table.md", 0),
-    "squad-figures": lambda: shown_in(SQUAD, 4),
-    "squad-study": lambda: shown_in(SQUAD, 3),
     "ten-runs": ten_runs,
     "tensorflow": lambda: fuzzed(
         "2026-11-22-tensorflow/fuzz.jsonl", "processor_seconds", "processor seconds"

@@ -26,6 +26,7 @@ import matplotlib as mpl
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from scipy.special import stdtr
 
 from bert_tools.common.means import mean_and_half_width
 from clip_study_runs import Cell, make_config, run_cell
@@ -120,14 +121,15 @@ class Row:
         """The policy, with its number of buckets."""
         return f"{self.policy}, {self.num_buckets} buckets" if self.num_buckets else self.policy
 
-    def log_ratios(self, other: "Row") -> list[float]:
-        """Logarithms of samples over those of `other`, same seed, where both reached the target."""
-        pairs = [
-            (mine, other.samples[seed])
-            for seed, mine in self.samples.items()
-            if seed in other.samples
-        ]
-        return [math.log(mine / theirs) for mine, theirs in pairs if math.isfinite(mine + theirs)]
+    def log_ratios(self, other: "Row") -> dict[int, float]:
+        """Logarithm of samples over those of `other` by seed, where both reached the target."""
+        seeds = self.samples.keys() & other.samples.keys()
+        both = {seed: (self.samples[seed], other.samples[seed]) for seed in sorted(seeds)}
+        return {
+            seed: math.log(mine / theirs)
+            for seed, (mine, theirs) in both.items()
+            if math.isfinite(mine + theirs)
+        }
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
@@ -164,29 +166,54 @@ def _starts(curve: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def in_words(table: Sequence[Row]) -> str:
-    """The table in Markdown: means over the seeds; at its end over all optimizers and batches."""
+    """The table in Markdown: means over the seeds; at its end each seed's over all of them."""
     lines = [
         "| optimizer | global batch | policy | seeds | samples to target "
-        f"| over {COMPARED_WITH}, same seed | clipped fraction |",
-        "|---|---|---|---|---|---|---|",
+        f"| over {COMPARED_WITH}, same seed | p | clipped fraction |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     others = {
         (row.optimizer, row.global_batch_size): row for row in table if row.policy == COMPARED_WITH
     }
-    together: dict[str, list[float]] = {}
+    together: dict[str, dict[int, list[float]]] = {}
     for row in table:
         other = others.get((row.optimizer, row.global_batch_size), row)
-        ratios = [] if row is other else row.log_ratios(other)
-        together.setdefault(row.label, []).extend(ratios)
+        by_seed = {} if row is other else row.log_ratios(other)
+        for seed, ratio in by_seed.items():
+            together.setdefault(row.label, {}).setdefault(seed, []).append(ratio)
+        ratios = list(by_seed.values())
         reached = [each / 1000 for each in row.samples.values() if math.isfinite(each)]
         lines.append(
             f"| {row.optimizer} | {row.global_batch_size} | {row.label} "
             f"| {len(reached)} of {len(row.samples)} | {_spread(reached)} | {_ratio(ratios)} "
-            f"| {statistics.fmean(row.clipped):.2f} |"
+            f"| {_chance(ratios)} | {statistics.fmean(row.clipped):.2f} |"
         )
-    for label, ratios in together.items():
-        if ratios:
-            lines.append(f"| all | all | {label} | {len(ratios)} | | {_ratio(ratios)} | |")
+    for label, of_seeds in together.items():
+        ratios = [statistics.fmean(each) for each in of_seeds.values()]
+        lines.append(
+            f"| all | all | {label} | {len(ratios)} | | {_ratio(ratios)} | {_chance(ratios)} | |"
+        )
+    return "\n".join(lines)
+
+
+def buckets_in_words(results: Sequence[dict[str, Any]]) -> str:
+    """The size of each bucket, in the order of sending, and how often ranks had to clip it."""
+    found: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for result in results:
+        parallel, numels = result["config"]["parallel"], result["bucket_sizes"]
+        if result["config"]["clip"]["policy"] == BY_BUCKET:
+            batch = parallel["ranks_per_node"] * parallel["local_batch_size"]
+            key = result["config"]["optim"]["name"], len(numels), batch
+            found.setdefault(key, []).append(result)
+    lines = [
+        "| optimizer | buckets | global batch | thousand elements | clipped share of each |",
+        "|---|---|---|---|---|",
+    ]
+    for (optimizer, count, batch), runs in sorted(found.items()):
+        numels = ", ".join(f"{numel / 1000:.3g}" for numel in runs[0]["bucket_sizes"])
+        points = [point["clipped_by_bucket"] for run in runs for point in run["curve"]]
+        shares = ", ".join(f"{statistics.fmean(each):.2f}" for each in zip(*points, strict=True))
+        lines.append(f"| {optimizer} | {count} | {batch} | {numels} | {shares} |")
     return "\n".join(lines)
 
 
@@ -205,6 +232,14 @@ def _ratio(logs: Sequence[float]) -> str:
     if half is None:
         return f"{math.exp(mean):.3f}"
     return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f} to {math.exp(mean + half):.3f})"
+
+
+def _chance(logs: Sequence[float]) -> str:
+    """The chance of a mean as far from 0, were there no difference: two-sided, by Student's t."""
+    if len(logs) < 2:
+        return "-"
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{2 * stdtr(len(logs) - 1, -abs(statistics.fmean(logs)) / error):.3f}" if error else "-"
 
 
 def draw(table: Sequence[Row]) -> bytes:
@@ -244,11 +279,12 @@ def _draw_row(axes: Axes, place: int, row: Row) -> None:
 
 def tabulate(args: argparse.Namespace) -> None:
     """Table and picture of the runs that are there."""
-    table = rows([_read(path) for path in sorted((args.out / "runs").glob("*.json"))])
+    results = [_read(path) for path in sorted((args.out / "runs").glob("*.json"))]
+    table = rows(results)
     if not table:
         raise DataError(str(args.out / "runs"), "holds no finished run", "start some with `run`")
     mpl.use("Agg")
-    text = in_words(table)
+    text = f"{in_words(table)}\n\n{buckets_in_words(results)}"
     write_file(args.out / "table.md", f"{text}\n".encode())
     write_file(args.out / "clip_policies.png", draw(table))
     print(text)

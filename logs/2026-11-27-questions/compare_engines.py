@@ -15,21 +15,21 @@ import itertools
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.figures import check_picture, new_figure, png
 from bert_tools.common.means import mean_and_half_width
 from bert_tools.common.tables import markdown
-from bert_tools.squad.comparison import RESULT, read_run
+from bert_tools.squad.comparison import RESULT, Value, read_run
 from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings, parse_engine
-from bert_tools.squad.table import study_in_words
+from bert_tools.squad.table import study_in_words, with_interval
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import UserError
 from mlperf_bert.common.records import write_json
-from mlperf_bert.optim.noise_scale import efficiency
+from mlperf_bert.optim.noise_scale import efficiency, goodput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,21 +41,22 @@ TIMELINES = Path(__file__).with_name("timelines")
 Record = dict[str, Any]
 PIPELINES = tuple(f"pipeline:2@{each}" for each in ("gpipe", "1f1b", "interleaved", "zero_bubble"))
 ENGINES = ("single", "ddp:2", "fsdp:2", *PIPELINES)
-COUNTS = (2, 4, 8)  # microbatches
-COUNT_SEEDS, SEEDS = (1, 2), (1, 2, 3, 4, 5)
+COUNTS = (1, 2, 4, 8)  # microbatches; two ranks need two
+COUNT_SEEDS, SEEDS = (1, 2), (2, 3, 4, 5, 6)
 BATCH, OTHER_BATCHES, SAMPLES, SHORT = 32, (16, 64), 19_200, 50  # SHORT: updates of a short run
-# Found on seed 0, which no table has: README.md. The rate goes with the root of the batch.
+# Found on seed 1, which whole runs do not use. It goes with the root of the batch.
 LEARNING_RATE = 1e-3
 TARGETS = (50, 60)  # exact match, %
 KEPT = (
     *("engine", "seed", "ranks", "cores", "updates", "samples", "init", "validation_loss"),
     *("exact_match", "f1", "answerable", "unanswerable", "on_the_way", "bubble", "seconds"),
     *("noise_scale", "plain_noise_scale", "cpu_seconds", "core_wait_seconds", "processor"),
+    "model",
 )
 
 
 def settings(args: argparse.Namespace, engine: str, seed: int, **more: Any) -> SquadSettings:
-    """Of a run at `global_batch`, with what all runs share."""
+    """Settings of a run at `global_batch`, with all that runs share."""
     batch = more.setdefault("global_batch", BATCH)
     return SquadSettings(
         engine=parse_engine(engine),
@@ -85,7 +86,8 @@ def short_jobs(args: argparse.Namespace) -> Iterator["Job"]:
     """Every engine with every count, seed by seed, so that slow spells hit all."""
     for seed in COUNT_SEEDS:
         for engine, count in itertools.product(ENGINES, COUNTS):
-            yield job(args, "counts", engine, seed, microbatches=count, updates=SHORT)
+            if count > 1 or engine == "single":
+                yield job(args, "counts", engine, seed, microbatches=count, updates=SHORT)
 
 
 def whole_jobs(args: argparse.Namespace, best: dict[str, int]) -> Iterator["Job"]:
@@ -93,13 +95,15 @@ def whole_jobs(args: argparse.Namespace, best: dict[str, int]) -> Iterator["Job"
     arms = [(engine, BATCH) for engine in ENGINES] + [("ddp:2", each) for each in OTHER_BATCHES]
     for seed in SEEDS:
         for engine, batch in arms:
-            often = {"noise_every": 800 // batch, "evaluate_every": 1600 // batch}
-            more = {"global_batch": batch, "updates": SAMPLES // batch, **often}
+            more = {"global_batch": batch, "updates": SAMPLES // batch}
+            more |= {"evaluate_every": 1600 // batch}
+            if best[engine] > 1:  # the noise is measured on two halves
+                more |= {"noise_every": 800 // batch}
             yield job(args, "whole", engine, seed, microbatches=best[engine], **more)
 
 
 def best_counts(records: Sequence[Record]) -> dict[str, int]:
-    """Of each engine the microbatch count with the most samples/s, in the mean of the seeds."""
+    """The microbatch count of each engine with the most samples/s, in the mean of the seeds."""
     rates: dict[str, dict[int, list[float]]] = {}
     for each in records:
         if each["part"] == "counts":
@@ -127,9 +131,9 @@ def _run_jobs(jobs: Sequence["Job"]) -> int:
         _, status = run_jobs([each])
         if status:
             return status
+        _keep_timeline(each)
         with RECORDS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_kept(each)) + "\n")
-        _keep_timeline(each)
     return 0
 
 
@@ -144,7 +148,7 @@ def _keep_timeline(job: "Job") -> None:
 
 
 def _kept(job: "Job") -> Record:
-    """What the tables need of a run. `loss_difference`: to `single` of the same seed and batch."""
+    """A run's line of records.jsonl. `loss_difference`: to `single` of the same seed and batch."""
     found = json.loads((job.directory / RESULT).read_bytes())
     engine = job.settings.engine
     name = job.directory.name
@@ -187,24 +191,28 @@ def samples_to(record: Record, target: float) -> float | None:
 
 
 def counts_table(records: Sequence[Record]) -> list[str]:
-    """Samples/s of every engine and microbatch count."""
-    short = [each for each in records if each["part"] == "counts"]
+    """Samples/s of every engine and microbatch count, of both seeds."""
+    best = best_counts(records)
     rows = []
     for engine in ENGINES:
         cells = []
         for count in COUNTS:
-            rates = [
-                each["samples_per_s"]
-                for each in short
-                if (each["label"], each["microbatches"]) == (engine, count)
-            ]
-            shown = " ".join(f"{rate:.0f}" for rate in rates) or "-"
-            cells.append(f"**{shown}**" if best_counts(records).get(engine) == count else shown)
+            shown = " ".join(
+                f"{each['samples_per_s']:.0f}" for each in _short(records, engine, count)
+            )
+            cells.append(f"**{shown}**" if best.get(engine) == count else shown or "-")
         rows.append([f"`{engine}`", *cells])
-    return markdown(["samples/s of both seeds", *(f"{each} microbatches" for each in COUNTS)], rows)
+    return markdown(["engine", *(f"{each} microbatches" for each in COUNTS)], rows)
+
+
+def _short(records: Sequence[Record], engine: str, count: int) -> list[Record]:
+    """The short runs of an engine with so many microbatches; they did nothing but train."""
+    wanted = ("counts", engine, count)
+    return [e for e in records if (e["part"], e["label"], e["microbatches"]) == wanted]
 
 
 def _arms(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
+    """The whole runs by engine and batch."""
     found: dict[tuple[str, int], list[Record]] = {}
     for each in records:
         if each["part"] == "whole":
@@ -212,78 +220,72 @@ def _arms(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
     return found
 
 
-def _mean(values: Sequence[float | None], form: str) -> str:
+def _engines(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The whole runs at BATCH by engine."""
+    return {engine: group for (engine, batch), group in _arms(records).items() if batch == BATCH}
+
+
+def _mean(values: Iterable[float | None]) -> str:
     """Mean and half of its 95 % interval over the seeds that have a value."""
-    known = [value for value in values if value is not None]
+    given = list(values)
+    known = [value for value in given if value is not None]
     if not known:
         return "-"
-    mean, half = mean_and_half_width(known)
-    shown = format(mean, form) + (f" ± {format(half, form)}" if half else "")
-    return shown if len(known) == len(values) else f"{shown} ({len(known)} of {len(values)})"
+    shown = with_interval(Value(*mean_and_half_width(known), len(known)))
+    return shown if len(known) == len(given) else f"{shown} ({len(known)} of {len(given)})"
 
 
 def quality_table(records: Sequence[Record]) -> list[str]:
-    """What each engine's model answers, and what it took to get there."""
+    """The answers of each engine's models, and the samples and seconds to a share of right ones."""
     head = ["engine", "seeds", "exact match, %", "answerable", "unanswerable", "F1, %"]
     head += [f"samples to {each} %" for each in TARGETS]
     head += [f"seconds to {each} %" for each in TARGETS]
     head += ["any update's loss against `single`"]
     rows = []
-    for (engine, batch), group in _arms(records).items():
-        if batch != BATCH:
-            continue
-        differences = [each["loss_difference"] for each in group if each["loss_difference"]]
-        reached = {each: [samples_to(run, each) for run in group] for each in TARGETS}
-        cells = [f"`{engine}`", str(len(group)), _mean([e["exact_match"] for e in group], ".1f")]
-        cells += [
-            _mean([each[kind]["exact_match"] for each in group], ".1f")
-            for kind in ("answerable", "unanswerable")
-        ]
-        cells += [_mean([each["f1"] for each in group], ".1f")]
-        cells += [_mean(reached[each], ",.0f") for each in TARGETS]
-        cells += [_mean(_seconds(group, reached[each]), ".1f") for each in TARGETS]
-        rows.append([*cells, f"{max(differences):.1g}" if differences else "-"])
+    for engine, group in _engines(records).items():
+        cells = [f"`{engine}`", str(len(group)), _mean(each["exact_match"] for each in group)]
+        for kind in ("answerable", "unanswerable"):
+            cells.append(_mean(each[kind]["exact_match"] for each in group))
+        cells.append(_mean(each["f1"] for each in group))
+        cells += [_mean(samples_to(run, each) for run in group) for each in TARGETS]
+        cells += [_mean(seconds_to(run, each) for run in group) for each in TARGETS]
+        most = max((each["loss_difference"] for each in group), default=0)
+        rows.append([*cells, "-" if engine == "single" else f"{most:.1g}"])
     return markdown(head, rows)
 
 
-def _seconds(group: Sequence[Record], samples: Sequence[float | None]) -> list[float | None]:
-    """Training alone, at the pace of each run's plain updates."""
-    return [
-        None if count is None else count / each["samples_per_s"]
-        for each, count in zip(group, samples, strict=True)
-    ]
+def seconds_to(record: Record, target: float) -> float | None:
+    """Seconds of training alone to a target, at the pace of the run's plain updates."""
+    samples = samples_to(record, target)
+    return None if samples is None else float(samples / record["samples_per_s"])
 
 
 def rates_table(records: Sequence[Record]) -> list[str]:
     """Speed, and where it goes: the same updates, so that only time differs."""
     head = ["engine", "microbatches", "samples/s", "over `single`, same seed", "bubble, %"]
     head += ["by formula, %", "CPU ms a sample", "waited for a core, %"]
-    arms = _arms(records)
-    single = {each["seed"]: each["samples_per_s"] for each in arms["single", BATCH]}
+    arms = _engines(records)
+    single = {each["seed"]: each["samples_per_s"] for each in arms["single"]}
     rows = []
-    for (engine, batch), group in arms.items():
-        if batch != BATCH:
-            continue
+    for engine, group in arms.items():
+        count = group[0]["microbatches"]
         bubbles = [each["bubble"] or {} for each in group]
+        # The whole runs also evaluated and measured.
+        short = _short(records, engine, count)
+        cells = [f"`{engine}`", str(count), _mean(each["samples_per_s"] for each in group)]
         ratios = [each["samples_per_s"] / single[each["seed"]] for each in group]
-        formula = bubbles[0].get("formula")
-        waits = [
-            100 * sum(each["core_wait_seconds"]) / (each["seconds"]["train"] * each["ranks"])
-            for each in group
-        ]
-        rows.append(
-            [
-                f"`{engine}`",
-                str(group[0]["microbatches"]),
-                _mean([each["samples_per_s"] for each in group], ".0f"),
-                "-" if engine == "single" else _mean(ratios, ".2f"),
-                _mean([_percent(each.get("measured")) for each in bubbles], ".1f"),
-                "-" if formula is None else f"{100 * formula:.1f}",
-                _mean([1e3 * sum(e["cpu_seconds"]) / e["samples"] for e in group], ".2f"),
-                _mean(waits, ".0f"),
-            ]
-        )
+        cells += ["-" if engine == "single" else _mean(ratios)]
+        cells += [_mean(_percent(each.get("measured")) for each in bubbles)]
+        cells += [_mean([_percent(bubbles[0].get("formula"))])]
+        cells += [_mean(1e3 * sum(each["cpu_seconds"]) / each["samples"] for each in short)]
+        rows.append([*cells, _mean(map(_waited, short))])
     return markdown(head, rows)
+
+
+def _waited(record: Record) -> float:
+    """Share of the ranks' time in which they waited for a core, in percent."""
+    whole = record["seconds"]["train"] * record["ranks"]
+    return float(100 * sum(record["core_wait_seconds"]) / whole)
 
 
 def _percent(share: float | None) -> float | None:
@@ -292,80 +294,54 @@ def _percent(share: float | None) -> float | None:
 
 def batches_table(records: Sequence[Record]) -> list[str]:
     """`ddp:2` at three batches: what the noise scale says a sample is worth, and what it was."""
+    kinds = {"plain_noise_scale": "plain", "noise_scale": "as Adam scales it"}
     head = [
         "global batch",
         "exact match, %",
         "samples/s",
-        "noise scale, plain",
-        "as Adam scales it",
+        *(f"phi, {each}" for each in kinds.values()),
     ]
-    head += [f"a sample's worth against batch {BATCH}: plain", "as Adam scales it"]
-    head += [f"measured, to {each} %" for each in TARGETS] + ["goodput by the plain one"]
+    head += [f"a sample's worth by phi, {each}" for each in kinds.values()]
+    head += [f"measured, to {each} %" for each in TARGETS] + ["goodput by plain phi"]
     arms = {batch: group for (name, batch), group in _arms(records).items() if name == "ddp:2"}
-    noise = {
-        key: [each[key] for each in arms[BATCH]] for key in ("plain_noise_scale", "noise_scale")
-    }
-    base = {
-        target: {each["seed"]: samples_to(each, target) for each in arms[BATCH]}
-        for target in TARGETS
-    }
+    base = {each["seed"]: each for each in arms[BATCH]}
     rows = []
     for batch, group in sorted(arms.items()):
-        worth = {
-            key: [efficiency(phi, BATCH, batch) for phi in values if phi is not None]
-            for key, values in noise.items()
-        }
-        measured = [
-            _mean(
-                [_ratio(base[target][each["seed"]], samples_to(each, target)) for each in group],
-                ".2f",
-            )
-            for target in TARGETS
-        ]
-        goodput = statistics.fmean(worth["plain_noise_scale"]) * statistics.fmean(
-            each["samples_per_s"] for each in group
-        )
-        rows.append(
-            [
-                str(batch),
-                _mean([each["exact_match"] for each in group], ".1f"),
-                _mean([each["samples_per_s"] for each in group], ".0f"),
-                *(_mean([e[key] for e in group], ".0f") for key in noise),
-                *(_mean(values, ".2f") for values in worth.values()),
-                *measured,
-                f"{goodput:.0f}",
-            ]
-        )
+        cells = [str(batch), _mean(each["exact_match"] for each in group)]
+        cells += [_mean(each["samples_per_s"] for each in group)]
+        cells += [_mean(each[kind] for each in group) for kind in kinds]
+        for kind in kinds:  # phi of the middle batch, as a run would know it
+            phis = [each[kind] for each in base.values() if each[kind] is not None]
+            cells += [_mean(efficiency(phi, BATCH, batch) for phi in phis)]
+        for target in TARGETS:
+            cells += [_mean(_worth(base[each["seed"]], each, target) for each in group)]
+        rates = [(each["samples_per_s"], base[each["seed"]]["plain_noise_scale"]) for each in group]
+        cells += [_mean(goodput(rate, phi, BATCH, batch) for rate, phi in rates if phi is not None)]
+        rows.append(cells)
     return markdown(head, rows)
 
 
-def _ratio(base: float | None, own: float | None) -> float | None:
-    return None if base is None or own is None else base / own
+def _worth(base: Record, own: Record, target: float) -> float | None:
+    """Samples that `base` took to a target over those that `own` took."""
+    theirs, mine = samples_to(base, target), samples_to(own, target)
+    return None if theirs is None or mine is None else theirs / mine
 
 
 def curves(records: Sequence[Record]) -> "Figure":
-    """Exact match over samples and over seconds of training: a line for each run."""
+    """Exact match of one engine over samples, and of all over seconds of training, run by run."""
     figure = new_figure(11, 4)
     panels = figure.subplots(1, 2, sharey=True)
-    for number, ((engine, batch), group) in enumerate(_arms(records).items()):
-        if batch != BATCH:
-            continue
+    for number, (engine, group) in enumerate(_engines(records).items()):
         for place, each in enumerate(group):
-            samples = [
-                0,
-                *(point["update"] * batch for point in each["on_the_way"]),
-                each["samples"],
-            ]
-            match = [
-                None,
-                *(point["exact_match"] for point in each["on_the_way"]),
-                each["exact_match"],
-            ]
+            updates = [*(point["update"] for point in each["on_the_way"]), each["updates"]]
+            match = [*(point["exact_match"] for point in each["on_the_way"]), each["exact_match"]]
+            samples = [update * each["global_batch"] for update in updates]
+            style = {"color": f"C{number}", "lw": 0.9, "alpha": 0.8}
+            if engine == "single":  # the others' lie on it
+                panels[0].plot(samples, match, **style)
             seconds = [count / each["samples_per_s"] for count in samples]
-            for axes, across in zip(panels, (samples, seconds), strict=True):
-                label = engine if place == 0 else None
-                axes.plot(across, match, color=f"C{number}", lw=0.9, alpha=0.8, label=label)
-    for axes, title in zip(panels, ("samples", "seconds of training"), strict=True):
+            panels[1].plot(seconds, match, **style, label=engine if place == 0 else None)
+    for axes, title in zip(panels, ("samples (any engine)", "seconds of training"), strict=True):
         axes.set_xlabel(title)
         axes.axhline(_floor(records[-1]), color="grey", lw=0.8, ls=":", label="no answer at all")
         axes.grid(alpha=0.3)
@@ -387,11 +363,10 @@ def _floor(record: Record) -> float:
     return float(100 * without / (without + answerable))
 
 
-def published_table(_records: Sequence[Record]) -> list[str]:
-    """The study that is often cited, with its differences to its baseline."""
-    lines = study_in_words()
-    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
-    return lines[first : lines.index("", first)]
+def published_tables() -> list[list[str]]:
+    """The study that is often cited, with its differences to its baseline; what that implies."""
+    grouped = itertools.groupby(study_in_words(), lambda line: line.startswith("|"))
+    return [list(lines) for is_table, lines in grouped if is_table]
 
 
 TABLES = {
@@ -399,7 +374,8 @@ TABLES = {
     "quality": quality_table,
     "rates": rates_table,
     "batches": batches_table,
-    "published": published_table,
+    "published": lambda _: published_tables()[0],
+    "published-figures": lambda _: published_tables()[1],
 }
 
 

@@ -54,10 +54,10 @@ class Place:
         """In words."""
         return f"What is between {self.before} and {self.after}?"
 
-    def asks_of(self, context: str) -> bool:
-        """True if a context has both pairs, each once."""
-        counts = [context.lower().count(pair.lower()) for pair in (self.before, self.after)]
-        return counts == [1, 1]
+    def counts_in(self, context: str) -> tuple[int, int]:
+        """How often a context has each pair."""
+        text = context.lower()
+        return text.count(self.before.lower()), text.count(self.after.lower())
 
 
 def places(context: str, draw: random.Random) -> list[Place]:
@@ -74,7 +74,7 @@ def places(context: str, draw: random.Random) -> list[Place]:
                 after=context[around[-_ENDS].start() : around[-1].end()],
                 first=words[first].start(),
             )
-            if place.asks_of(context):
+            if place.counts_in(context) == (1, 1):
                 found.append(place)
     return draw.sample(found, min(PER_CONTEXT, len(found)))
 
@@ -93,7 +93,7 @@ def question_set(name: str, texts: list[str], draw: random.Random) -> dict[str, 
             )
             if draw.random() < UNANSWERABLE:
                 other = draw.choice(everywhere)
-                while other.asks_of(text):
+                while all(other.counts_in(text)):
                     other = draw.choice(everywhere)
                 question, answers = other.question, []
             count += 1

@@ -15,8 +15,8 @@ os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
-
 import tensorflow as tf
+
 import tensorflow_cases as cases
 
 

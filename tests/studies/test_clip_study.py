@@ -182,7 +182,7 @@ def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
             result["config"]["clip"]["policy"] != "none"
         )
     assert run_study(tool, "table", "--out", out) == 0
-    assert "| lamb | 32 | none | 0 of 2 | not reached | - |" in (out / "table.md").read_text()
+    assert "| lamb | 32 | none | 0 of 2 | not reached | - | - |" in (out / "table.md").read_text()
     assert (out / "clip_policies.png").read_bytes().startswith(b"\x89PNG")
     assert run_study(tool, *arguments, "--max-samples", "96") == 2
     assert "was made with another config" in capsys.readouterr().err
@@ -197,8 +197,8 @@ def result(policy: str, seed: int, samples: float | None, clipped: float) -> dic
         "clip": {"policy": policy},
     }
     curve = [
-        {"samples": 100, "clipped_fraction": 0.0},
-        {"samples": 400, "clipped_fraction": clipped},
+        {"samples": 100, "clipped_fraction": 0.0, "clipped_by_bucket": [0.0, 1.0]},
+        {"samples": 400, "clipped_fraction": clipped, "clipped_by_bucket": [clipped, 1.0]},
     ]
     found = {"config": config, "samples_to_target": samples, "curve": curve}
     return found | {"bucket_sizes": [1, 2]}
@@ -216,7 +216,7 @@ def test_table_compares_seed_with_seed(tool: ModuleType) -> None:
         *("after_allreduce", "whole_before_allreduce", "bucket_before_allreduce, 2 buckets")
     ]
     assert whole.samples == {1: 3000, 2: 2000, 3: math.inf}
-    assert whole.log_ratios(after) == pytest.approx([math.log(1.5), 0])
+    assert whole.log_ratios(after) == pytest.approx({1: math.log(1.5), 2: 0})
     assert whole.clipped == pytest.approx([0.6] * 3)  # 300 samples of 400 at 0.8
     lines = tool.in_words([after, whole, bucket]).splitlines()
     # The interval of log 1.5 and 0: their mean, and 12.706 (one degree of freedom) times half.
@@ -224,12 +224,15 @@ def test_table_compares_seed_with_seed(tool: ModuleType) -> None:
     middle = math.sqrt(1.5)
     interval = f"{middle / math.exp(half):.3f} to {middle * math.exp(half):.3f}"
     assert lines[2:4] == [
-        "| adamw | 32 | after_allreduce | 3 of 3 | 2.0 K (2.0 K to 2.0 K) | - | 0.30 |",
+        "| adamw | 32 | after_allreduce | 3 of 3 | 2.0 K (2.0 K to 2.0 K) | - | - | 0.30 |",
         "| adamw | 32 | whole_before_allreduce | 2 of 3 | 2.5 K (2.0 K to 3.0 K) "
-        f"| {middle:.3f} ({interval}) | 0.60 |",
+        f"| {middle:.3f} ({interval}) | 0.500 | 0.60 |",
     ]
     assert lines[5:] == [
-        f"| all | all | whole_before_allreduce | 2 | | {middle:.3f} ({interval}) | |",
-        "| all | all | bucket_before_allreduce, 2 buckets | 3 | | 0.500 (0.500 to 0.500) | |",
+        f"| all | all | whole_before_allreduce | 2 | | {middle:.3f} ({interval}) | 0.500 | |",
+        "| all | all | bucket_before_allreduce, 2 buckets | 3 | | 0.500 (0.500 to 0.500) | - | |",
+    ]
+    assert tool.buckets_in_words(results).splitlines()[2:] == [
+        "| adamw | 2 | 32 | 0.001, 0.002 | 0.25, 1.00 |"
     ]
     assert tool.draw([after, whole, bucket]).startswith(b"\x89PNG")

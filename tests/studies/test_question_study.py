@@ -11,7 +11,7 @@ import pytest
 from bert_tools.squad.questions import read_questions
 from support import load_study, run_study
 
-STUDY = "2026-11-27-questions"
+STUDY, LABEL = "2026-11-27-questions", "pipeline:2@gpipe"
 WORDS = [f"{first}{second}" for first in "bcdfgh" for second in ("ab", "ec", "id", "og", "um")]
 
 
@@ -88,7 +88,7 @@ def record(label: str, batch: int, seed: int, rate: float, match: list[float]) -
         "seconds": {"train": 4.0},
         "cpu_seconds": [2.0],
         "core_wait_seconds": [0.4],
-        "loss_difference": None if label == "single" else 2e-7,
+        "loss_difference": 0.0 if label == "single" else 2e-7,
         "noise_scale": 10.0,
         "plain_noise_scale": 50.0,
     }
@@ -102,22 +102,24 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
     study: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study, "BATCH", 25)
+    short = [record(label, 25, 1, 9, [0]) | {"part": "counts"} for label in ("single", LABEL)]
     runs = [
+        *short,
         record("single", 25, 1, 100.0, [25.0, 45.0, 55.0, 65.0]),
         record("single", 25, 2, 100.0, [25.0, 25.0, 45.0, 55.0]),
-        record("pipeline:2@gpipe", 25, 1, 200.0, [25.0, 45.0, 55.0, 65.0]),
+        record(LABEL, 25, 1, 200.0, [25.0, 45.0, 55.0, 65.0]),
     ]
-    assert study.samples_to(runs[0], 50) == pytest.approx(250)
-    assert study.samples_to(runs[0], 20) == 100
-    assert study.samples_to(runs[1], 60) is None
+    assert study.samples_to(runs[2], 50) == pytest.approx(250)
+    assert study.samples_to(runs[2], 20) == 100
+    assert study.samples_to(runs[3], 60) is None
     quality, rates = study.quality_table(runs), study.rates_table(runs)
     single, pipeline = cells(quality, 0), cells(quality, 1)
     # Of 250 and 350 samples: 300, and 12.706 times their standard error of 50.
     assert single[6:10] == ["300 ± 635", "350 (1 of 2)", "3.0 ± 6.4", "3.5 (1 of 2)"]
     assert single[-1] == "-" and pipeline[-1] == "2e-07"
-    assert pipeline[6:10] == ["250", "350", "1.2", "1.8"]
+    assert pipeline[6:10] == ["250", "350", "1.25", "1.75"]
     # samples/s, over single, bubble, formula, CPU ms a sample, waited
-    assert cells(rates, 1)[2:] == ["200", "2.00", "25.0", "20.0", "5.00", "10"]
+    assert cells(rates, 1)[2:] == ["200", "2.00", "25", "20", "5", "10"]
 
 
 def test_batches_are_told_with_what_the_noise_scale_promised(
@@ -130,7 +132,7 @@ def test_batches_are_told_with_what_the_noise_scale_promised(
     ]
     large = cells(study.batches_table(runs), 1)
     worth = (50 + 50) / (50 + 100)  # by the noise scale of 50; 250 samples against 350 were needed
-    assert large[5] == f"{worth:.2f}" and large[7] == f"{250 / 350:.2f}"
+    assert large[5] == f"{worth:.4f}" and large[7] == f"{250 / 350:.4f}"
     assert large[9] == f"{150 * worth:.0f}"
 
 

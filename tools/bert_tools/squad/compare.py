@@ -129,7 +129,7 @@ def facts_of(settings: SquadSettings) -> dict[str, Any]:
 
     Engines, seeds and batches may be added later.
     """
-    free = ("global_batch", "updates", "learning_rate")
+    free = ("global_batch", "updates", "learning_rate", "evaluate_every")
     files = {"train": settings.train, "dev": settings.dev, "vocabulary": settings.vocab}
     begins, updates = settings.init_checkpoint, settings.updates
     return {

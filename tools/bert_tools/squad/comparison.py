@@ -24,7 +24,7 @@ _WHY = "more ranks than cores: its times are not comparable"
 _REMEDY = "give the directory of a run that has ended, as `squad train` wrote it"
 _MOST_RANKS = 4096
 _MOST_SPANS = 100_000
-# Settings that may differ: the batch and those that follow from it.
+# Settings that may differ: the batch, those that follow from it, and what is measured on the way.
 _MAY_DIFFER = (
     *("global_batch", "updates", "learning_rate", "noise_every", "evaluate_every"),
     "capacity_tokens",

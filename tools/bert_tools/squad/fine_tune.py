@@ -105,8 +105,8 @@ def fine_tune(
     loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
     evaluated = partial(_evaluate, settings, prepared, engine)
-    told = whereabouts or Whereabouts()
-    log, usage, curve = _train(settings, loop, info, device, told, evaluated)
+    place = whereabouts or Whereabouts()
+    log, usage, curve = _train(settings, loop, info, device, place, evaluated)
     if log.stopped_by is not None:
         if info.rank == 0:
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
@@ -199,7 +199,7 @@ def _train(
     whereabouts: Whereabouts,
     evaluated: Callable[[], dict[str, Any]],
 ) -> tuple[TrainingLog, dict[str, Any], list[dict[str, Any]]]:
-    """What the loop noted, what it used, and scores every `evaluate_every` updates."""
+    """The loop's log, its usage (evaluations included), and scores on the way."""
     total, began, every = loop.num_updates, perf_counter(), settings.evaluate_every
     curve: list[dict[str, Any]] = []
     line = LiveLine(speaks=info.rank == 0)
@@ -216,6 +216,7 @@ def _train(
             whereabouts.at("end")  # no time limit here
             found = evaluated()
             curve.append({"update": update} | {key: found[key] for key in _ON_THE_WAY})
+            from_all_ranks(info, None)  # so that no rank is late for the next update
         whereabouts.at("step", update + 1)
 
     whereabouts.at("step", 1)

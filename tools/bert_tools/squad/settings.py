@@ -49,7 +49,7 @@ _NUMBERS = {  # also the keys of a run's record, in this order
     "updates": "instead of --epochs",
     "dropout": "default: the model's own",
     "noise_every": "updates between two measurements of the gradient's noise; 0: never",
-    "evaluate_every": "updates between two evaluations on the way; 0: only at the end",
+    "evaluate_every": "updates between two evaluations on the way, which rates leave out; 0: none",
 }
 
 
@@ -125,7 +125,8 @@ class SquadSettings:
     windows of an update, cut into `microbatches` of similar token counts. `updates` None: enough
     for `epochs` passes over the windows. `warmup` is a share of the updates. `dropout` None: the
     model's own. Every `noise_every` updates (0: never) the gradient is taken in two halves, to
-    measure its noise. `max_grad_norm` 0: no limit.
+    measure its noise. Every `evaluate_every` updates (0: never) the dev questions are answered.
+    `max_grad_norm` 0: no limit.
     """
 
     engine: EngineName
