@@ -119,7 +119,7 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
     assert single[-1] == "-" and pipeline[-1] == "2e-07"
     assert pipeline[6:10] == ["250", "350", "1.25", "1.75"]
     # samples/s, over single, bubble, formula, CPU ms a sample, waited
-    assert cells(rates, 1)[2:] == ["200", "2.00", "25", "20", "5", "10"]
+    assert cells(rates, 1)[2:] == ["200", "2", "25", "20", "5", "10"]
 
 
 def test_batches_are_told_with_what_the_noise_scale_promised(
