@@ -11,7 +11,6 @@ DIR/runs/<run>.json each when it is finished; started again, it goes on with wha
 """
 
 import argparse
-import io
 import itertools
 import json
 import math
@@ -22,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from scipy.special import stdtr
 
+from bert_tools.common.figures import new_figure, png
 from bert_tools.common.means import mean_and_half_width
 from clip_study_runs import Cell, make_config, run_cell
 from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
@@ -248,9 +246,8 @@ def draw(table: Sequence[Row]) -> bytes:
     A run that did not reach the target has no point.
     """
     pairs = sorted({(row.optimizer, row.global_batch_size) for row in table})
-    figure, panels = plt.subplots(
-        1, len(pairs), figsize=(3.6 * len(pairs), 3.6), squeeze=False, layout="constrained"
-    )
+    figure = new_figure(3.6 * len(pairs), 3.6)
+    panels = figure.subplots(1, len(pairs), squeeze=False)
     for axes, pair in zip(panels[0], pairs, strict=True):
         shown = [row for row in table if (row.optimizer, row.global_batch_size) == pair]
         for place, row in enumerate(shown):
@@ -262,10 +259,7 @@ def draw(table: Sequence[Row]) -> bytes:
         axes.set_title(f"{pair[0]}, global batch {pair[1]}", fontsize=9)
         axes.set_xlabel("thousand samples to the target", fontsize=8)
         axes.grid(alpha=0.3, axis="x")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return picture.getvalue()
+    return png(figure, 110)
 
 
 def _draw_row(axes: Axes, place: int, row: Row) -> None:
@@ -283,7 +277,6 @@ def tabulate(args: argparse.Namespace) -> None:
     table = rows(results)
     if not table:
         raise DataError(str(args.out / "runs"), "holds no finished run", "start some with `run`")
-    mpl.use("Agg")
     text = f"{in_words(table)}\n\n{buckets_in_words(results)}"
     write_file(args.out / "table.md", f"{text}\n".encode())
     write_file(args.out / "clip_policies.png", draw(table))
