@@ -6,8 +6,9 @@
 
 `run` first makes short runs of every engine with several microbatch counts (COUNTS), then whole
 runs of each engine with the count that was fastest, and of `ddp:2` at other global batches, seed
-after seed. Each is a `squad train`. What the tables are made of is added to records.jsonl when a
-run has ended; started again, the command goes on with what is missing there.
+after seed; at last longer ones of `single`. Each is a `squad train`. What the tables are made of is
+added to records.jsonl when a run has ended; started again, the command goes on with what is missing
+there.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import itertools
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ PIPELINES = tuple(f"pipeline:2@{each}" for each in ("gpipe", "1f1b", "interleave
 ENGINES = ("single", "ddp:2", "fsdp:2", *PIPELINES)
 COUNTS = (1, 2, 4, 8)  # microbatches; two ranks need two
 COUNT_SEEDS, SEEDS = (1, 2), (2, 3, 4, 5, 6)
-BATCH, OTHER_BATCHES, SAMPLES, SHORT = 32, (16, 64), 19_200, 50  # SHORT: updates of a short run
+BATCH, OTHER_BATCHES, SAMPLES, LONG = 32, (16, 64), 19_200, 32_000  # LONG: samples, too
+SHORT = 50  # updates of a short run
 # Found on seed 1, which whole runs do not use. It goes with the root of the batch.
 LEARNING_RATE = 1e-3
 TARGETS = (50, 60)  # exact match, %
@@ -102,6 +104,13 @@ def whole_jobs(args: argparse.Namespace, best: dict[str, int]) -> Iterator["Job"
             yield job(args, "whole", engine, seed, microbatches=best[engine], **more)
 
 
+def long_jobs(args: argparse.Namespace) -> Iterator["Job"]:
+    """One engine with more samples: what the questions can be answered to."""
+    for seed in SEEDS:
+        more = {"updates": LONG // BATCH, "evaluate_every": 3200 // BATCH}
+        yield job(args, "long", "single", seed, microbatches=1, **more)
+
+
 def best_counts(records: Sequence[Record]) -> dict[str, int]:
     """The microbatch count of each engine with the most samples/s, in the mean of the seeds."""
     rates: dict[str, dict[int, list[float]]] = {}
@@ -118,7 +127,8 @@ def best_counts(records: Sequence[Record]) -> dict[str, int]:
 def run(args: argparse.Namespace) -> int:
     """Run what records.jsonl lacks; the status of a run that failed, else 0."""
     status = _run_jobs(list(short_jobs(args)))
-    return status or _run_jobs(list(whole_jobs(args, best_counts(read_records()))))
+    status = status or _run_jobs(list(whole_jobs(args, best_counts(read_records()))))
+    return status or _run_jobs(list(long_jobs(args)))
 
 
 def _run_jobs(jobs: Sequence["Job"]) -> int:
@@ -240,18 +250,34 @@ def quality_table(records: Sequence[Record]) -> list[str]:
     head = ["engine", "seeds", "exact match, %", "answerable", "unanswerable", "F1, %"]
     head += [f"samples to {each} %" for each in TARGETS]
     head += [f"seconds to {each} %" for each in TARGETS]
-    head += ["any update's loss against `single`"]
+    head += ["loss against `single`: first five updates, any"]
     rows = []
     for engine, group in _engines(records).items():
-        cells = [f"`{engine}`", str(len(group)), _mean(each["exact_match"] for each in group)]
-        for kind in ("answerable", "unanswerable"):
-            cells.append(_mean(each[kind]["exact_match"] for each in group))
-        cells.append(_mean(each["f1"] for each in group))
-        cells += [_mean(samples_to(run, each) for run in group) for each in TARGETS]
-        cells += [_mean(seconds_to(run, each) for run in group) for each in TARGETS]
-        most = max((each["loss_difference"] for each in group), default=0)
-        rows.append([*cells, "-" if engine == "single" else f"{most:.1g}"])
+        cells = [f"`{engine}`", *_answers(group)]
+        first = max(_first_difference(run, records) for run in group)
+        most = max(run["loss_difference"] for run in group)
+        rows.append([*cells, "-" if engine == "single" else f"{first:.1g}, {most:.1g}"])
+    longer = [each for each in records if each["part"] == "long"]
+    if longer:
+        rows.append([f"`single`, {LONG:,} samples", *_answers(longer), "-"])
     return markdown(head, rows)
+
+
+def _answers(group: Sequence[Record]) -> list[str]:
+    """The cells of what runs answer, and of samples and seconds to it."""
+    cells = [str(len(group)), _mean(each["exact_match"] for each in group)]
+    for kind in ("answerable", "unanswerable"):
+        cells.append(_mean(each[kind]["exact_match"] for each in group))
+    cells.append(_mean(each["f1"] for each in group))
+    cells += [_mean(samples_to(run, each) for run in group) for each in TARGETS]
+    return cells + [_mean(seconds_to(run, each) for run in group) for each in TARGETS]
+
+
+def _first_difference(run: Record, records: Sequence[Record]) -> float:
+    """The largest of the first five updates' losses to those of `single` with the same seed."""
+    (single,) = [each for each in _engines(records)["single"] if each["seed"] == run["seed"]]
+    pairs = zip(run["first_losses"], single["first_losses"], strict=True)
+    return float(max(abs(one - other) for one, other in pairs))
 
 
 def seconds_to(record: Record, target: float) -> float | None:
@@ -369,7 +395,7 @@ def published_tables() -> list[list[str]]:
     return [list(lines) for is_table, lines in grouped if is_table]
 
 
-TABLES = {
+TABLES: dict[str, Callable[[Sequence[Record]], list[str]]] = {
     "counts": counts_table,
     "quality": quality_table,
     "rates": rates_table,

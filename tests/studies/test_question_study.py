@@ -88,6 +88,7 @@ def record(label: str, batch: int, seed: int, rate: float, match: list[float]) -
         "seconds": {"train": 4.0},
         "cpu_seconds": [2.0],
         "core_wait_seconds": [0.4],
+        "first_losses": [3.0, 2.9 if label == "single" else 2.9 + 1e-7],
         "loss_difference": 0.0 if label == "single" else 2e-7,
         "noise_scale": 10.0,
         "plain_noise_scale": 50.0,
@@ -116,7 +117,7 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
     single, pipeline = cells(quality, 0), cells(quality, 1)
     # Of 250 and 350 samples: 300, and 12.706 times their standard error of 50.
     assert single[6:10] == ["300 ± 635", "350 (1 of 2)", "3.0 ± 6.4", "3.5 (1 of 2)"]
-    assert single[-1] == "-" and pipeline[-1] == "2e-07"
+    assert single[-1] == "-" and pipeline[-1] == "1e-07, 2e-07"
     assert pipeline[6:10] == ["250", "350", "1.25", "1.75"]
     # samples/s, over single, bubble, formula, CPU ms a sample, waited
     assert cells(rates, 1)[2:] == ["200", "2", "25", "20", "5", "10"]
@@ -165,7 +166,7 @@ def test_a_run_is_recorded_and_not_repeated(
     (run_dir / study.RESULT).write_text(json.dumps(found))
     for name, few in {"ENGINES": ("single",), "COUNTS": (2,), "COUNT_SEEDS": (1,)}.items():
         monkeypatch.setattr(study, name, few)
-    monkeypatch.setattr(study, "SEEDS", ())
+    monkeypatch.setattr(study, "SEEDS", ())  # no whole and no long runs
     words = ["run", "--questions", corpus / "out", "--init-checkpoint", tmp_path]
     assert run_study(study, *words, "--out", tmp_path / "runs") == 0
     assert "1 of 1: counts-single-b32-m2-seed1" in capsys.readouterr().out
