@@ -102,7 +102,8 @@ def cells(lines: list[str], place: int) -> list[str]:
 def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
     study: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "BATCH", 25)
+    for name, value in (("BATCH", 25), ("TARGETS", (50, 60))):
+        monkeypatch.setattr(study, name, value)
     short = [record(label, 25, 1, 9, [0]) | {"part": "counts"} for label in ("single", LABEL)]
     runs = [
         *short,
@@ -116,9 +117,14 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
     quality, rates = study.quality_table(runs), study.rates_table(runs)
     single, pipeline = cells(quality, 0), cells(quality, 1)
     # Of 250 and 350 samples: 300, and 12.706 times their standard error of 50.
-    assert single[6:10] == ["300 ± 635", "350 (1 of 2)", "3.0 ± 6.4", "3.5 (1 of 2)"]
+    assert (single[6], pipeline[6]) == ("-", "0")
+    assert single[7:11] == ["300 ± 635", "350 (1 of 2)", "3.0 ± 6.4", "3.5 (1 of 2)"]
     assert single[-1] == "-" and pipeline[-1] == "1e-07, 2e-07"
-    assert pipeline[6:10] == ["250", "350", "1.25", "1.75"]
+    assert pipeline[7:11] == ["250", "350", "1.25", "1.75"]
+    longer = [run | {"part": "long"} for run in runs[2:4]]
+    # Exact match of 65 and 55, the lesser one, and samples to 50 and to 60 (twice).
+    found = cells(study.long_table(longer), 0)
+    assert [found[2], *found[6:]] == ["60 ± 64", "55.0", "300 ± 635", *["350 (1 of 2)"] * 2]
     # samples/s, over single, bubble, formula, CPU ms a sample, waited
     assert cells(rates, 1)[2:] == ["200", "2", "25", "20", "5", "10"]
 
@@ -126,7 +132,8 @@ def test_quality_is_interpolated_and_told_with_the_seeds_that_reach_it(
 def test_batches_are_told_with_what_the_noise_scale_promised(
     study: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "BATCH", 50)
+    for name, value in (("BATCH", 50), ("TARGETS", (50, 60))):
+        monkeypatch.setattr(study, name, value)
     runs = [
         record("ddp:2", 50, 1, 100.0, [25.0, 45.0, 55.0, 65.0]),
         record("ddp:2", 100, 1, 150.0, [25.0, 25.0, 45.0, 55.0]),
