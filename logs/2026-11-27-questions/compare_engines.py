@@ -344,7 +344,10 @@ def batches_table(records: Sequence[Record]) -> list[str]:
         *(f"phi, {each}" for each in kinds.values()),
     ]
     head += [f"a sample's worth by phi, {each}" for each in kinds.values()]
-    head += [f"measured, to {each} %" for each in TARGETS] + ["goodput by plain phi"]
+    head += [f"measured, to {each} %" for each in TARGETS] + [
+        "goodput by plain phi",
+        f"seconds to {TARGETS[-1]} %",
+    ]
     arms = {batch: group for (name, batch), group in _arms(records).items() if name == "ddp:2"}
     base = {each["seed"]: each for each in arms[BATCH]}
     rows = []
@@ -359,7 +362,7 @@ def batches_table(records: Sequence[Record]) -> list[str]:
             cells += [_mean(_worth(base[each["seed"]], each, target) for each in group)]
         rates = [(each["samples_per_s"], base[each["seed"]]["plain_noise_scale"]) for each in group]
         cells += [_mean(goodput(rate, phi, BATCH, batch) for rate, phi in rates if phi is not None)]
-        rows.append(cells)
+        rows.append([*cells, _mean(seconds_to(each, TARGETS[-1]) for each in group)])
     return markdown(head, rows)
 
 
