@@ -147,7 +147,7 @@ def record(
         "validation_loss": 2.5,
         "exact_match": 30.0,
         "f1": 40.0,
-        "noise_scale": None,
+        "plain_noise_scale": None,
         "peak_memory_bytes": [200 * 2**20] * ranks,
         "cpu_seconds": [15.0] * ranks,
         "device_utilisation": [0.75] * ranks,

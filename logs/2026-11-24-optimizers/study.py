@@ -333,10 +333,10 @@ def crossing(curve, target):
 
 
 def noise_of(metrics):
-    """The last measured noise scales, plain and preconditioned, in sequences."""
+    """The last measured noise scales in sequences: plain, and preconditioned by older packages."""
     names = ("noise_scale_plain", "noise_scale")
     found = [each for each in metrics if each.get(names[0]) is not None]
-    return {name: found[-1][name] for name in names} if found else None
+    return {name: found[-1].get(name) for name in names} if found else None
 
 
 def main():

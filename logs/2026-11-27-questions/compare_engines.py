@@ -53,7 +53,7 @@ ANSWERS = ("seeds", "exact match, %", "answerable", "unanswerable", "F1, %")
 KEPT = (
     *("engine", "seed", "ranks", "cores", "updates", "samples", "init", "validation_loss"),
     *("exact_match", "f1", "answerable", "unanswerable", "on_the_way", "bubble", "seconds"),
-    *("noise_scale", "plain_noise_scale", "cpu_seconds", "core_wait_seconds", "processor"),
+    *("plain_noise_scale", "cpu_seconds", "core_wait_seconds", "processor"),
     "model",
 )
 
@@ -335,6 +335,7 @@ def _percent(share: float | None) -> float | None:
 
 def batches_table(records: Sequence[Record]) -> list[str]:
     """`ddp:2` at three batches: what the noise scale says a sample is worth, and what it was."""
+    # The second was measured until this study, with which it went (docs/decisions/0024).
     kinds = {"plain_noise_scale": "plain", "noise_scale": "as Adam scales it"}
     head = [
         "global batch",
@@ -343,22 +344,25 @@ def batches_table(records: Sequence[Record]) -> list[str]:
         *(f"phi, {each}" for each in kinds.values()),
     ]
     head += [f"a sample's worth by phi, {each}" for each in kinds.values()]
-    head += [f"measured, to {each} %" for each in TARGETS] + ["goodput by plain phi"]
+    head += [f"measured, to {each} %" for each in TARGETS] + [
+        "goodput by plain phi",
+        f"seconds to {TARGETS[-1]} %",
+    ]
     arms = {batch: group for (name, batch), group in _arms(records).items() if name == "ddp:2"}
     base = {each["seed"]: each for each in arms[BATCH]}
     rows = []
     for batch, group in sorted(arms.items()):
         cells = [str(batch), _mean(each["exact_match"] for each in group)]
         cells += [_mean(each["samples_per_s"] for each in group)]
-        cells += [_mean(each[kind] for each in group) for kind in kinds]
+        cells += [_mean(each.get(kind) for each in group) for kind in kinds]
         for kind in kinds:  # phi of the middle batch, as a run would know it
-            phis = [each[kind] for each in base.values() if each[kind] is not None]
+            phis = [each[kind] for each in base.values() if each.get(kind) is not None]
             cells += [_mean(efficiency(phi, BATCH, batch) for phi in phis)]
         for target in TARGETS:
             cells += [_mean(_worth(base[each["seed"]], each, target) for each in group)]
         rates = [(each["samples_per_s"], base[each["seed"]]["plain_noise_scale"]) for each in group]
         cells += [_mean(goodput(rate, phi, BATCH, batch) for rate, phi in rates if phi is not None)]
-        rows.append(cells)
+        rows.append([*cells, _mean(seconds_to(each, TARGETS[-1]) for each in group)])
     return markdown(head, rows)
 
 

@@ -90,7 +90,6 @@ def make_metrics(directory: Path) -> None:
             "step_ms": 160.0,
             "wait_ms": 0.1,
             "slowest_over_median": 1.1,
-            "noise_scale": 900.0,
             "noise_scale_plain": 80.0,
         }
         for step in range(1, 8)

@@ -97,7 +97,7 @@ def make_record(directory: Path) -> None:
     more: dict[str, Any] = {
         "schedule": "1f1b",
         "losses": [3.0, None],
-        "noise_scale": 31.5,
+        "plain_noise_scale": 31.5,
         "core_wait_seconds": [0.5, None],
         "device_utilisation": [0.7, None],
         "bubble": {"measured": 0.25, "formula": 0.2},

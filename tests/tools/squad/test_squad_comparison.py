@@ -94,8 +94,8 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("noise", [None, 0.0, 48.0, 1e6])
 def test_efficiency_and_goodput_by_hand(tmp_path: Path, noise: float | None) -> None:
-    runs = [run_of(tmp_path, noise_scale=noise)]
-    runs.append(run_of(tmp_path, noise_scale=noise, updates=5, **with_batch(64)))
+    runs = [run_of(tmp_path, plain_noise_scale=noise)]
+    runs.append(run_of(tmp_path, plain_noise_scale=noise, updates=5, **with_batch(64)))
     comparison = compare_runs(runs, M0)
     small, large = "single, batch 16", "single, batch 64"
     # Of the initial batch 1 whatever the noise, and goodput the rate itself.
@@ -184,7 +184,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         "peak_memory_bytes": [5, 9 * 2**20],
         "bubble": {"measured": 0.21, "formula": 0.2},
         "timeline": pipeline_timeline(2, 4),
-        "noise_scale": 31.0,
+        "plain_noise_scale": 31.0,
     }
     run = read_run(write_record(tmp_path, record("pipeline:2", ranks=2, seed=3, **changes)))
     assert (run.engine, run.schedule, run.ranks, run.seed) == ("pipeline:2", "gpipe", 2, 3)
@@ -216,7 +216,7 @@ def test_runs_that_fill_their_cores_are_comparable(tmp_path: Path) -> None:
         ("seconds", {"train": 1.0, "end_to_end": 0.0}),
         ("seconds", {"train": 1.0, "end_to_end": 10**400}),
         ("samples_per_s", [1.0]),
-        ("noise_scale", -1.0),
+        ("plain_noise_scale", -1.0),
         ("device_utilisation", "high"),
         ("model", {"layers": [1]}),
         ("timeline", [{"rank": 0}]),
@@ -316,8 +316,8 @@ def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(
     tmp_path: Path, comparison: Comparison
 ) -> None:
     assert "so it is 1 for each, whatever the noise" in in_words(comparison)
-    small = make_runs(tmp_path / "a", noise_scale=10.0)
-    large = make_runs(tmp_path / "b", noise_scale=10.0, updates=5, **with_batch(32))
+    small = make_runs(tmp_path / "a", plain_noise_scale=10.0)
+    large = make_runs(tmp_path / "b", plain_noise_scale=10.0, updates=5, **with_batch(32))
     text = in_words(compare_runs(small + large, M0))
     assert "so it is 1 for each" not in text
     # (10 + 16) / (10 + 32) = 0.619

@@ -41,7 +41,7 @@ STATE = CheckpointState(
     skipped_in_a_row=2,
     best_mlm_accuracy=0.5,
     health={"best_loss": 1.0},
-    noise={"noise_scale.weight": 0.5},
+    noise={"noise_scale_plain.weight": 0.5},
 )
 MANIFEST = Manifest(
     step=7,

@@ -312,8 +312,7 @@ def _what(
 def _usage(log: TrainingLog, of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "noise": log.noise,
-        "noise_scale": log.noise_scale.value,
-        "plain_noise_scale": log.plain_noise_scale.value,
+        "plain_noise_scale": log.noise_scale.value,
         "peak_memory_bytes": [usage["peak_memory_bytes"] for usage in of_ranks],
         "cpu_seconds": [usage["cpu_seconds"] for usage in of_ranks],
         "core_wait_seconds": [usage["core_wait_seconds"] for usage in of_ranks],

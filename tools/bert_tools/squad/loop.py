@@ -10,36 +10,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bert_tools.squad.batches import UpdatePlan
 from bert_tools.squad.bubble import Span, StageClock
-from bert_tools.squad.engines import REPLICA, Engine, MakeBatch
+from bert_tools.squad.engines import Engine, MakeBatch
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.optim.flat_optimizer import is_exempt
-from mlperf_bert.optim.noise_meter import preconditioner
 from mlperf_bert.optim.noise_scale import NoiseScale, covariance_trace, gradient_square
 from mlperf_bert.optim.schedule import learning_rate
 
 BETAS = (0.9, 0.999)
 CLOCKED_UPDATES = 3  # clocked updates of a pipeline, at most
-
-
-class Squares(NamedTuple):
-    """Squared norms of a gradient over all of the model's elements, on every rank alike.
-
-    `preconditioned` is that of the gradient times Adam's scale of each element, with the second
-    moments before the update.
-    """
-
-    plain: float
-    preconditioned: float
 
 
 @dataclass(slots=True)
@@ -51,8 +37,7 @@ class TrainingLog:
     step_seconds: list[float | None] = field(default_factory=list)  # None: not a plain update
     skipped: int = 0
     noise: list[dict[str, float]] = field(default_factory=list)
-    noise_scale: NoiseScale = field(default_factory=NoiseScale)  # preconditioned
-    plain_noise_scale: NoiseScale = field(default_factory=NoiseScale)
+    noise_scale: NoiseScale = field(default_factory=NoiseScale)
     clocked: list[list[Span]] = field(default_factory=list)  # this rank's, by update
     stopped_by: str | None = None  # the signal that ended it
 
@@ -167,7 +152,7 @@ class Loop:
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
-        """True if the update measures noise; the warm-up has no good second moments of Adam yet."""
+        """True if the update measures noise; in the warm-up it falls too fast."""
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
@@ -195,35 +180,28 @@ class Loop:
         """Compute an update in halves; also squared norms of their mean gradients and its own."""
         count = self._settings.microbatches
         share = self._accumulate(update, 0, count // 2)
-        first = self._squares(2.0)
+        first = self._square(2.0)
         of_first_half = [each.clone() for each in self._gradients()]
         share = share + self._accumulate(update, count // 2, count)
-        second = self._squares(2.0, less=of_first_half)
-        self._note_noise(update, (first, second), self._squares(1.0))
+        second = self._square(2.0, less=of_first_half)
+        self._note_noise(update, (first + second) / 2, self._square(1.0))
         return share
 
-    def _note_noise(self, update: int, halves: tuple[Squares, Squares], big: Squares) -> None:
+    def _note_noise(self, update: int, of_half: float, of_all: float) -> None:
         batch = float(self._settings.global_batch)
-        small = [(one + other) / 2 for one, other in zip(*halves, strict=True)]
-        scales = (("", self.log.plain_noise_scale), ("preconditioned_", self.log.noise_scale))
-        noted: dict[str, float] = {"update": update}
-        for (kind, scale), of_half, of_all in zip(scales, small, big, strict=True):
-            batches = (of_half, batch / 2, of_all, batch)
-            if not all(math.isfinite(each) for each in batches):
-                return
-            scale.add(*batches)
-            noted[f"{kind}gradient_square"] = gradient_square(*batches)
-            noted[f"{kind}trace"] = covariance_trace(*batches)
-        self.log.noise.append(noted)
+        batches = (of_half, batch / 2, of_all, batch)
+        if all(math.isfinite(each) for each in batches):
+            self.log.noise_scale.add(*batches)
+            noted = {"gradient_square": gradient_square(*batches)}
+            noted |= {"trace": covariance_trace(*batches)}
+            self.log.noise.append({"update": update, **noted})
 
-    def _squares(self, factor: float, less: Sequence[Tensor] | None = None) -> Squares:
-        """Squares of factor * (gradients of this update so far - those before)."""
+    def _square(self, factor: float, less: Sequence[Tensor] | None = None) -> float:
+        """The whole model's squared norm of factor * (gradients of this update - those before)."""
         gradients = self._gradients()
         if less is not None:
             gradients = [each - other for each, other in zip(gradients, less, strict=True)]
-        scaled = torch._foreach_mul(gradients, self._preconditioners())
-        both = torch.stack([self._own_square(gradients), self._own_square(scaled)])
-        return Squares(*(self._team.sum(both) * factor**2).tolist())
+        return float(self._team.sum(self._own_square(gradients)).item() * factor**2)
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of this rank's elements, in the order of the parameters."""
@@ -233,28 +211,6 @@ class Loop:
         """This rank's share of a squared norm, float64; other ranks hold copies of its elements."""
         norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies
-
-    def _preconditioners(self) -> list[Tensor]:
-        """Adam's scale of each gradient (`optim/noise_meter.py`); zeros before the first update."""
-        with_gradient = [each for each in self._parameters if each.grad is not None]
-        states = [self._optimizer.state[each] for each in with_gradient]
-        if not all(states):
-            return [torch.zeros_like(_local(each)) for each in with_gradient]
-        moments = [_local(state["exp_avg_sq"]) for state in states]
-        correction = moments[0].new_tensor(1 - BETAS[1] ** float(states[0]["step"]))
-        found = []
-        for moment, mean in zip(moments, self._means(moments, with_gradient), strict=True):
-            least = (1 - BETAS[1]) * mean
-            found.append(preconditioner(moment, least, correction, self._settings.epsilon))
-        return found
-
-    def _means(self, tensors: Sequence[Tensor], of: Sequence[Tensor]) -> Tensor:
-        """Means of whole tensors `of`, of which this rank may hold only a part."""
-        sums = torch.stack([each.sum() for each in tensors])
-        group = self._team.group(REPLICA)
-        if group is not None and any(isinstance(each, DTensor) for each in of):
-            dist.all_reduce(sums, group=group)
-        return sums / sums.new_tensor([each.numel() for each in of])
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -217,7 +217,7 @@ def _efficiency_notes(comparison: Comparison) -> Iterator[str]:
     batches = {row.global_batch for row in comparison.rows}
     yield (
         f"Statistical efficiency: (phi + M0) / (phi + M), M0 = {initial} samples, phi the noise "
-        "scale of the gradient as Adam scales it."
+        "scale of the gradient."
     )
     if batches == {initial}:
         yield (

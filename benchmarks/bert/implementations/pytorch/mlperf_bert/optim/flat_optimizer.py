@@ -216,34 +216,10 @@ class FlatOptimizer:
         )
         self.loss_scale.update(skip)
 
-    def second_moments(self) -> Tensor:
-        """This rank's shard of the second moments [shard_numel], each rank at the same time."""
-        return self.shard.exp_avg_sq
-
-    def correction_2(self) -> Tensor:
-        """1 - beta_2^t after the t updates made so far, 0-d float64: 0 before the first."""
-        return 1 - self.constants.beta_2**self._updates
-
     def reduced(self) -> FlatShard:
         """This rank's shard with the reduced gradients, before a `step`."""
         self._buffers.collect()
         return self.shard
-
-    def whole(self, own: Tensor) -> Tensor:
-        """All shards' parts [layout.shard_numel] of a buffer as one [layout.numel].
-
-        Returns `own` itself if there is one shard. Every rank must call it at the same time.
-        """
-        layout = self._buffers.layout
-        if layout.num_shards == 1:
-            return own
-        self.settle()
-        whole = own.new_empty(layout.numel)
-        for number, bucket in enumerate(layout.buckets):
-            piece = own[layout.piece_in_shard(bucket)]
-            self.others.publish(number, whole[bucket.start : bucket.stop], piece)
-        self.settle()
-        return whole
 
     def settle(self) -> None:
         """Return when all weights are in the model (on a GPU: for work queued from here on)."""

@@ -107,9 +107,6 @@ class Muon(FlatOptimizer):
         self._first = [part for part, has in zip(self.parts, has_matrices, strict=True) if not has]
         self._last = [part for part, has in zip(self.parts, has_matrices, strict=True) if has]
         matrices = split_matrices(layout)
-        self._numel = torch.tensor([each.numel for each in matrices.tensors]).to(masters.device)
-        of_block = matrices.tensor_of_block(self.others.index)
-        self._matrix_of_block = torch.from_numpy(of_block).long().to(masters.device)
         self._route = plan_route(matrices, self.others.index)
         self._sent, self._order, self._back = (
             torch.from_numpy(order).to(masters.device)
@@ -134,19 +131,6 @@ class Muon(FlatOptimizer):
         wait()
         blocks.index_copy_(0, self._sent, received)
         self._apply(self._last, scalars)
-
-    def second_moments(self) -> Tensor:
-        """See `FlatOptimizer`; all elements of a matrix have its momentum's mean square."""
-        shard = self.shard
-        assert shard.direction_scale is not None
-        blocks = shard.exp_avg.view(-1, BLOCK).square().sum(1, dtype=torch.float64)
-        matrix = self._matrix_of_block
-        sums = blocks.new_zeros(len(self._numel)).index_add_(0, matrix, blocks)
-        self.others.add_up(sums)
-        means = (sums / self._numel * self.correction_2()).to(shard.masters.dtype)
-        is_hidden = (shard.direction_scale > 0)[shard.tensor_of_block.long(), None]
-        moments = shard.exp_avg_sq.view(-1, BLOCK)
-        return torch.where(is_hidden, means[matrix, None], moments).view(-1)
 
     def _apply(self, parts: Iterable[Any], scalars: StepScalars) -> None:
         for number, part, whole, piece in parts:
