@@ -57,10 +57,7 @@ def measured_batches(config: RunConfig) -> tuple[int, int]:
 
 
 class ForwardMeter:
-    """A meter that compares each forward of each rank with the update's average.
-
-    It takes a pass over a forward's gradient.
-    """
+    """A meter that compares each forward of each rank with the update's average, in a pass each."""
 
     def __init__(self, config: RunConfig, buffers: FlatBuffers, optimizer: FlatOptimizer) -> None:
         self._config = config
