@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# What needs a GPU, in three stages of at most 5, 9 and 9 minutes: measurements, tests, profiles, and a summary.
+# What needs a GPU, in four stages of at most 5, 8, 7 and 7 minutes: measurements, tests, runs, and a summary.
 #
-#   OUT=logs/<day>-gpu-1 tools/gpu_check.sh 1    stage 1, 2 or 3, on a machine with a GPU [logs/gpu_check]
+#   OUT=logs/<day>-gpu-1 tools/gpu_check.sh 1    stage 1 to 4, on a machine with a GPU [logs/gpu_check]
 #   tools/gpu_check.sh --dry-run [STAGE]         every form of part, torch.compile apart, at tiny size on the CPU
 #   tools/gpu_check.sh --list [STAGE]            stage, file, seconds at most and command of every part; runs none
 #
+# Stages 1 and 2 together, or 3 and 4, fit a machine that is lent for 15 minutes, its start counted twice.
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
 # PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/how/speed.md says which parts need more.
 # CACHE: compiled kernels, from one stage to the next [a directory of the user's cache]; it goes with a machine
 # that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
-# without it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a second run of some.
+# without it: training needs it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a
+# second run of some.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run PLOT=yes
@@ -19,15 +21,15 @@ CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-c
 export PYTHON=${PYTHON:-python3}
 case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
 case $MODE:$*: in
-*:[123]:) stages=("$1") ;;
-dry-run:: | list::) stages=(1 2 3) ;;
-*) echo "tools/gpu_check.sh: needs a stage: 1, 2 or 3; see the top of the file" >&2 && exit 2 ;;
+*:[1234]:) stages=("$1") ;;
+dry-run:: | list::) stages=(1 2 3 4) ;;
+*) echo "tools/gpu_check.sh: needs a stage: 1, 2, 3 or 4; see the top of the file" >&2 && exit 2 ;;
 esac
 
-# Device and sizes: here and nowhere else. All but 320 sequences shall fit 80 GB.
+# Device and sizes: here and nowhere else. All shall fit 80 GB.
 CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
 if [[ $MODE == dry-run ]]; then
-    DEVICE=cpu BATCH=4 LARGE_BATCHES=(6 8) MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2 BURN_IN=2s PATIENCE=4
+    DEVICE=cpu BATCH=4 LARGE_BATCH=6 MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2 BURN_IN=2s PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
@@ -39,17 +41,27 @@ if [[ $MODE == dry-run ]]; then
     COST=("${TINY[@]}" --tokens 2048 --seconds 0.5 --threads 1)
     OPTIMIZER=("${TINY[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
+    TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
+    WHOLE=(run.device=cpu run.max_steps=40 run.log_interval_steps=5 'eval.target_accuracy="none"'
+        checkpoint.interval_steps=5)
     ATTENTIONS=(grouped packed) # which a CPU has
 else
-    DEVICE=cuda BATCH=112 LARGE_BATCHES=(256 320) MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
+    memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
+    LARGE_BATCH=256 # as shipped for the device
+    if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
+    DEVICE=cuda BATCH=112 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
     LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
-    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10)
+    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --prepare-seconds 75)
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 20)
     OPTIMIZER=("${LARGE[@]}" --seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
+    TEXT=(run.step_mode=captured run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=256
+        model.{num_layers=12,hidden_size=768,num_heads=12,intermediate_size=3072,initializer_range=0.02}
+        optim.learning_rate=3e-4 schedule.warmup_steps=50 schedule.decay_steps=300 schedule.end_learning_rate=0)
+    WHOLE=(run.device=cuda run.step_mode=captured checkpoint.interval_steps=250)
     ATTENTIONS=(triton flash)
 fi
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
@@ -97,25 +109,73 @@ tests() { # targets of pytest: each in a process of its own, all at once as most
 }
 export -f tests
 
+text() { # the embedded corpus as cpu_tiny has it, made at first use
+    export DATADIR=$CACHE/text
+    "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
+}
+
+# shellcheck disable=SC2329 # for bash -c
+learn() { # name, settings of cpu_tiny...: trains on the text for some steps, and prints what they logged
+    local out=$WORK/$1
+    shift
+    text && "$PYTHON" -m mlperf_bert train --config cpu_tiny "${@/#/--set=}" --data "$DATADIR" --run-dir "$out" >&2 &&
+        cat "$out/run_0/metrics.jsonl"
+}
+
+# shellcheck disable=SC2329 # for bash -c
+whole_runs() { # settings of cpu_tiny...: to the target; then the same run, stopped and resumed; prints both ends
+    local run
+    set -- -- "${@/#/--set=}"
+    export SEED=1 CLEAR_CACHES=0
+    text || return
+    LOGDIR=$WORK/whole ./run_and_time.sh "$@" >&2 || return
+    LOGDIR=$WORK/resumed ./run_and_time.sh "$@" >&2 &
+    until compgen -G "$WORK/resumed/run_0/checkpoints/step_*" >/dev/null || ! kill -0 $!; do sleep 0.05; done
+    kill -TERM $!
+    wait $!
+    RESUME=auto LOGDIR=$WORK/resumed ./run_and_time.sh "$@" >&2 || return
+    "$PYTHON" -m mlperf_bert report page "$WORK/whole" "$WORK/resumed" --out "$RESULTS/whole_runs.html" >&2
+    for run in whole resumed; do
+        mkdir -p "$RESULTS/$run"
+        cp "$WORK/$run"/{result_0.txt,run_0/{metrics.jsonl,outcome.json,environment.json,config.toml}} "$RESULTS/$run"
+    done
+    printf '{"whole": %s, "resumed": %s}\n' "$(<"$RESULTS/whole/outcome.json")" "$(<"$RESULTS/resumed/outcome.json")"
+}
+export -f text learn whole_runs
+
 run_stage() { # the most precious parts first
     local each others=()
     case $stage in
-    1) # 300 s
+    1) # 260 s
         PEAK_S=$LONG_PEAK_S train train_bf16 62
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
                 --out "$RESULTS/profile_$each.json.gz"
         done
-        for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train train_batch_4_captured 18 parallel.local_batch_size=4
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
         part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
         ;;
-    2) # 510 s
-        for each in "${LARGE_BATCHES[@]}"; do train "train_batch_$each" 24 "parallel.local_batch_size=$each"; done
+    2) # 470 s
+        for each in bf16 fp8; do
+            train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
+        done
+        bench against_bf16 200 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
+            --set model.precision=bf16 --device "$DEVICE"
+        bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
+        for each in bf16 fp8; do
+            part "text_$each.jsonl" 31 bash -c 'learn "$@"' learn "text_$each" "run.device=$DEVICE" \
+                run.seed=1 parallel.ranks_per_node=1 'eval.target_accuracy="none"' 'checkpoint.save="never"' \
+                "model.precision=$each" "${TEXT[@]}"
+        done
+        part whole_runs.json 75 bash -c 'whole_runs "$@"' whole_runs parallel.ranks_per_node=1 \
+            parallel.local_batch_size=32 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
         part tests_others.txt 55 bash -c 'tests "$@"' tests "${others[@]}"
+        ;;
+    3) # 420 s
+        for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train ablation_none 19 # train_bf16 once more: what is switched in it, one at a time, is compared with this
         train ablation_eager 19 run.step_mode=eager
         train ablation_kernels_reference 19 model.kernels=reference
@@ -124,20 +184,17 @@ run_stage() { # the most precious parts first
         train ablation_bf16_autocast 19 model.precision=bf16_autocast
         # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
-        bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
+        bench loader 45 loader "${LOADER[@]}"
+        bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
+        bench cost 40 cost "${COST[@]}" --device "$DEVICE"
         bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
-        bench against_bf16 170 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
-            --set model.precision=bf16 --device "$DEVICE"
         ;;
-    3) # 540 s
+    4) # 390 s
         bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
             ${PLOT:+--out "$RESULTS/scale.png"}
         bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
             ${PLOT:+--out "$RESULTS/sweep.png"}
-        bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
-        bench cost 40 cost "${COST[@]}" --device "$DEVICE"
-        bench loader 45 loader "${LOADER[@]}"
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
         part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
         part doctor.json 25 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
@@ -170,7 +227,8 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
 child=
 trap 'rm -rf "$WORK"' EXIT
 trap 'kill "$child" 2>/dev/null; exit 143' INT TERM
-export RESULTS=$WORK/results TMPDIR=$WORK/tmp TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_WAIT_POLICY=PASSIVE
+export WORK CACHE RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
+export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
 export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME=$CACHE

@@ -5,6 +5,7 @@ python tools/summarise_gpu.py RESULTS > summary.md    exit status 1: a part fail
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ def main() -> int:
         ("Parts", lambda: _table_of_parts(parts)),
         ("Tests", lambda: _tests(out)),
         ("Against `transformers`", lambda: _against(parts)),
+        ("Runs of real text", lambda: _learning(out)),
         ("Scale", lambda: _scale(parts, "scale", "rows", "batch")),
         ("Sweep", lambda: _scale(parts, "sweep", "sweep", "tokens")),
         ("Profile, bf16", lambda: _profile(parts, "profile_bf16")),
@@ -245,6 +247,37 @@ def _against(parts: dict[str, Part]) -> str:
         f"Ours {result['ours_samples_per_s']:.1f} samples/s, {strongest} times the strongest "
         f"({result.get('strongest')})\n\n{table}"
     )
+
+
+def _learning(out: Path) -> str:
+    """Losses in bf16 and in FP8 from one start, and the end of a resumed run beside a whole one."""
+    bf16, fp8 = (_losses(out / f"text_{precision}.jsonl") for precision in ("bf16", "fp8"))
+    lines = []
+    if steps := sorted(bf16.keys() & fp8.keys()):
+        differences = [fp8[step] - bf16[step] for step in steps]
+        shown = steps[:: max(1, len(steps) // 6)]
+        rows = [(step, f"{bf16[step]:.4f}", f"{fp8[step]:.4f}") for step in shown]
+        lines += [
+            _table(("step", "loss, bf16", "loss, FP8"), rows),
+            f"FP8 less bf16 over {len(steps)} logged steps: {min(differences):+.4f} to "
+            f"{max(differences):+.4f}, mean {statistics.fmean(differences):+.4f}, last "
+            f"{differences[-1]:+.4f}",
+        ]
+    whole, resumed = (_losses(out / run / "metrics.jsonl") for run in ("whole", "resumed"))
+    if whole and resumed:
+        (last, loss), (resumed_last, resumed_loss) = max(whole.items()), max(resumed.items())
+        is_same = (last, loss) == (resumed_last, resumed_loss)
+        lines.append(
+            f"Stopped and resumed, a run ends at step {resumed_last} with loss {resumed_loss}; "
+            f"whole, at step {last} with {loss}: {'the same' if is_same else 'not the same'}"
+        )
+    return "\n\n".join(lines)
+
+
+def _losses(path: Path) -> dict[int, float]:
+    """Losses by step, of a run's metrics."""
+    records = [json.loads(line) for line in _text(path).splitlines()]
+    return {record["step"]: record["loss"] for record in records}
 
 
 def _scale(parts: dict[str, Part], name: str, key: str, first: str) -> str:

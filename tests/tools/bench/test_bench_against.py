@@ -1,6 +1,8 @@
 """`bench against` on a tiny model: what it reports, when it refuses to, and every other side."""
 
+import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -276,9 +278,17 @@ def others(
     data: Data,
     *,
     check: Callable[[Tensor], object] = lambda _: None,
+    prepare_seconds: float = 600.0,
 ) -> OtherPeers:
     return make_other_peers(
-        make, data, "fp32", device=CPU, with_compile=True, check=check, report=lambda _: None
+        make,
+        data,
+        "fp32",
+        device=CPU,
+        with_compile=True,
+        prepare_seconds=prepare_seconds,
+        check=check,
+        report=lambda _: None,
     )
 
 
@@ -338,6 +348,19 @@ def test_what_fails_has_its_reason(
     found = others(make, data)
     assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
     assert "unpadded_peer" in found.contenders
+
+
+def test_what_takes_too_long_to_compile_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: time.sleep(60))
+    before = signal.getsignal(signal.SIGALRM)
+    found = others(make, data, prepare_seconds=1.0)
+    for name in ("sorted_compiled", "padded_compiled"):
+        assert found.reasons[name] == "TimeoutError: not ready within 1 s"
+    assert "unpadded_peer" in found.contenders
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_what_runs_out_of_memory_is_freed_before_the_next(

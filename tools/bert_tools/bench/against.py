@@ -23,6 +23,7 @@ from bert_tools.bench.peer import (
     OPTIM,
     OPTIMIZER_IN_WORDS,
     Data,
+    OtherPeers,
     autocast_dtype,
     import_transformers,
     is_modern,
@@ -83,13 +84,15 @@ def measure(
     *,
     steps: int,
     seconds: float,
+    prepare_seconds: float,
     compile: bool,
 ) -> dict[str, Any]:
     """The JSON object of `bench against`, from at most `steps` steps per side.
 
     Once every batch was measured, no further step begins after `seconds`. The other side also goes
-    through torch.compile unless `compile` is false; in precisions other than fp32 it keeps fp32
-    weights and runs under autocast. Raises ConfigError if transformers is missing, or the two
+    through torch.compile unless `compile` is false, and a form of it that takes longer than
+    `prepare_seconds` to compile is left out; in precisions other than fp32 it keeps fp32 weights
+    and runs under autocast. Raises ConfigError if transformers is missing, or the two
     sides' losses differ.
     """
     import_transformers()
@@ -97,7 +100,14 @@ def measure(
     with own_stream(device):
         updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
         data = make_data(config, updates, by_length, device)
-        return _compared(config, updates, data, device, report, steps, seconds, compile)
+        make_others = partial(
+            make_other_peers,
+            device=device,
+            with_compile=compile,
+            prepare_seconds=prepare_seconds,
+            report=report,
+        )
+        return _compared(config, updates, data, device, report, steps, seconds, make_others)
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
@@ -172,7 +182,7 @@ def _compared(
     report: Callable[[str], None],
     steps: int,
     seconds: float,
-    with_compile: bool,
+    make_others: Callable[..., OtherPeers],
 ) -> dict[str, Any]:
     model, seed = config.model, int(config.run.seed)
     exact = make_ours(exact_model(model), seed, device)
@@ -186,15 +196,12 @@ def _compared(
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
-    others = make_other_peers(
+    others = make_others(
         partial(make_peer, exact, model, device, attention=peer_attention),
         data,
         model.precision,
-        device=device,
         architecture=model.architecture,
-        with_compile=with_compile,
         check=lambda loss: check_loss(loss, expected, model),
-        report=report,
     )
     del exact
     shapes = run_shapes(config) if config.run.step_mode == "captured" else ()

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bert_tools.bench.timing import Contender, free_memory, reason_of
+from bert_tools.bench.timing import Contender, free_memory, reason_of, time_limit
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     Architecture,
@@ -323,6 +323,7 @@ def make_other_peers(
     device: torch.device,
     architecture: Architecture = "bert",
     with_compile: bool,
+    prepare_seconds: float,
     check: Callable[[Tensor], object],
     report: Callable[[str], None],
 ) -> OtherPeers:
@@ -335,6 +336,7 @@ def make_other_peers(
         device: device of models and data.
         architecture: theirs and ours.
         with_compile: also run them through torch.compile.
+        prepare_seconds: one that takes longer to compile and run once is left out.
         check: takes the loss of the first batch without dropout, and raises ConfigError if it
             belongs to another model.
         report: gets lines of progress.
@@ -347,7 +349,9 @@ def make_other_peers(
             # The plain module would be compiled again.
             own_check = None if name.endswith("compiled") else check
             try:
-                peers.contenders[name] = _prepared(make_peer(), build, data, precision, own_check)
+                with time_limit(prepare_seconds):
+                    contender = _prepared(make_peer(), build, data, precision, own_check)
+                peers.contenders[name] = contender
             except ConfigError:
                 raise
             except torch.OutOfMemoryError as error:

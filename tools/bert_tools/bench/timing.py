@@ -5,9 +5,11 @@ Contenders take turns on the same work, so that a busy machine slows all of them
 
 import gc
 import itertools
+import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,25 @@ def free_memory() -> None:
     gc.collect()  # a model's parts refer to each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after `seconds`; of the main thread alone.
+
+    It comes when Python code runs next: a call into a library ends first.
+    """
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not ready within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def seconds_of(run: Contender, batch: int) -> float:

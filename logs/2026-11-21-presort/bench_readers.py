@@ -1,6 +1,6 @@
 """Waits of trainers for reader processes, at full speed and with reading slowed to half a step.
 
-    .venv/bin/python tools/bench_readers.py [--steps N] [--json FILE]
+    .venv/bin/python logs/2026-11-21-presort/bench_readers.py [--steps N] [--json FILE]
 
 Starts itself under mpiexec as two trainers and two readers, which train a small model on made-up
 text. Waiting is the mean over steps and trainers without the first batch, which is always read with
@@ -36,7 +36,7 @@ from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.step.warm_up import warm_up
 
 # The made-up text belongs to the tests, which are no package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from support import TINY_CONFIG, make_synthetic_data
 
