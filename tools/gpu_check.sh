@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What needs a GPU, in four stages of at most 5, 8, 7 and 7 minutes: measurements, tests, runs, and a summary.
+# What needs a GPU: measurements, tests and runs, in four stages of at most 5, 9, 7 and 7 minutes; then a summary.
 #
-#   OUT=logs/<day>-gpu-1 tools/gpu_check.sh 1    stage 1 to 4, on a machine with a GPU [logs/gpu_check]
-#   tools/gpu_check.sh --dry-run [STAGE]         every form of part, torch.compile apart, at tiny size on the CPU
-#   tools/gpu_check.sh --list [STAGE]            stage, file, seconds at most and command of every part; runs none
+#   tools/gpu_check.sh 1              stage 1, 2, 3 or 4, on a machine with a GPU; writes to OUT [logs/gpu_check]
+#   tools/gpu_check.sh --dry-run [STAGE]   every form of part, torch.compile apart, at tiny size on the CPU
+#   tools/gpu_check.sh --list [STAGE]      stage, file, seconds at most and command of every part; runs none
 #
-# Stages 1 and 2 together, or 3 and 4, fit a machine that is lent for 15 minutes, its start counted twice.
+# Stages 1 and 2, called at once, fit a machine that is lent for 15 minutes with its start; so do 3 and 4.
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
@@ -42,8 +42,7 @@ if [[ $MODE == dry-run ]]; then
     OPTIMIZER=("${TINY[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
-    WHOLE=(run.device=cpu run.max_steps=40 run.log_interval_steps=5 'eval.target_accuracy="none"'
-        checkpoint.interval_steps=5)
+    WHOLE=(run.max_steps=40 run.log_interval_steps=5 eval.target_accuracy=none checkpoint.interval_steps=5)
     ATTENTIONS=(grouped packed) # which a CPU has
 else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
@@ -52,24 +51,25 @@ else
     DEVICE=cuda BATCH=112 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
     LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
-    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --prepare-seconds 75)
+    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --prepare-seconds 80)
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 20)
     OPTIMIZER=("${LARGE[@]}" --seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
-    TEXT=(run.step_mode=captured run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=256
-        model.{num_layers=12,hidden_size=768,num_heads=12,intermediate_size=3072,initializer_range=0.02}
-        optim.learning_rate=3e-4 schedule.warmup_steps=50 schedule.decay_steps=300 schedule.end_learning_rate=0)
-    WHOLE=(run.device=cuda run.step_mode=captured checkpoint.interval_steps=250)
+    TEXT=(run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=128
+        model.{num_layers=24,hidden_size=1024,num_heads=16,intermediate_size=4096,initializer_range=0.02}
+        optim.learning_rate=1e-4 schedule.warmup_steps=50 schedule.decay_steps=300 schedule.end_learning_rate=0)
+    WHOLE=(parallel.local_batch_size=32 checkpoint.interval_steps=100)
     ATTENTIONS=(triton flash)
 fi
+TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # of cpu_tiny
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 export LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # two forms are compiled
 
 part() { # file, seconds at most, command...: what it prints goes to the file, progress and errors beside it, to *.log
-    local file=$1 limit=$2 name=${1%.*} start=$SECONDS
+    local file=$1 limit=$2 name=${1%.*} start=$SECONDS status=0
     shift 2
     if [[ ! $name =~ $ONLY ]]; then return; fi
     if [[ $MODE == list ]]; then
@@ -79,8 +79,9 @@ part() { # file, seconds at most, command...: what it prints goes to the file, p
     echo "$name: at most $limit s" >&2
     timeout --kill-after=2 "$((PATIENCE * limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
     child=$!
-    wait "$child" # not in the foreground, where a signal to this script would have to wait
-    printf '%s\t%s\t%s\n' "$name" "$?" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
+    wait "$child" || status=$? # not in the foreground, where a signal to this script would have to wait
+    kill -KILL -- "-$child" 2>/dev/null # what a part that took too long has left
+    printf '%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
     summarise
 }
 
@@ -115,38 +116,41 @@ text() { # the embedded corpus as cpu_tiny has it, made at first use
 }
 
 # shellcheck disable=SC2329 # for bash -c
-learn() { # name, settings of cpu_tiny...: trains on the text for some steps, and prints what they logged
-    local out=$WORK/$1
+learn() { # name, settings of cpu_tiny...: trains on the text for some steps
+    local out=$RESULTS/$1
     shift
-    text && "$PYTHON" -m mlperf_bert train --config cpu_tiny "${@/#/--set=}" --data "$DATADIR" --run-dir "$out" >&2 &&
-        cat "$out/run_0/metrics.jsonl"
+    text && "$PYTHON" -m mlperf_bert train --config cpu_tiny --data "$DATADIR" --run-dir "$out" "${@/#/--set=}"
+}
+
+# shellcheck disable=SC2329 # for bash -c
+whole_run() { # name, arguments of run_and_time.sh...: what it left that is small is kept
+    local status=0
+    LOGDIR=$WORK/$1 ./run_and_time.sh "${@:2}" >&2 || status=$?
+    mkdir -p "$RESULTS/$1"
+    cp "$WORK/$1"/{result_0.txt,run_0/{metrics.jsonl,outcome.json,environment.json,config.toml}} "$RESULTS/$1"
+    return "$status"
 }
 
 # shellcheck disable=SC2329 # for bash -c
 whole_runs() { # settings of cpu_tiny...: to the target; then the same run, stopped and resumed; prints both ends
-    local run
     set -- -- "${@/#/--set=}"
-    export SEED=1 CLEAR_CACHES=0
-    text || return
-    LOGDIR=$WORK/whole ./run_and_time.sh "$@" >&2 || return
+    export CLEAR_CACHES=0
+    text && whole_run whole "$@" || return
     LOGDIR=$WORK/resumed ./run_and_time.sh "$@" >&2 &
     until compgen -G "$WORK/resumed/run_0/checkpoints/step_*" >/dev/null || ! kill -0 $!; do sleep 0.05; done
     kill -TERM $!
     wait $!
-    RESUME=auto LOGDIR=$WORK/resumed ./run_and_time.sh "$@" >&2 || return
+    [[ $? == 75 ]] || return 1 # not stopped, but ended
+    RESUME=auto whole_run resumed "$@" || return
     "$PYTHON" -m mlperf_bert report page "$WORK/whole" "$WORK/resumed" --out "$RESULTS/whole_runs.html" >&2
-    for run in whole resumed; do
-        mkdir -p "$RESULTS/$run"
-        cp "$WORK/$run"/{result_0.txt,run_0/{metrics.jsonl,outcome.json,environment.json,config.toml}} "$RESULTS/$run"
-    done
     printf '{"whole": %s, "resumed": %s}\n' "$(<"$RESULTS/whole/outcome.json")" "$(<"$RESULTS/resumed/outcome.json")"
 }
-export -f text learn whole_runs
+export -f text learn whole_run whole_runs
 
 run_stage() { # the most precious parts first
     local each others=()
     case $stage in
-    1) # 260 s
+    1)
         PEAK_S=$LONG_PEAK_S train train_bf16 62
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
@@ -157,24 +161,22 @@ run_stage() { # the most precious parts first
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
         part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
         ;;
-    2) # 470 s
+    2)
         for each in bf16 fp8; do
             train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
-        bench against_bf16 200 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
+        bench against_bf16 230 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
             --set model.precision=bf16 --device "$DEVICE"
         bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
         for each in bf16 fp8; do
-            part "text_$each.jsonl" 31 bash -c 'learn "$@"' learn "text_$each" "run.device=$DEVICE" \
-                run.seed=1 parallel.ranks_per_node=1 'eval.target_accuracy="none"' 'checkpoint.save="never"' \
-                "model.precision=$each" "${TEXT[@]}"
+            part "text_$each.txt" 40 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
+                "model.precision=$each" eval.target_accuracy=none checkpoint.save=never
         done
-        part whole_runs.json 75 bash -c 'whole_runs "$@"' whole_runs parallel.ranks_per_node=1 \
-            parallel.local_batch_size=32 "${WHOLE[@]}"
+        part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
         part tests_others.txt 55 bash -c 'tests "$@"' tests "${others[@]}"
         ;;
-    3) # 420 s
+    3)
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
         train ablation_none 19 # train_bf16 once more: what is switched in it, one at a time, is compared with this
         train ablation_eager 19 run.step_mode=eager
@@ -190,7 +192,7 @@ run_stage() { # the most precious parts first
         bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
-    4) # 390 s
+    4)
         bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
             ${PLOT:+--out "$RESULTS/scale.png"}
         bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \

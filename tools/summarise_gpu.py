@@ -4,6 +4,7 @@ python tools/summarise_gpu.py RESULTS > summary.md    exit status 1: a part fail
 """
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -118,7 +119,9 @@ def main() -> int:
         left -= min(left, len(words))
         if words:
             print(f"## {title}\n\n{words}\n")
-    has_failed = any(part.state.startswith(("failed", "stopped")) for part in parts.values())
+    has_failed = any(
+        part.state.startswith(("failed", "stopped", "cannot")) for part in parts.values()
+    )
     return int(has_failed)
 
 
@@ -251,7 +254,7 @@ def _against(parts: dict[str, Part]) -> str:
 
 def _learning(out: Path) -> str:
     """Losses in bf16 and in FP8 from one start, and the end of a resumed run beside a whole one."""
-    bf16, fp8 = (_losses(out / f"text_{precision}.jsonl") for precision in ("bf16", "fp8"))
+    bf16, fp8 = (_losses(out / f"text_{each}" / "run_0") for each in ("bf16", "fp8"))
     lines = []
     if steps := sorted(bf16.keys() & fp8.keys()):
         differences = [fp8[step] - bf16[step] for step in steps]
@@ -263,21 +266,22 @@ def _learning(out: Path) -> str:
             f"{max(differences):+.4f}, mean {statistics.fmean(differences):+.4f}, last "
             f"{differences[-1]:+.4f}",
         ]
-    whole, resumed = (_losses(out / run / "metrics.jsonl") for run in ("whole", "resumed"))
+    whole, resumed = (_losses(out / run) for run in ("whole", "resumed"))
     if whole and resumed:
-        (last, loss), (resumed_last, resumed_loss) = max(whole.items()), max(resumed.items())
-        is_same = (last, loss) == (resumed_last, resumed_loss)
+        stopped = min(resumed.keys() - whole.keys(), default=0)  # in the middle of an interval
+        later = [step for step in sorted(whole.keys() | resumed.keys()) if step > stopped][1:]
+        same = [step for step in later if whole.get(step) == resumed.get(step)]
         lines.append(
-            f"Stopped and resumed, a run ends at step {resumed_last} with loss {resumed_loss}; "
-            f"whole, at step {last} with {loss}: {'the same' if is_same else 'not the same'}"
+            f"Stopped after step {stopped} and resumed, a run has the whole one's losses in "
+            f"{len(same)} of {len(later)} later records"
         )
     return "\n\n".join(lines)
 
 
-def _losses(path: Path) -> dict[int, float]:
-    """Losses by step, of a run's metrics."""
-    records = [json.loads(line) for line in _text(path).splitlines()]
-    return {record["step"]: record["loss"] for record in records}
+def _losses(run: Path) -> dict[int, float]:
+    """Losses by step, of a run's metrics; not a number where there was none."""
+    records = [json.loads(line) for line in _text(run / "metrics.jsonl").splitlines()]
+    return {each["step"]: math.nan if each["loss"] is None else each["loss"] for each in records}
 
 
 def _scale(parts: dict[str, Part], name: str, key: str, first: str) -> str:

@@ -31,7 +31,8 @@ from support import CONFIGS, REPOSITORY, run_process
 SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
 SUMMARY = REPOSITORY / "tools" / "summarise_gpu.py"
-LIMITS = {"1": 260, "2": 470, "3": 420, "4": 390}  # seconds: two stages fit 15 minutes
+LIMITS = {"1": 260, "2": 530, "3": 415, "4": 385}  # seconds
+LEASE = 900  # of which the machine's start takes up to 100
 RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
 # Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
 STUB = """#!/bin/bash
@@ -67,7 +68,8 @@ def test_limits_of_a_stage_add_up(stage: str) -> None:
     done = run_process("bash", SCRIPT, "--list", stage)
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert {line[0] for line in lines} == {stage}
-    assert sum(int(line[2]) for line in lines) <= LIMITS[stage]
+    other = {"1": "2", "2": "1", "3": "4", "4": "3"}[stage]  # called right before or after it
+    assert sum(int(line[2]) for line in lines) <= LIMITS[stage] <= LEASE - 100 - LIMITS[other]
     assert len({line[1] for line in lines}) == len(lines)
 
 
@@ -83,7 +85,7 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
     parts = listed()
     measured = {name: words for name, words in parts.items() if "bench" in words}
     others = {"doctor.json", "burn_in.json", "squad.json", "whole_runs.json"}
-    others |= {f"text_{precision}.jsonl" for precision in ("bf16", "fp8")}
+    others |= {f"text_{precision}.txt" for precision in ("bf16", "fp8")}
     others |= {f"tests_{which}.txt" for which in ("first", "others", "compiled")}
     assert set(parts) - set(measured) == others
     parser = argparse.ArgumentParser()
@@ -118,11 +120,12 @@ def test_runs_of_text_have_settings_that_can_be_and_start_alike() -> None:
         config = load_config(CONFIGS / "cpu_tiny.toml", given)
         assert config.parallel.world_size == 1, file
         assert config.run.device == "cuda", file
-        assert config.optim.name == "adamw", file
-    assert "run.max_steps=300" in settings["text_bf16.jsonl"]
-    changed = set(settings["text_bf16.jsonl"]) ^ set(settings["text_fp8.jsonl"])
+        assert config.run.step_mode == "captured", file
+        assert config.model.precision != "fp32", file  # whose attention is "grouped"
+        assert "run.seed=1" in given, file
+    assert "run.max_steps=300" in settings["text_bf16.txt"]
+    changed = set(settings["text_bf16.txt"]) ^ set(settings["text_fp8.txt"])
     assert changed == {"model.precision=bf16", "model.precision=fp8"}
-    assert "run.seed=1" in settings["text_bf16.jsonl"]
 
 
 def test_ablations_differ_from_the_headline_in_their_switch_alone() -> None:
@@ -259,6 +262,7 @@ def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
     plan = [line.split("\t") for line in archived(out, "plan.tsv").splitlines()]
     parts = {file.partition(".")[0]: command.split() for _, file, _, command in plan}
     assert all(f"| {name} | done |" in words for name in parts), words
+    assert "whole_runs" not in parts or "losses in 6 of 6 later records" in words
     return parts
 
 
@@ -372,21 +376,22 @@ def test_summary_of_a_cpu_judges_nothing(tmp_path: Path) -> None:
 def test_summary_compares_runs_of_text(tmp_path: Path) -> None:
     write_part(tmp_path, "train_bf16", 0, TRAIN)
     for name, losses in {
-        "text_bf16.jsonl": [8.0, 6.0],
-        "text_fp8.jsonl": [8.25, 5.5],
-        "whole/metrics.jsonl": [8.0, 6.0],
-        "resumed/metrics.jsonl": [7.0, 6.0],
+        "text_bf16/run_0": {10: 8.0, 20: 6.0},
+        "text_fp8/run_0": {10: 8.25, 20: 5.5},
+        "whole": {10: 8.0, 20: 7.0, 30: 6.0, 40: 5.0},
+        "resumed": {10: 8.0, 15: 7.5, 20: 7.1, 30: 6.0, 40: 5.1},
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        lines = [json.dumps({"step": 10 * (i + 1), "loss": loss}) for i, loss in enumerate(losses)]
-        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        (tmp_path / name).mkdir(parents=True)
+        lines = [json.dumps({"step": step, "loss": loss}) for step, loss in losses.items()]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = summary(tmp_path)
     assert "| 10 | 8.0000 | 8.2500 |" in words
     assert "over 2 logged steps: -0.5000 to +0.2500, mean -0.1250, last -0.5000" in words
-    assert "ends at step 20 with loss 6.0; whole, at step 20 with 6.0: the same" in words
-    cut_off = json.dumps({"step": 20, "loss": 6.5})
-    (tmp_path / "resumed" / "metrics.jsonl").write_text(cut_off, encoding="utf-8")
-    assert "with 6.0: not the same" in summary(tmp_path)
+    # The record at 20 is the mean of another interval.
+    assert "after step 15 and resumed, a run has the whole one's losses in 1 of 2 later" in words
+    broken = json.dumps({"step": 20, "loss": None})
+    (tmp_path / "text_fp8" / "run_0" / "metrics.jsonl").write_text(broken, encoding="utf-8")
+    assert "| 20 | 6.0000 | nan |" in summary(tmp_path)
 
 
 def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -> None:

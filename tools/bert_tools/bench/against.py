@@ -91,8 +91,8 @@ def measure(
 
     Once every batch was measured, no further step begins after `seconds`. The other side also goes
     through torch.compile unless `compile` is false, and a form of it that takes longer than
-    `prepare_seconds` to compile is left out; in precisions other than fp32 it keeps fp32 weights
-    and runs under autocast. Raises ConfigError if transformers is missing, or the two
+    `prepare_seconds` until it has run once is left out; in precisions other than fp32 it keeps fp32
+    weights and runs under autocast. Raises ConfigError if transformers is missing, or the two
     sides' losses differ.
     """
     import_transformers()

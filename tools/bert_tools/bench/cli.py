@@ -67,7 +67,7 @@ MEASUREMENTS = {
         options={
             "steps": _number(12, "measured steps of each side at most"),
             "seconds": _number(300.0, "begin no step after this, once every batch was measured"),
-            "prepare-seconds": _number(900.0, "leave out a form that takes longer to compile"),
+            "prepare-seconds": _number(900.0, "leave out a form of theirs that starts later"),
             "architecture": {
                 "choices": ("bert", "modern"),
                 "default": None,

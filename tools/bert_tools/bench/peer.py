@@ -336,7 +336,7 @@ def make_other_peers(
         device: device of models and data.
         architecture: theirs and ours.
         with_compile: also run them through torch.compile.
-        prepare_seconds: one that takes longer to compile and run once is left out.
+        prepare_seconds: one that takes longer until it has run once is left out.
         check: takes the loss of the first batch without dropout, and raises ConfigError if it
             belongs to another model.
         report: gets lines of progress.

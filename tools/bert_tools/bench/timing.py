@@ -35,18 +35,23 @@ def free_memory() -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after `seconds`; of the main thread alone.
+    """End the block after `seconds` with a TimeoutError; in the main thread alone.
 
     It comes when Python code runs next: a call into a library ends first.
     """
 
+    class OutOfTime(BaseException):
+        """No Exception, which a compiler would take for a failure of its own, and go on."""
+
     def stop(*_: object) -> None:
-        raise TimeoutError(f"not ready within {seconds:g} s")
+        raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except OutOfTime:
+        raise TimeoutError(f"not ready within {seconds:g} s") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
