@@ -274,23 +274,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
 
 
-def others(
-    make: Callable[[], Any],
-    data: Data,
-    *,
-    check: Callable[[Tensor], object] = lambda _: None,
-    prepare_seconds: float = 600.0,
-) -> OtherPeers:
-    return make_other_peers(
-        make,
-        data,
-        "fp32",
-        device=CPU,
-        with_compile=True,
-        prepare_seconds=prepare_seconds,
-        check=check,
-        report=lambda _: None,
-    )
+def others(make: Callable[[], Any], data: Data, **options: Any) -> OtherPeers:
+    options = {"check": lambda _: None, "prepare_seconds": 600.0, **options}
+    options |= {"device": CPU, "with_compile": True, "report": lambda _: None}
+    return make_other_peers(make, data, "fp32", **options)
 
 
 def test_without_padding_loss_and_gradients_are_the_same(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.common.errors import FAULT
-from support import CONFIGS, REPOSITORY
+from support import CONFIGS, REPOSITORY, run_process
 
 CONFIG = CONFIGS / "dgxa100_1x8x56x1.toml"
 SRUN = """#!/usr/bin/env bash
@@ -52,9 +52,7 @@ def job(tmp_path: Path) -> dict[str, str]:
     tree.mkdir()
     (tree / "run_and_time.sh").write_bytes((REPOSITORY / "run_and_time.sh").read_bytes())
     (tree / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return {
-        **outer,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "ASKED": str(tmp_path / "asked"),
         "SLURM_JOB_ID": "7",
@@ -73,14 +71,7 @@ def job(tmp_path: Path) -> dict[str, str]:
 
 def run(job: dict[str, str]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The script's outcome, and what training was asked."""
-    done = subprocess.run(
-        ["bash", f"{job['TREE']}/run_and_time.sh"],
-        env=job,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_process("bash", f"{job['TREE']}/run_and_time.sh", **job)
     asked = Path(job["ASKED"])
     return done, asked.read_text().splitlines() if asked.exists() else []
 
