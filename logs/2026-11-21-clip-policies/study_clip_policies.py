@@ -42,7 +42,8 @@ SETTINGS = {
     ("lamb", 32): (5e-3, 1.5),
     ("lamb", 128): (1e-2, 0.8),
 }
-SEEDS = (1, 2, 3, 4, 5, 6, 7, 8)
+SECOND_CAMPAIGN = range(9, 25)  # seeds that decide what the first eight let one expect
+SEEDS = (*range(1, 9), *SECOND_CAMPAIGN)
 BUCKET_CAPS_MB = (0.125,)  # half a matrix of the feed-forward
 MAX_SAMPLES = 65536
 
@@ -265,7 +266,7 @@ def draw(table: Sequence[Row]) -> bytes:
 def _draw_row(axes: Axes, place: int, row: Row) -> None:
     thousands = {seed: each / 1000 for seed, each in row.samples.items() if math.isfinite(each)}
     for number, seed in enumerate(sorted(thousands)):
-        aside = 0.08 * (number - (len(thousands) - 1) / 2)  # so that equal ones are all seen
+        aside = 0.6 * ((number + 0.5) / len(thousands) - 0.5)  # so that equal ones are all seen
         axes.plot(thousands[seed], place + aside, "o", color=f"C{seed % 10}", markersize=4)
     if thousands:
         axes.plot(statistics.fmean(thousands.values()), place, "k|", markersize=24)
@@ -277,7 +278,8 @@ def tabulate(args: argparse.Namespace) -> None:
     table = rows(results)
     if not table:
         raise DataError(str(args.out / "runs"), "holds no finished run", "start some with `run`")
-    text = f"{in_words(table)}\n\n{buckets_in_words(results)}"
+    fresh = rows([each for each in results if each["config"]["run"]["seed"] in SECOND_CAMPAIGN])
+    text = f"{in_words(table)}\n\n{buckets_in_words(results)}\n\n{in_words(fresh)}"
     write_file(args.out / "table.md", f"{text}\n".encode())
     write_file(args.out / "clip_policies.png", draw(table))
     print(text)

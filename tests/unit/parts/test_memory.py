@@ -163,13 +163,22 @@ def test_what_takes_less_and_what_more(changes: tuple[str, ...], *, less: bool) 
     assert (sizes[1] < sizes[0]) == less
 
 
+def parts(*changes: str) -> dict[str, int]:
+    config = of_large(*changes)
+    plan = plan_memory(config, expected_forward(config))
+    return {part.name: part.num_bytes for part in plan.parts}
+
+
+def test_the_noise_meter_keeps_a_gradient_where_an_update_has_one_forward() -> None:
+    measured = ("run.step_mode=eager", "run.noise_interval_steps=10")
+    assert parts(*measured)["noise meter"] == 4 * of_large().model.num_parameters
+    assert "noise meter" not in parts(*measured, "parallel.grad_accum_steps=2")
+    assert "noise meter" not in parts("run.step_mode=eager")
+
+
 def test_shards_divide_masters_and_moments() -> None:
     ranks = ("parallel.ranks_per_node=8", "parallel.local_batch_size=56")
-    whole, cut = (
-        {part.name: part.num_bytes for part in plan_memory(config, forward).parts}
-        for config in (of_large(*ranks), of_large(*ranks, "parallel.data_parallel=shard_world"))
-        for forward in [expected_forward(config)]
-    )
+    whole, cut = parts(*ranks), parts(*ranks, "parallel.data_parallel=shard_world")
     for name in ("fp32 masters", "moments"):
         assert cut[name] == pytest.approx(whole[name] / 8, rel=1e-6)
 

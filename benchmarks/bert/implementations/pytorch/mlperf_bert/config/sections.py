@@ -302,9 +302,14 @@ class ParallelSection(_Section):
         return self.nodes * self.ranks_per_node
 
     @property
+    def num_forwards(self) -> int:
+        """Forwards per optimizer update over all ranks."""
+        return self.world_size * self.grad_accum_steps
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer update over all ranks."""
-        return self.world_size * self.local_batch_size * self.grad_accum_steps
+        return self.num_forwards * self.local_batch_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,20 +38,15 @@ def make_noise_meter(
     """The meter that a config asks for, for the model in `buffers`; None if it asks for none."""
     if config.run.noise_interval_steps == 0:
         return None
-    if has_forwards_to_compare(config):
+    if config.parallel.num_forwards > 1:
         return ForwardMeter(config, buffers, optimizer)
     return ConsecutiveMeter(config, optimizer)
-
-
-def has_forwards_to_compare(config: RunConfig) -> bool:
-    """True if an update has more than one forward, over all ranks."""
-    return config.parallel.world_size * config.parallel.grad_accum_steps > 1
 
 
 def measured_batches(config: RunConfig) -> tuple[int, int]:
     """Sequences of the small and of the large batch."""
     whole = config.parallel.global_batch_size
-    if has_forwards_to_compare(config):
+    if config.parallel.num_forwards > 1:
         return config.parallel.local_batch_size, whole
     return whole, 2 * whole
 

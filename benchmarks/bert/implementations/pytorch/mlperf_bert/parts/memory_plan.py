@@ -211,8 +211,7 @@ def _held(config: RunConfig, forward: Forward, evaluates: bool) -> dict[str, int
     is_cut = own < numel
     wire = {"fp32": 4, "bf16": 2, "fp16": 2}.get(parallel.allreduce_dtype, width)
     is_ours = parallel.world_size > 1 and parallel.data_parallel != "ddp"
-    has_one_forward = parallel.world_size * parallel.grad_accum_steps == 1
-    keeps_gradient = config.run.noise_interval_steps > 0 and has_one_forward
+    keeps_gradient = config.run.noise_interval_steps > 0 and parallel.num_forwards == 1
     held = {
         "weights": numel * width + (own * width if is_cut and width != 4 else 0),
         "fp32 masters": 0 if width == 4 and not is_cut else 4 * own,
