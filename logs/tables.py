@@ -334,7 +334,11 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "capacity": capacity,
     "clip": lambda: shown_in("2026-11-21-clip-policies/table.md", 0),
     "clip-buckets": lambda: shown_in("2026-11-21-clip-policies/table.md", 1),
-    "clip-fresh": lambda: shown_in("2026-11-21-clip-policies/table.md", 2),
+    "clip-fresh": lambda: [
+        row
+        for row in shown_in("2026-11-21-clip-policies/table.md", 2)
+        if row[0] in ("optimizer", "---", "all")
+    ],
     "communication": communication,
     "engines": engines,
     "fp8": lambda: shown_in("2026-11-21-fp8/table.md", 0),

@@ -66,7 +66,10 @@ fi
 TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # of cpu_tiny
 OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
-export LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # two forms are compiled
+GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
+WINDOWS=tests/gpu/test_gpu_attention.py::test_triton_rotates_and_hides
+LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # two forms are compiled
+export APART="$GRAPHS $WINDOWS $LAST_TEST" # each takes longer than the rest of its file
 
 part() { # file, seconds at most, command...: what it prints goes to the file, progress and errors beside it, to *.log
     local file=$1 limit=$2 name=${1%.*} start=$SECONDS status=0
@@ -97,11 +100,11 @@ train() { # name, seconds at most, settings...
 
 # shellcheck disable=SC2329 # for bash -c
 tests() { # targets of pytest: each in a process of its own, all at once as most of the time is compilation
-    local target name processes=() status=0
+    local target name each processes=() status=0
     for target in "$@"; do
         name=${target##*/} name=${name/.py/}
         set -- -v -rfE --tb=short -o addopts= -p no:cacheprovider "$target" # pyproject.toml's options need plug-ins
-        if [[ $target != "$LAST_TEST" ]]; then set -- "$@" --deselect "$LAST_TEST"; fi
+        for each in $APART; do [[ $target == "$each"* ]] || set -- "$@" --deselect "$each"; done
         OMP_NUM_THREADS=2 "$PYTHON" -m pytest "$@" >"$RESULTS/${name/::/.}.txt" 2>&1 &
         processes+=("$!")
     done
@@ -159,7 +162,7 @@ run_stage() { # the most precious parts first
         done
         train train_batch_4_captured 18 parallel.local_batch_size=4
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
-        part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}"
+        part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}" "$GRAPHS"
         ;;
     2)
         for each in bf16 fp8; do
@@ -174,7 +177,7 @@ run_stage() { # the most precious parts first
         done
         part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
-        part tests_others.txt 55 bash -c 'tests "$@"' tests "${others[@]}"
+        part tests_others.txt 66 bash -c 'tests "$@"' tests "${others[@]}" "$WINDOWS["{0.0,0.3}-{16,64,128}"]"
         ;;
     3)
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done

@@ -238,7 +238,10 @@ def _chance(logs: Sequence[float]) -> str:
     if len(logs) < 2:
         return "-"
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{2 * stdtr(len(logs) - 1, -abs(statistics.fmean(logs)) / error):.3f}" if error else "-"
+    if not error:
+        return "-"
+    chance = 2 * stdtr(len(logs) - 1, -abs(statistics.fmean(logs)) / error)
+    return f"{chance:.3f}" if chance >= 1e-3 else "< 0.001"
 
 
 def draw(table: Sequence[Row]) -> bytes:

@@ -73,13 +73,14 @@ def test_a_chunked_head_needs_less_memory_than_full_logits() -> None:
     for chunked in (False, True):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         if chunked:
             loss = chunked_cross_entropy_sum(hidden, weight, bias, labels)
         else:
             loss = cross_entropy_sum(torch.nn.functional.linear(hidden, weight, bias), labels)
         found.append([loss.detach(), *torch.autograd.grad(loss, (hidden, weight, bias))])
         del loss
-        peaks.append(torch.cuda.max_memory_allocated())
+        peaks.append(torch.cuda.max_memory_allocated() - before)
     assert_near(found[1], found[0], TOLERANCES[torch.float32])
     assert peaks[1] < peaks[0] / 2
 
@@ -104,4 +105,4 @@ def test_a_fused_loss_holds_the_logits_once(fused: Blocks) -> None:
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert all(torch.equal(one, other) for one, other in zip(*found[:2], strict=True))
     assert_near(found[0], found[2], TOLERANCES[torch.bfloat16])
-    assert peaks[1] < 1.5 * positions * words * 2 < peaks[2] / 3
+    assert peaks[1] < 1.5 * positions * words * 2 < peaks[2] / 2  # which has two in fp32

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_smallest
+from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_large, to_smallest
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.step.captured import use_capturable_stream
@@ -32,7 +32,7 @@ def stream() -> None:
     "overrides",
     [
         (),
-        ("model.attention=flash",),
+        ("model.attention=flash", "model.attention_dropout=0"),  # it draws its own
         ("model.precision=fp16", "optim.initial_loss_scale=1024.0"),
         ("optim.name=lamb",),
         ("optim.name=muon",),
@@ -50,10 +50,9 @@ def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[st
     for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
         run = Run(tiny_config, *ON_GPU, *overrides, shapes=shapes, device=device)
         warm_up(run.config, run.step, run.model, run.optimizer, device)
-        torch.cuda.manual_seed(1)  # flash draws its dropout from torch's generator
         with run.step:
             losses[name] = run.losses(STEPS, to_smallest)
-    # flash's own dropout is another one in a graph than outside; FP8's units see padding.
+    # flash adds up gradients in any order; FP8's units see padding.
     differs = "model.attention=flash" in overrides or "model.precision=fp8" in overrides
     tolerance = 10 * TOLERANCE if differs else TOLERANCE
     assert losses["eager"][0] - min(losses["eager"]) > 2 * tolerance
@@ -90,7 +89,7 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config: Path) -> None:
     device = torch.device("cuda")
     run = Run(tiny_config, *ON_GPU, shapes=(LARGE,), device=device)
     warm_up(run.config, run.step, run.model, run.optimizer, device)
-    batches = [to_smallest(batch_of(step)).to(device) for step in range(1, 4)]
+    batches = [to_large(batch_of(step)).to(device) for step in range(1, 4)]
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step, batch in enumerate(batches, start=1):

@@ -64,6 +64,11 @@ def test_tables_are_of_one_step_and_leave_out_what_operators_call() -> None:
     assert 0 <= table["gap_ms"] < table["step_ms"]
 
 
+def test_an_empty_record_is_told() -> None:
+    with pytest.raises(DataError, match="recorded no kernel"):
+        tables(record(lambda: None, CPU), 1, CPU)
+
+
 def test_json_words_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "step.json.gz"
     result, words, _ = measured("profile", "--steps", 2, "--out", trace)

@@ -1,6 +1,5 @@
 """Phases of training: one run begins with the weights, moments and data order of another's end."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from support import (
     prepare_small,
     refusal,
     run_cli,
+    run_process,
     write_synthetic_text,
 )
 
@@ -277,16 +277,9 @@ def test_run_and_time_chains_phases(
     places = {"CONFIG": str(tiny_config), "DATADIR": str(synthetic_data), "PYTHON": sys.executable}
 
     def run(number: int, seed: int, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["./run_and_time.sh", "--", *common, *options],
-            cwd=REPOSITORY,
-            env={**os.environ, **places, "LOGDIR": str(tmp_path / f"{number}"), **more}
-            | {"SEED": str(seed)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        own = {"LOGDIR": str(tmp_path / f"{number}"), "SEED": str(seed)}
+        command = (REPOSITORY / "run_and_time.sh", "--", *common, *options)
+        return run_process(*command, **places, **more, **own)
 
     assert run(1, 12).returncode == 0
     saved = {"INIT_CHECKPOINT": str(checkpoints(tmp_path / "1"))}

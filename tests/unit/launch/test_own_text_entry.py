@@ -1,7 +1,6 @@
 """`CORPUS=PATH ./run_and_time.sh`: own text in, a trained, evaluated and exported model out."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from own_texts import write_letters
-from support import REPOSITORY, run_cli
+from support import REPOSITORY, run_cli, run_process
 
 SMALL = {
     "model.hidden_size": 32,
@@ -31,19 +30,8 @@ SMALL = {
 def call(directory: Path, *settings: str, **variables: object) -> subprocess.CompletedProcess[str]:
     words = [word for setting in settings for word in ("--set", setting)]
     own = {"PYTHON": sys.executable, "CLEAR_CACHES": 0, "LOGDIR": directory / "run", **variables}
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SLURM_", "PMI_", "OMPI_"))
-    }
-    return subprocess.run(
-        [REPOSITORY / "run_and_time.sh", "--", *words],
-        env=environ | {name: str(value) for name, value in own.items()},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    environ = {name: str(value) for name, value in own.items()}
+    return run_process(REPOSITORY / "run_and_time.sh", "--", *words, **environ)
 
 
 @pytest.mark.parametrize(

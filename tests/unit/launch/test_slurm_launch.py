@@ -23,7 +23,7 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.config.files import config_to_tables, load_config
 from mlperf_bert.data.index import Manifest as Prepared
-from support import CONFIGS, REPOSITORY
+from support import CONFIGS, REPOSITORY, run_process
 
 SRUN = """#!/usr/bin/env bash
 [ "$*" != --help ] || { cat "$FAKE_HELP"; exit; }
@@ -123,9 +123,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
         r"--go-on-by RESUME=auto .* sbatch (\$\(.*\)) \./run_and_time\.sh -- --set", train
     )
     assert hint and hint[1].endswith(f"config slurm {DGX} --set run.device=cpu)")
-    typed = subprocess.run(
-        ["bash", "-c", f"echo {hint[1]}"], env=job, capture_output=True, text=True
-    )
+    typed = run_process("bash", "-c", f"echo {hint[1]}", **job)
     assert " --nodes=2 " in typed.stdout and "gpus" not in typed.stdout
 
 

@@ -30,6 +30,7 @@ from mlperf_bert.model.attention_layout import (
     build_rows,
 )
 from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
+from mlperf_bert.parts.build import _check_capturable
 from model_cases import CPU, MODERN, TINY
 
 MAX_LENGTH = 40  # rows of packed sequences are as long
@@ -338,9 +339,12 @@ def test_what_is_timed_has_gradients_put_side_by_side(monkeypatch: pytest.Monkey
     torch.testing.assert_close(joined[2], joined[0])
 
 
-def test_grouped_is_chosen_where_no_candidate_is_left() -> None:
+def test_grouped_is_chosen_where_no_candidate_is_left_and_a_captured_step_says_why() -> None:
     trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
-    assert choose_fastest({"missing": missing}, trial, lambda run: 0.0, {}).policy is grouped
+    choice = choose_fastest({"missing": missing}, trial, lambda run: 0.0, {})
+    assert choice.policy is grouped
+    with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*missing left out \(no such"):
+        _check_capturable(choice, torch.device("cuda"))
 
 
 def test_flash_calls_operators_as_their_schemas_say() -> None:

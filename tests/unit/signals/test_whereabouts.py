@@ -9,6 +9,7 @@ import pytest
 
 from mlperf_bert.common.errors import LOST
 from mlperf_bert.signals.whereabouts import Doing, Heartbeat, Watch, Whereabouts
+from support import run_process
 
 POLL_S = 0.01
 
@@ -55,9 +56,7 @@ with Heartbeat(0.1, lambda step: end_process(f"step {step} hangs"), poll_s=0.01)
     heartbeat.watch(7, lambda: False)
     time.sleep(60)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
-    )
+    ended = run_process(sys.executable, "-c", program)
     assert ended.returncode == LOST
     assert ended.stderr == "mlperf_bert: error: step 7 hangs\n"
 

@@ -18,6 +18,7 @@ from torch.profiler import profile as profiler
 from bert_tools.bench.train import heading, surroundings
 from bert_tools.bench.training_run import TrainingRun, training_run
 from mlperf_bert.common.atomic import check_writable, write_file
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.run_config import RunConfig
 
 NUM_UPDATES = 2
@@ -61,6 +62,7 @@ def measure(
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         for number in range(WARM_UP):
             run(number).item()
+        record(lambda: _steps(run, 1), device)  # the first record of a process may lack kernels
         report(f"profiling {steps} steps" + (", then one for the trace" if out else ""))
         recorded = record(lambda: _steps(run, steps), device)
         if out is not None:
@@ -78,7 +80,9 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)
-    with profiler(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as found:
+    # Of CUDA alone, records have come back empty.
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    with profiler(activities=activities) as found:
         run()
         if is_cuda:
             torch.cuda.synchronize(device)
@@ -86,7 +90,10 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """Tables of a step: the largest names, times by kind, and time in which nothing ran."""
+    """Tables of a step: the largest names, times by kind, and time in which nothing ran.
+
+    Raises DataError if nothing was recorded.
+    """
     is_cuda = device.type == "cuda"
     wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
     events = [
@@ -94,6 +101,8 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
         for event in recorded.events() or ()
         if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
     ]
+    if not events:
+        raise DataError("torch's profiler", "recorded no kernel", "start it once more")
     of_name: dict[str, list[float]] = {}
     for each in events:
         own_us = each.time_range.elapsed_us() if is_cuda else each.self_cpu_time_total

@@ -78,6 +78,7 @@ def training_run(
     """
     seed = int(config.run.seed)
     if device.type == "cuda":  # before the capture, as a replay allocates nothing
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else there are no statistics to reset
         torch.cuda.reset_peak_memory_stats(device)
     updates = run_updates(config, num_updates, tokens)
     shapes: tuple[StaticShape, ...] = ()

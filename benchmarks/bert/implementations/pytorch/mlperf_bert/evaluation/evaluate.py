@@ -74,6 +74,7 @@ class Evaluator:
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
         self._clock = _ShareClock(device)
+        self._seconds = 0.0
         # Called with the number of this rank's finished batches, if no graph is replayed.
         self.on_batch: Callable[[int, int], None] = lambda done, of: None
 
@@ -81,10 +82,11 @@ class Evaluator:
     def own_share(self) -> tuple[float, int]:
         """Seconds that this rank's part of the last evaluation took, and its tokens.
 
-        Waiting for other ranks does not count. Valid once the accuracy was asked for.
+        Waiting for other ranks does not count. Valid once the accuracy was asked for, also while
+        the next evaluation is under way.
         """
         tokens = sum(batch.input_ids.numel() for batch in self._batches.static)
-        return self._clock.seconds, tokens
+        return self._seconds, tokens
 
     @property
     def num_samples(self) -> int:
@@ -143,7 +145,9 @@ class Evaluator:
         counts = counts.to(self._device)
         if self._world_size > 1:
             dist.all_reduce(counts)
-        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
+        accuracy = Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
+        self._seconds = self._clock.seconds
+        return accuracy
 
     def count(self, model: nn.Module) -> Tensor:
         """This rank's counts, int64 [4], in the order of `Accuracy`, on the device.

@@ -66,6 +66,7 @@ from mlperf_bert.evaluation.batches import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
@@ -379,7 +380,7 @@ def build_step(
     changes and, in 16-bit precisions, their dtype. Every rank must call it at the same time.
     """
     if shapes:
-        _check_capturable(model.attention.name, device)
+        _check_capturable(model.attention, device)
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
     layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
@@ -414,12 +415,15 @@ def build_step(
     )
 
 
-def _check_capturable(attention: str, device: torch.device) -> None:
+def _check_capturable(attention: AttentionChoice, device: torch.device) -> None:
     """Raise ConfigError for attention that a graph cannot hold."""
     if device.type != "cuda":
         return
-    if attention in READ_LENGTHS_ON_THE_HOST:
-        problem = f"{attention!r} reads lengths on the host, which a captured step cannot do"
+    if attention.name in READ_LENGTHS_ON_THE_HOST:
+        problem = (
+            f"{attention.name!r} reads lengths on the host, which a captured step cannot do "
+            f"[{attention.note}]"
+        )
         remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
         raise ConfigError("model.attention", problem, remedy)
     if dist.is_initialized() and dist.get_backend() == "gloo":
