@@ -51,10 +51,10 @@ else
     DEVICE=cuda BATCH=112 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
     LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
-    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --prepare-seconds 80)
+    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --by-layer) # else two compilations take minutes
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
-    COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 20)
+    COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 12)
     OPTIMIZER=("${LARGE[@]}" --seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     TEXT=(run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=128
@@ -168,16 +168,16 @@ run_stage() { # the most precious parts first
         for each in bf16 fp8; do
             train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
-        bench against_bf16 230 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
+        bench against_bf16 170 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
             --set model.precision=bf16 --device "$DEVICE"
         bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
         for each in bf16 fp8; do
-            part "text_$each.txt" 40 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
+            part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.save=never
         done
         part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
-        part tests_others.txt 66 bash -c 'tests "$@"' tests "${others[@]}" "$WINDOWS["{0.0,0.3}-{16,64,128}"]"
+        part tests_others.txt 85 bash -c 'tests "$@"' tests "${others[@]}" "$WINDOWS["{0.0,0.3}-{16,64,128}"]"
         ;;
     3)
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
@@ -191,19 +191,20 @@ run_stage() { # the most precious parts first
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
         bench loader 45 loader "${LOADER[@]}"
         bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
-        bench cost 40 cost "${COST[@]}" --device "$DEVICE"
-        bench optimizer 16 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
+        bench cost 36 cost "${COST[@]}" --device "$DEVICE"
+        bench optimizer 28 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
     4)
-        bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 130 \
+        bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 115 \
             ${PLOT:+--out "$RESULTS/scale.png"}
         bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
             ${PLOT:+--out "$RESULTS/sweep.png"}
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
         part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
-        part doctor.json 25 "$PYTHON" -m mlperf_bert doctor --only gpus,machine,disk,limits,caches,network --json
-        part burn_in.json 70 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
+        each=(doctor --timeout 8 --only gpus,machine,disk,limits,caches,network --json)
+        part doctor.json 25 "$PYTHON" -m mlperf_bert "${each[@]}"
+        part burn_in.json 66 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
         ;;
     esac
 }

@@ -248,7 +248,7 @@ def _against(parts: dict[str, Part]) -> str:
     strongest = _cell(result.get("ratio_strongest"), ".2f")
     return (
         f"Ours {result['ours_samples_per_s']:.1f} samples/s, {strongest} times the strongest "
-        f"({result.get('strongest')})\n\n{table}"
+        f"({result.get('strongest')}); compiled: {result.get('compiled')}\n\n{table}"
     )
 
 

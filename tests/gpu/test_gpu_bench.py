@@ -89,8 +89,7 @@ def test_other_side_runs_in_every_form() -> None:
         data,
         model.precision,
         device=DEVICE,
-        with_compile=True,
-        prepare_seconds=600.0,
+        compiled="whole",
         check=lambda loss: losses.append(loss.item()),
         report=lambda _: None,
     )

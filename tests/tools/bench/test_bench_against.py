@@ -1,9 +1,6 @@
 """`bench against` on a tiny model: what it reports, when it refuses to, and every other side."""
 
-import contextlib
-import signal
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -275,9 +272,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
 
 
 def others(make: Callable[[], Any], data: Data, **options: Any) -> OtherPeers:
-    options = {"check": lambda _: None, "prepare_seconds": 600.0, **options}
-    options |= {"device": CPU, "with_compile": True, "report": lambda _: None}
-    return make_other_peers(make, data, "fp32", **options)
+    options = {"check": lambda _: None, "compiled": "whole", **options}
+    return make_other_peers(make, data, "fp32", device=CPU, report=lambda _: None, **options)
 
 
 def test_without_padding_loss_and_gradients_are_the_same(
@@ -326,6 +322,24 @@ def test_all_that_can_run_train(
         assert losses[-1] < losses[0]
 
 
+def test_layers_may_be_compiled_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
+) -> None:
+    compiled: list[tuple[torch.nn.Module, bool]] = []
+
+    def note(module: torch.nn.Module, *, dynamic: bool) -> None:
+        compiled.append((module, dynamic))
+
+    monkeypatch.setattr(torch, "compile", None)
+    monkeypatch.setattr(torch.nn.Module, "compile", note)
+    found = others(make, data, compiled="by layer")
+    for name in ("sorted_compiled", "padded_compiled"):
+        assert torch.isfinite(found.contenders[name](0))
+    kinds = {(type(module).__name__, dynamic) for module, dynamic in compiled}
+    assert kinds == {("BertLayer", True), ("BertLayer", False)}
+    assert len(compiled) == 2 * TINY.num_layers
+
+
 def test_what_fails_has_its_reason(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
 ) -> None:
@@ -336,25 +350,6 @@ def test_what_fails_has_its_reason(
     found = others(make, data)
     assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
     assert "unpadded_peer" in found.contenders
-
-
-def test_what_takes_too_long_to_compile_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
-    def compile_slowly(module: Any, **_: object) -> Any:
-        def call(*arguments: Any, **inputs: Any) -> Any:
-            with contextlib.suppress(Exception):  # a compiler that goes on after a failure
-                time.sleep(60)
-            return module(*arguments, **inputs)
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", compile_slowly)
-    found = others(make, data, prepare_seconds=1.0)
-    for name in ("sorted_compiled", "padded_compiled"):
-        assert found.reasons[name] == "TimeoutError: not ready within 1 s"
-    assert "unpadded_peer" in found.contenders
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_what_runs_out_of_memory_is_freed_before_the_next(

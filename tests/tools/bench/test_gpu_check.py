@@ -31,7 +31,7 @@ from support import CONFIGS, REPOSITORY, run_process
 SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
 SUMMARY = REPOSITORY / "tools" / "summarise_gpu.py"
-LIMITS = {"1": 260, "2": 540, "3": 415, "4": 385}  # seconds
+LIMITS = {"1": 260, "2": 520, "3": 420, "4": 380}  # seconds
 LEASE = 900  # of which the machine's start takes up to 100
 RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
 # Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
@@ -156,7 +156,7 @@ def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last() -> Non
         times = sum(test.startswith(target) for target in apart)
         assert times == (test.partition("[")[0] in functions), test
     texts = [path.read_text("utf-8") for path in GPU_TESTS.glob("test_*.py")]
-    assert sum(text.count("with_compile=True") for text in texts) == 1
+    assert sum(text.count('compiled="whole"') for text in texts) == 1
 
 
 def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path: Path) -> None:

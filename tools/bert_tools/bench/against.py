@@ -6,7 +6,6 @@ and over the rate of matrix products measured between the steps. Ours computes t
 where it is read, so its MFU by the operations really done stands beside.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
@@ -22,8 +21,8 @@ from bert_tools.bench.peer import (
     CLIP,
     OPTIM,
     OPTIMIZER_IN_WORDS,
+    Compiled,
     Data,
-    OtherPeers,
     autocast_dtype,
     import_transformers,
     is_modern,
@@ -35,7 +34,13 @@ from bert_tools.bench.peer import (
     peer_step,
 )
 from bert_tools.bench.synthetic import synthetic_samples
-from bert_tools.bench.timing import Contender, InterleavedTimes, free_memory, seconds_of
+from bert_tools.bench.timing import (
+    Contender,
+    InterleavedTimes,
+    free_memory,
+    reason_of,
+    seconds_of,
+)
 from bert_tools.bench.training_run import (
     Update,
     own_stream,
@@ -84,30 +89,23 @@ def measure(
     *,
     steps: int,
     seconds: float,
-    prepare_seconds: float,
     compile: bool,
+    by_layer: bool,
 ) -> dict[str, Any]:
     """The JSON object of `bench against`, from at most `steps` steps per side.
 
     Once every batch was measured, no further step begins after `seconds`. The other side also goes
-    through torch.compile unless `compile` is false, and a form of it that takes longer than
-    `prepare_seconds` until it has run once is left out; in precisions other than fp32 it keeps fp32
-    weights and runs under autocast. Raises ConfigError if transformers is missing, or the two
-    sides' losses differ.
+    through torch.compile, whole or `by_layer`, unless `compile` is false; in precisions other than
+    fp32 it keeps fp32 weights and runs under autocast. Raises ConfigError if transformers is
+    missing, or the two sides' losses differ.
     """
     import_transformers()
     config = as_both_train(config)
     with own_stream(device):
         updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
         data = make_data(config, updates, by_length, device)
-        make_others = partial(
-            make_other_peers,
-            device=device,
-            with_compile=compile,
-            prepare_seconds=prepare_seconds,
-            report=report,
-        )
-        return _compared(config, updates, data, device, report, steps, seconds, make_others)
+        compiled: Compiled = ("by layer" if by_layer else "whole") if compile else "no"
+        return _compared(config, updates, data, device, report, steps, seconds, compiled)
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
@@ -182,7 +180,7 @@ def _compared(
     report: Callable[[str], None],
     steps: int,
     seconds: float,
-    make_others: Callable[..., OtherPeers],
+    compiled: Compiled,
 ) -> dict[str, Any]:
     model, seed = config.model, int(config.run.seed)
     exact = make_ours(exact_model(model), seed, device)
@@ -196,12 +194,15 @@ def _compared(
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
-    others = make_others(
+    others = make_other_peers(
         partial(make_peer, exact, model, device, attention=peer_attention),
         data,
         model.precision,
+        device=device,
         architecture=model.architecture,
+        compiled=compiled,
         check=lambda loss: check_loss(loss, expected, model),
+        report=report,
     )
     del exact
     shapes = run_shapes(config) if config.run.step_mode == "captured" else ()
@@ -225,6 +226,7 @@ def _compared(
             **_measured(times, others.reasons | times.reasons, config, data, product_flops),
             **_facts(config, data),
             "device": device.type,
+            "compiled": compiled,
             "steps": times.num_steps,
             "loss_difference": loss_difference,
             "ours_attention": ours.attention.name,
@@ -317,7 +319,7 @@ def in_words(result: dict[str, Any]) -> str:
         f"{result['dropout']}, {result['optimizer']}",
         "a step is forward, backward and update, its batch ready",
         f"attention: ours {result['ours_attention']}, transformers' {result['padded_attention']}; "
-        f"our step is {result['ours_step_mode']}",
+        f"our step is {result['ours_step_mode']}; their compiled forms: {result['compiled']}",
     ]
     lines += [
         f"matrix products of {result['peak_dtype']} in {result['peak_tflops'] * 1e3:.0f} GFLOP/s",
@@ -378,16 +380,18 @@ def fastest_attention(
 ) -> str:
     """Set `peer` to its attention implementation with the fastest steps, and return the name.
 
-    One that runs out of memory is skipped.
+    One that fails, for want of memory or in its own code, is skipped.
     """
     attentions = PEER_ATTENTIONS["modern" if is_modern(peer) else "bert"]
     report(f"trying each attention of transformers: {', '.join(attentions)}")
     seconds = dict.fromkeys(attentions, float("inf"))
     for name in attentions:
         peer.set_attn_implementation(name)
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             step(-1).item()
             seconds[name] = sum(seconds_of(step, number) for number in range(num_batches))
+        except RuntimeError as error:
+            report(f"{name}: {reason_of(error)}")
         free_memory()
     fastest = min(seconds, key=seconds.__getitem__)
     peer.set_attn_implementation(fastest)

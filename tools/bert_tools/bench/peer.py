@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bert_tools.bench.timing import Contender, free_memory, reason_of, time_limit
+from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     Architecture,
@@ -42,6 +42,7 @@ CLIP = ClipSection()
 OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
 ATTENTION_NAME = "mlperf_bert_nested"
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]
 """The loss of the batch of this number."""
 
@@ -322,8 +323,7 @@ def make_other_peers(
     *,
     device: torch.device,
     architecture: Architecture = "bert",
-    with_compile: bool,
-    prepare_seconds: float,
+    compiled: Compiled,
     check: Callable[[Tensor], object],
     report: Callable[[str], None],
 ) -> OtherPeers:
@@ -335,30 +335,25 @@ def make_other_peers(
         precision: ours; theirs is its `autocast_dtype`.
         device: device of models and data.
         architecture: theirs and ours.
-        with_compile: also run them through torch.compile.
-        prepare_seconds: one that takes longer until it has run once is left out.
+        compiled: what goes through torch.compile at once in the compiled forms, if they shall run.
         check: takes the loss of the first batch without dropout, and raises ConfigError if it
             belongs to another model.
         report: gets lines of progress.
     """
     peers = OtherPeers({}, {})
     for name, build in BUILDERS.items():
-        reason = _reason_against(name, device, with_compile, architecture)
+        reason = _reason_against(name, device, compiled, architecture)
         if reason is None:
             report(f"preparing {name}")
             # The plain module would be compiled again.
             own_check = None if name.endswith("compiled") else check
             try:
-                with time_limit(prepare_seconds):
-                    contender = _prepared(make_peer(), build, data, precision, own_check)
-                peers.contenders[name] = contender
+                made = partial(build, data=data, compiled=compiled)
+                peers.contenders[name] = _prepared(make_peer(), made, data, precision, own_check)
             except ConfigError:
                 raise
-            except torch.OutOfMemoryError as error:
-                reason = reason_of(error)
             except Exception as error:  # any error from others' code is a finding, no failure
-                lines = str(error).splitlines() or [""]
-                reason = f"{type(error).__name__}: {lines[0]}"
+                reason = reason_of(error)
             free_memory()
         if reason is not None:
             peers.reasons[name] = reason
@@ -368,13 +363,13 @@ def make_other_peers(
 
 def _prepared(
     peer: Any,
-    build: Callable[[Any, Data], LossOf],
+    build: Callable[[Any], LossOf],
     data: Data,
     precision: Precision,
     check: Callable[[Tensor], object] | None,
 ) -> Contender:
     """A step that has run once. As a separate function it leaves nothing behind on failure."""
-    loss_of = build(peer, data)
+    loss_of = build(peer)
     if check is not None:
         peer.eval()
         with torch.no_grad(), autocast(peer.device, autocast_dtype(precision)):
@@ -386,17 +381,26 @@ def _prepared(
     return step
 
 
-def _compiled(peer: Any, data: Data) -> LossOf:
-    compiled = torch.compile(peer, dynamic=False)
-    return lambda number: compiled(**data.padded[number]).loss  # type: ignore[no-untyped-call]
+def _padded_compiled(peer: Any, data: Data, compiled: Compiled) -> LossOf:
+    call = _through_compiler(peer, peer, compiled, dynamic=False)
+    return lambda number: call(**data.padded[number]).loss
 
 
-def _sorted_compiled(peer: Any, data: Data) -> LossOf:
-    compiled = torch.compile(partial(masked_loss, peer), dynamic=True)
-    return lambda number: compiled(data.sorted[number])
+def _sorted_compiled(peer: Any, data: Data, compiled: Compiled) -> LossOf:
+    call = _through_compiler(peer, partial(masked_loss, peer), compiled, dynamic=True)
+    return lambda number: call(data.sorted[number])
 
 
-def _flash(peer: Any, data: Data) -> LossOf:
+def _through_compiler(peer: Any, function: Any, compiled: Compiled, *, dynamic: bool) -> Any:
+    """The function of `peer`, compiled, or as it is with every layer compiled by itself."""
+    if compiled == "whole":
+        return torch.compile(function, dynamic=dynamic)
+    for layer in peer.model.layers if is_modern(peer) else peer.bert.encoder.layer:
+        layer.compile(dynamic=dynamic)
+    return function
+
+
+def _flash(peer: Any, data: Data, compiled: Compiled) -> LossOf:
     peer.set_attn_implementation("sdpa")
 
     def loss_of(number: int) -> Tensor:
@@ -407,7 +411,7 @@ def _flash(peer: Any, data: Data) -> LossOf:
     return loss_of
 
 
-def _unpadded(peer: Any, data: Data) -> LossOf:
+def _unpadded(peer: Any, data: Data, compiled: Compiled) -> LossOf:
     use_nested_attention(peer)
     inputs = [unpadded_inputs(batch) for batch in data.batches]
     return lambda number: unpadded_loss(peer, inputs[number])
@@ -416,7 +420,7 @@ def _unpadded(peer: Any, data: Data) -> LossOf:
 BUILDERS = MappingProxyType(
     {
         "sorted_compiled": _sorted_compiled,
-        "padded_compiled": _compiled,
+        "padded_compiled": _padded_compiled,
         "padded_flash": _flash,
         "unpadded_peer": _unpadded,
     }
@@ -424,11 +428,11 @@ BUILDERS = MappingProxyType(
 
 
 def _reason_against(
-    name: str, device: torch.device, with_compile: bool, architecture: Architecture
+    name: str, device: torch.device, compiled: Compiled, architecture: Architecture
 ) -> str | None:
     if name == "unpadded_peer" and architecture == "modern":
         return "its own unpadded path needs the kernels of flash-attn"
-    if name.endswith("compiled") and not with_compile:
+    if name.endswith("compiled") and compiled == "no":
         return "torch.compile was not asked for: --compile"
     if name == "sorted_compiled" or device.type == "cuda":
         return None

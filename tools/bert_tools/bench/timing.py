@@ -5,11 +5,9 @@ Contenders take turns on the same work, so that a busy machine slows all of them
 
 import gc
 import itertools
-import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +19,11 @@ OUT_OF_MEMORY = "out of memory"
 FEWEST_STEPS = 3
 
 
-def reason_of(error: torch.OutOfMemoryError) -> str:
+def reason_of(error: Exception) -> str:
     """The error's first line: the reason why there is no figure."""
-    return f"{OUT_OF_MEMORY} ({(str(error).splitlines() or [''])[0]})"
+    line = (str(error).splitlines() or [""])[0]
+    is_memory = isinstance(error, torch.OutOfMemoryError)
+    return f"{OUT_OF_MEMORY} ({line})" if is_memory else f"{type(error).__name__}: {line}"
 
 
 def free_memory() -> None:
@@ -31,30 +31,6 @@ def free_memory() -> None:
     gc.collect()  # a model's parts refer to each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """End the block after `seconds` with a TimeoutError; in the main thread alone.
-
-    It comes when Python code runs next: a call into a library ends first.
-    """
-
-    class OutOfTime(BaseException):
-        """No Exception, which a compiler would take for a failure of its own, and go on."""
-
-    def stop(*_: object) -> None:
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except OutOfTime:
-        raise TimeoutError(f"not ready within {seconds:g} s") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def seconds_of(run: Contender, batch: int) -> float:
@@ -105,7 +81,7 @@ class InterleavedTimes:
         *,
         may_fail: Collection[str] = (),
     ) -> None:
-        """Contenders in `may_fail` are left out and freed when they run out of memory."""
+        """Contenders in `may_fail` are left out and freed when they fail, as of want of memory."""
         self._contenders = dict(contenders)
         self._may_fail = frozenset(may_fail)
         self.reasons: dict[str, str] = {}  # reasons for those left out
@@ -125,10 +101,10 @@ class InterleavedTimes:
             self._seconds_of(name, 0)
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
-        """Seconds of a step; None if it ran out of memory, after freeing its parts."""
+        """Seconds of a step; None if it failed, after freeing its parts."""
         try:
             return seconds_of(self._contenders[name], batch)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
             if name not in self._may_fail:
                 raise
             self.reasons[name] = reason_of(error)
@@ -141,7 +117,7 @@ class InterleavedTimes:
 
         Stops after `num_steps` steps, or at the first step that ends after `seconds` once every
         batch was visited; `report` gets a line for each step. Each contender must have run before.
-        One that may fail and runs out of memory has no times from then on.
+        One that may fail and does has no times from then on.
         """
         num_batches = len(next(iter(self._seconds.values())))
         start = time.perf_counter()
