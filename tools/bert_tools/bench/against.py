@@ -105,7 +105,8 @@ def measure(
         updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
         data = make_data(config, updates, by_length, device)
         compiled: Compiled = ("by layer" if by_layer else "whole") if compile else "no"
-        return _compared(config, updates, data, device, report, steps, seconds, compiled)
+        found = _compared(config, updates, data, device, report, steps, seconds, compiled)
+        return {**found, "compiled": compiled}
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
@@ -226,7 +227,6 @@ def _compared(
             **_measured(times, others.reasons | times.reasons, config, data, product_flops),
             **_facts(config, data),
             "device": device.type,
-            "compiled": compiled,
             "steps": times.num_steps,
             "loss_difference": loss_difference,
             "ours_attention": ours.attention.name,
