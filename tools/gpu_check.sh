@@ -113,6 +113,7 @@ tests() { # targets of pytest: each in a process of its own, all at once as most
 }
 export -f tests
 
+# shellcheck disable=SC2329 # for bash -c
 text() { # the embedded corpus as cpu_tiny has it, made at first use
     export DATADIR=$CACHE/text
     "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
@@ -177,7 +178,7 @@ run_stage() { # the most precious parts first
         done
         part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
-        part tests_others.txt 85 bash -c 'tests "$@"' tests "${others[@]}" "$WINDOWS["{0.0,0.3}-{16,64,128}"]"
+        part tests_others.txt 85 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
         ;;
     3)
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
@@ -202,7 +203,7 @@ run_stage() { # the most precious parts first
             ${PLOT:+--out "$RESULTS/sweep.png"}
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
         part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
-        each=(doctor --timeout 8 --only gpus,machine,disk,limits,caches,network --json)
+        each=(doctor --timeout 8 --only "gpus,machine,disk,limits,caches,network" --json)
         part doctor.json 25 "$PYTHON" -m mlperf_bert "${each[@]}"
         part burn_in.json 66 "$PYTHON" -m mlperf_bert doctor --burn-in "$BURN_IN" --device "$DEVICE" --json
         ;;
