@@ -17,6 +17,7 @@ from bert_tools.bench.against import (
     NUM_BATCHES,
     OTHERS,
     check_same_loss,
+    fastest_attention,
     make_contenders,
     make_data,
     make_ours,
@@ -165,6 +166,18 @@ def test_a_padded_side_without_memory_is_null_with_its_reason(
         assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
     assert result["strongest"] == "sorted" and result["sorted_reason"] is None
     assert words.count("not measured (out of memory") == 2
+
+
+def test_an_attention_that_fails_is_not_taken(make: Callable[[], Any]) -> None:
+    other, lines = make(), list[str]()
+
+    def step(_: int) -> Tensor:
+        if other.config._attn_implementation == "sdpa":
+            raise RuntimeError("no plan\nmore")
+        return torch.zeros(())
+
+    assert fastest_attention(other, step, 2, lines.append) == "eager"
+    assert "sdpa: RuntimeError: no plan" in lines
 
 
 @pytest.mark.parametrize("name", ["query.weight", "bias", "LayerNorm.weight", "heads"])

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from bert_tools.squad.questions import (
 )
 from mlperf_bert.common.errors import DataError
 from squad_cases import qa, questions_of, set_of
+from support import run_process
 
 CONTEXT = "A node is a computer. Nodes form a cluster."
 
@@ -205,9 +205,7 @@ def test_the_largest_file_takes_a_bounded_memory(tmp_path: Path) -> None:
         file.writelines(b',"%06x":1e9' % number for number in range(2**23 - 2))
         file.write(b',"y":"\xf0\x9f\x98\x80')
         file.write(b"a" * (128 * 2**20 - file.tell() - 2) + b'"}')
-    ran = subprocess.run(
-        [sys.executable, "-c", _READ, str(path)], check=True, capture_output=True, text=True
-    )
+    ran = run_process(sys.executable, "-c", _READ, path)
     assert 1e9 < int(ran.stdout) < 3.1e9
 
 

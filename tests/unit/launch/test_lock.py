@@ -1,7 +1,6 @@
 """The lock: it is whole, it is what is installed, and a file with another digest is refused."""
 
 import importlib
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support import REPOSITORY
+from support import REPOSITORY, run_process
 
 PYPROJECT = REPOSITORY / "pyproject.toml"
 LOCK = REPOSITORY / "requirements"
@@ -101,9 +100,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def install(root: Path) -> subprocess.CompletedProcess[str]:
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "wheels"), "PYTHONPATH": ""}
-    return subprocess.run(
-        [root / "tools" / "venv.sh"], env=os.environ | offline, capture_output=True, text=True
-    )
+    return run_process(root / "tools" / "venv.sh", **offline)
 
 
 def write_lock(root: Path, digest: str) -> None:

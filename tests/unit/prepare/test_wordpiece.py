@@ -1,6 +1,5 @@
 """Word pieces: the definition's rules, the fast way equal to it, and a vocabulary's training."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from mlperf_bert.vocabulary.word_pieces import (
     Vocabulary,
     basic_words,
 )
+from support import run_process
 
 
 def vocabulary_of(*tokens: str) -> Vocabulary:
@@ -146,11 +146,5 @@ def test_neither_line_order_nor_hash_seed_matters() -> None:
         f"print(train_vocabulary({LINES!r}, 45))"
     )
     for seed in ("1", "2"):
-        out = subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        out = run_process(sys.executable, "-c", code, PYTHONHASHSEED=seed)
         assert out.stdout.strip() == str(tokens)
