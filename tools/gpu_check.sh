@@ -115,7 +115,7 @@ export -f tests
 
 # shellcheck disable=SC2329 # for bash -c
 text() { # the embedded corpus as cpu_tiny has it, made at first use
-    export DATADIR=$CACHE/text
+    export DATADIR=$WORK/text
     "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
 }
 
@@ -234,7 +234,7 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
 child=
 trap 'rm -rf "$WORK"' EXIT
 trap 'kill "$child" 2>/dev/null; exit 143' INT TERM
-export WORK CACHE RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
+export WORK RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
 export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
