@@ -51,7 +51,7 @@ else
     DEVICE=cuda BATCH=112 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 BURN_IN=40s PATIENCE=1
     SIZE=()
     LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
-    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --by-layer) # else two compilations take minutes
+    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
     COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 12)

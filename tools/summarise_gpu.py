@@ -119,10 +119,8 @@ def main() -> int:
         left -= min(left, len(words))
         if words:
             print(f"## {title}\n\n{words}\n")
-    has_failed = any(
-        part.state.startswith(("failed", "stopped", "cannot")) for part in parts.values()
-    )
-    return int(has_failed)
+    ended_well = ("done", "not ended", "ran out of memory")
+    return int(any(part.state not in ended_well for part in parts.values()))
 
 
 def read_parts(out: Path) -> dict[str, Part]:

@@ -79,7 +79,7 @@ MEASUREMENTS = {
             },
             "by-layer": {
                 "action": "store_true",
-                "help": "compile each of its layers by itself, which takes a tenth of the time",
+                "help": "compile each of its layers by itself, which takes less time",
             },
         },
     ),
