@@ -318,7 +318,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Do what was asked for, on one thread: the same numbers wherever there is a core."""
+    """Do what was asked for, on one thread, so that other threads change no sum."""
     args = parse_arguments()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
 """The Markdown tables of docs/how/speed.md, from the JSON objects that a `run.sh` left.
 
-python table.py [--sentence] [DIR]     default: this file's directory
+python table.py [--sentence] [DIR ...]     default: this file's directory
 """
 
 import json
@@ -65,10 +65,12 @@ def sentence(here: Path) -> str:
     ways = sorted({f'"{OTHERS[result["strongest"]]}"' for result in found.values()})
     ratios = ", ".join(f"{each['ratio_strongest']:.2f}" for each in found.values())
     sizes = ", ".join(re.sub(r", \d+", "", size) for size in found)
+    modern = {result.get("architecture", "bert") for result in found.values()} == {"modern"}
+    model, of_length = ("ModernBERT", " of the longest length") if modern else ("BERT", "")
     return (
-        f"Against the strongest of the padded ways on a CPU ({' or '.join(ways)})\n"
-        f"ours does **{ratios}** times as many sequences a second, at {sizes}"
-        " (layers x hidden, two threads)."
+        f"Our {model} step does **{ratios}** times as many sequences per second as the strongest"
+        f" padded way on a CPU ({' or '.join(ways)}), at {sizes}"
+        f" (layers x hidden{of_length}, two threads)."
     )
 
 
@@ -76,4 +78,4 @@ if __name__ == "__main__":
     words = sys.argv[1:]
     make = sentence if "--sentence" in words else table
     where = [Path(word) for word in words if word != "--sentence"]
-    print(make(where[0] if where else Path(__file__).parent))
+    print("\n".join(make(each) for each in where or [Path(__file__).parent]))

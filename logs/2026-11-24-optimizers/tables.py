@@ -1,10 +1,12 @@
 """Tables and the picture of the study, from `records.jsonl`.
 
-python tables.py samples|nearer|settings|fit|noise     Markdown
-python tables.py picture FILE.png                      samples over batch
+python tables.py samples|nearer|paired|settings|fit|noise     Markdown
+python tables.py picture FILE.png                             samples over batch
 
 `nearer` has samples to 1.25 times the guess, passed by runs on their way to 1.5; fits and picture
-are of these too, as more arms reached it.
+are of these too, as more arms reached it. `paired` compares arms seed by seed, where none missed.
+The trainings of a larger model are in the records and in no table: of its two arms one, with two
+seeds, never reached a target.
 """
 
 import json
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.stats import ttest_1samp
 
 from study import (
     BUDGETS,
@@ -45,6 +48,7 @@ def main(what, *words):
     makers = {
         "samples": lambda of: samples_table(of, 1.0),
         "nearer": lambda of: samples_table(of, NEARER),
+        "paired": paired_table,
         "settings": settings_table,
         "fit": fit_table,
         "noise": noise_table,
@@ -81,7 +85,7 @@ def crossings(repeated, share):
 
 def has_nearer(record):
     """True if a training ended at the nearer target."""
-    return record["kind"] == "larger" or record["batch"] >= NEARER_BATCH
+    return record["batch"] >= NEARER_BATCH
 
 
 def samples_of(repeated, share):
@@ -113,19 +117,47 @@ def head(*names):
     yield len(names) * "|---" + "|"
 
 
-def samples_table(records, share):
-    """Samples to a share of the target, beside AdamW's or, clipped by buckets, the arm's own."""
-    names = "reached", "samples to the target (95 %)", "updates", "over AdamW's (95 %)"
-    yield from head("global batch", "optimizer", *names)
-    kinds = {"seed": "", "buckets": ", clipped by buckets", "larger": ", 4 layers of 256"}
+def compared(records, share):
+    """Batch, name, records and those to compare with: AdamW's or, clipped by buckets, its own."""
     for batch in tuned(records):
-        for kind, words in kinds.items():
+        for kind, words in (("seed", ""), ("buckets", ", clipped by buckets")):
             for optimizer in OPTIMIZERS:
                 repeated = of_arm(records, optimizer, batch, kind)
                 if repeated and (share < 1 or not has_nearer(repeated[0])):
-                    base = ("adamw", kind) if kind != "buckets" else (optimizer, "seed")
-                    found = cells(repeated, of_arm(records, base[0], batch, base[1]), share)
-                    yield f"| {batch:,} | {NAMES[optimizer]}{words} | {found} |"
+                    other = "adamw" if kind == "seed" else optimizer
+                    name = f"{NAMES[optimizer]}{words}"
+                    yield batch, name, repeated, of_arm(records, other, batch, "seed")
+
+
+def samples_table(records, share):
+    """Samples to a share of the target, and over those of the arm to compare with."""
+    samples = "samples to the target (95 %, bootstrap)"
+    ratio = "over AdamW's (95 %, bootstrap)"
+    yield from head("global batch", "optimizer", "reached", samples, "updates", ratio)
+    for batch, name, repeated, others in compared(records, share):
+        yield f"| {batch:,} | {name} | {cells(repeated, others, share)} |"
+
+
+def paired_table(records):
+    """Every arm over the one to compare with, by means, by medians and seed by seed."""
+    names = "means", "means, one seed left out", "medians", "seed by seed (95 %, Student's t)", "p"
+    yield from head("target over guess", "global batch", "optimizer", *names)
+    for share in (1.0, NEARER):
+        for batch, name, repeated, others in compared(records, share):
+            if others == repeated or has_missed(repeated, share) or has_missed(others, share):
+                continue
+            values, theirs = samples_of(repeated, share), samples_of(others, share)
+            logs = np.log(values / theirs)
+            found = ttest_1samp(logs, 0)
+            low, high = np.exp(found.confidence_interval())
+            without = (values.sum() - values) / (theirs.sum() - theirs)
+            row = [f"{OVER_GUESS * share:.2f}", f"{batch:,}", name]
+            row += [f"{values.mean() / theirs.mean():.2f}"]
+            row += [f"{min(without):.2f} to {max(without):.2f}"]
+            row += [f"{np.median(values) / np.median(theirs):.2f}"]
+            row += [f"{np.exp(logs.mean()):.2f} ({low:.2f} to {high:.2f})"]
+            row += ["< 0.001" if found.pvalue < 0.001 else f"{found.pvalue:.3f}"]
+            yield f"| {' | '.join(row)} |"
 
 
 def cells(repeated, others, share):

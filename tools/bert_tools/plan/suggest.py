@@ -221,7 +221,7 @@ def _warnings(
     elif recipe == "open_hypothesis":
         yield "the open hypothesis goes through two published points, and nobody has tried it"
     elif recipe == "open_muon":
-        yield "Muon was tried with models of 2 and 4 layers only, not with BERT-large"
+        yield "Muon was compared with a model of 2 layers only, not with BERT-large"
     if samples.basis != "published":
         yield f"samples to the target at a batch of {batch:,} are {samples.in_words}"
     most = most_sequences(accelerator, ranks)
