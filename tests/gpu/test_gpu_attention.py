@@ -1,4 +1,4 @@
-"""Attention policies on a GPU: equal to the reference, captured, and chosen by measuring."""
+"""Attention policies on a GPU: equal to the reference, captured, and chosen by a rule."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,12 @@ from graph_cases import captured
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.attention import AttentionPolicy, grouped
-from mlperf_bert.model.choices import TOLERANCE, choose_attention
+from mlperf_bert.model.choices import choose_attention
 
 DEVICE = "cuda"
 KERNELS = ("triton", "flash", "cudnn")
+# Share of the largest element of context and gradients. bf16 itself rounds to 0.004.
+TOLERANCE = 0.02
 MODEL = ModelSection(max_position_embeddings=256)
 
 
@@ -118,10 +120,9 @@ def test_grouped_is_captured_with_its_side_streams() -> None:
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
 
 
-def test_auto_measures_and_says_so() -> None:
+@pytest.mark.usefixtures("triton")
+def test_auto_is_triton_and_nothing_is_drawn() -> None:
     state = torch.cuda.get_rng_state()
     choice = choose_attention(MODEL, torch.device(DEVICE), torch.bfloat16)
-    print(choice.note)
-    assert "flash" in choice.note
-    assert " ms" in choice.note
+    assert choice.note == "attention: triton"
     assert torch.equal(torch.cuda.get_rng_state(), state)

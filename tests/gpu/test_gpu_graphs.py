@@ -118,9 +118,6 @@ def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
     ("data_parallel", "policy", "wire"),
     [
         ("ddp", "after_allreduce", "as_gradients"),
-        ("ddp", "bucket_before_allreduce", "as_gradients"),
-        # The hook's future copies on a stream of its pool, which the capture has to follow.
-        ("ddp", "after_allreduce", "fp32"),
         ("flat", "bucket_before_allreduce", "as_gradients"),
         ("shard_world", "after_allreduce", "fp32"),
     ],

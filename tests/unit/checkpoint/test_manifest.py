@@ -42,6 +42,8 @@ STATE = CheckpointState(
     best_mlm_accuracy=0.5,
     health={"best_loss": 1.0},
     noise={"noise_scale_plain.weight": 0.5},
+    attention="flash",
+    kernels="fused",
 )
 MANIFEST = Manifest(
     step=7,
@@ -71,8 +73,9 @@ def test_both_come_back(tmp_path: Path) -> None:
         verify(tmp_path)
     values = json.loads(STATE.to_json())
     del values["noise"]  # of before it was measured
+    del values["attention"], values["kernels"]  # of before they were written
     (tmp_path / "state.json").write_text(json.dumps(values))
-    assert read_state(tmp_path).noise == {}
+    assert read_state(tmp_path) == replace(STATE, noise={}, attention=None, kernels=None)
 
 
 def change(**values: Any) -> Callable[[dict[str, Any]], None]:
@@ -126,6 +129,8 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], objec
         change(health={str(number): 1.0 for number in range(2000)}),
         change(noise={"weight": "x"}),
         change(noise=7),
+        change(attention="fast"),
+        change(kernels=["fused"]),
         change(world_size=0),
         change(seed=-1),
         lambda found: found.pop("data_sha256"),

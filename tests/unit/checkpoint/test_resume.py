@@ -213,6 +213,30 @@ def test_another_run_goes_on_from_a_checkpoint(
     assert metrics_losses(tmp_path / "run") != metrics_losses(whole)[16:]
 
 
+@pytest.mark.parametrize("resume", ["auto", "another run"])
+def test_other_kernels_are_told(
+    resumed: Train,
+    killed: Path,
+    whole: Path,
+    tmp_path: Path,
+    resume: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was used is compared, not the settings: "auto" and its policy by name are the same."""
+    told = "model.attention was 'grouped' when this checkpoint was written and is 'packed' now"
+    checkpoint = whole / "run_0/checkpoints/step_00000016"
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert (state["attention"], state["kernels"]) == ("grouped", "reference")
+    for setting, is_told in (("model.attention=grouped", False), ("model.attention=packed", True)):
+        shutil.copytree(killed, tmp_path / "kept")
+        if resume != "auto":
+            shutil.rmtree(killed)
+        assert resumed(setting, resume=resume if resume == "auto" else checkpoint) == MISSED
+        assert (told in capsys.readouterr().out) == is_told
+        shutil.rmtree(killed)
+        (tmp_path / "kept").rename(killed)
+
+
 def test_what_would_change_the_run_is_refused(
     resumed: Train, killed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

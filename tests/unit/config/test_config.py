@@ -140,6 +140,18 @@ UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_p
         ),
         ("run.step_mode=captured", "run.noise_interval_steps=5", "run.noise_interval_steps: is 5"),
         (
+            "run.step_mode=captured parallel.ranks_per_node=2",
+            *("clip.policy=bucket_before_allreduce", "data_parallel: is 'ddp'.*bucket.* to 'flat'"),
+        ),
+        (
+            "run.step_mode=captured parallel.nodes=2",
+            *("clip.policy=whole_before_allreduce", "data_parallel: is 'ddp'.*whole.* to 'flat'"),
+        ),
+        (
+            "run.step_mode=captured parallel.ranks_per_node=2 clip.policy=none",
+            *("parallel.allreduce_dtype=bf16", "data_parallel: is 'ddp'.*'bf16'.* to 'eager'"),
+        ),
+        (
             "optim.implementation=apex run.device=cuda",
             *("model.precision=fp16", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
         ),
@@ -157,6 +169,20 @@ def test_settings_that_want_others(config_file: Path, accepted: str, more: str, 
     load_config(config_file, accepted.split())
     with pytest.raises(ConfigError, match=words):
         load_config(config_file, [*accepted.split(), more])
+
+
+@pytest.mark.parametrize(
+    "instead",
+    ["parallel.data_parallel=flat", "run.step_mode=eager", "parallel.ranks_per_node=1"],
+)
+def test_a_hook_is_refused_only_in_a_captured_step_of_several_ranks(
+    config_file: Path, instead: str
+) -> None:
+    hooked = ("clip.policy=bucket_before_allreduce", "parallel.allreduce_dtype=bf16")
+    refused = ("run.step_mode=captured", "parallel.ranks_per_node=2", *hooked)
+    with pytest.raises(ConfigError, match=r"^parallel\.data_parallel"):
+        load_config(config_file, refused)
+    load_config(config_file, [*refused, instead])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Attention policies: they agree, they drop what they should, and they refuse what they cannot."""
 
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,8 @@ from attention_cases import (
     results,
 )
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model import choices
 from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
 from mlperf_bert.model.attention_layout import (
     AttentionLayout,
@@ -29,7 +30,7 @@ from mlperf_bert.model.attention_layout import (
     build_groups,
     build_rows,
 )
-from mlperf_bert.model.choices import TOLERANCE, Trial, choose_attention, choose_fastest
+from mlperf_bert.model.choices import choose_attention
 from mlperf_bert.parts.build import _check_capturable
 from model_cases import CPU, MODERN, TINY
 
@@ -244,7 +245,8 @@ def test_kernels_are_refused_where_they_would_be_wrong(
         choose_attention(replace(TINY, attention=name), device, torch.bfloat16)
     choice = choose_attention(TINY, device, torch.bfloat16)
     assert choice.policy is grouped
-    assert f"{name} left out (" in choice.note
+    if name != "cudnn":  # which is used only if it is named
+        assert f"{name} left out (" in choice.note
 
 
 @pytest.mark.parametrize(
@@ -265,85 +267,60 @@ def test_kernels_whose_windows_would_be_wrong_are_refused(
         choose_attention(config, device, torch.bfloat16)
 
 
-def test_a_trial_of_modernbert_sees_wrong_windows() -> None:
-    trial = Trial(replace(MODERN, attention_window=4), CPU, torch.float32)
-    assert trial.difference(grouped) < 1e-5
-
-    def without_windows(q: Tensor, k: Tensor, v: Tensor, layout: Any, site: Any) -> Tensor:
-        whole = copy(layout)
-        whole.reach = None
-        return reference(q, k, v, whole, site)
-
-    assert trial.difference(without_windows) > TOLERANCE
-    assert trial.run(grouped).shape[0] == trial.num_tokens
+@pytest.fixture
+def fully_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has what every policy of the rule needs, but no GPU to run anything on."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: None)
 
 
-def scaled(factor: float) -> AttentionPolicy:
-    def attend(*arguments: Any) -> Tensor:
-        return factor * reference(*arguments)
-
-    return attend
+LARGER = replace(TINY, hidden_size=64)  # with heads of 16 channels, which every policy takes
+ON_CUDA = (torch.device("cuda"), torch.bfloat16)
 
 
-def missing() -> AttentionPolicy:
-    raise ModuleNotFoundError("no such library\nand more lines")
+@pytest.mark.usefixtures("fully_equipped")
+def test_auto_on_cuda_is_triton_and_nothing_is_measured() -> None:
+    """There is no CUDA device here, so a measurement would fail."""
+    choice = choose_attention(LARGER, *ON_CUDA)
+    assert (choice.name, choice.note) == ("triton", "attention: triton")
+    assert choice == choose_attention(replace(LARGER, attention="triton"), *ON_CUDA)
+    for config in (replace(MODERN, hidden_size=64), replace(LARGER, attention_dropout=0.1)):
+        assert choose_attention(config, *ON_CUDA) == choice
 
 
-def test_the_fastest_candidate_that_is_right_is_chosen() -> None:
-    seconds = iter((0.5, 0.25))
-    slow, fast = scaled(1 - TOLERANCE / 2), scaled(1 + TOLERANCE / 2)
-    calls = []
-
-    def timer(run: Any) -> float:
-        calls.append(run())
-        return next(seconds)
-
-    candidates = {
-        "wrong": lambda: scaled(1 + 2 * TOLERANCE),
-        "slow": lambda: slow,
-        "not finite": lambda: scaled(float("nan")),
-        "fast": lambda: fast,
-        "missing": missing,
-    }
-    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
-    choice = choose_fastest(candidates, trial, timer, {"old": "too old"})
-    assert choice.policy is fast
-    assert len(calls) == 2  # what is wrong is not timed
-    assert choice.note.startswith("attention: fast (a layer of ")
-    assert " tokens, its gradients put side by side: slow" in choice.note
-    for part in (
-        "slow 500 ms, fast 250 ms",
-        "old left out (too old)",
-        "missing left out (no such library)",
-        "wrong left out (differs from reference by 4.0e-02",
-        "not finite left out (differs from reference by nan",
-    ):
-        assert part in choice.note
-    assert "\n" not in choice.note
+@pytest.mark.usefixtures("fully_equipped")
+def test_auto_on_cuda_is_flash_where_triton_cannot_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: "no compiler")
+    choice = choose_attention(LARGER, *ON_CUDA)
+    assert choice.policy is flash
+    assert choice.note == "attention: flash (triton left out (no compiler))"
+    with pytest.raises(ConfigError, match="'triton' cannot run here: no compiler; use 'auto'"):
+        choose_attention(replace(LARGER, attention="triton"), *ON_CUDA)
 
 
-def test_what_is_timed_has_gradients_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
-    factors = torch.tensor((2.0, 3.0, 5.0)).view(3, 1, 1)
+@pytest.mark.usefixtures("fully_equipped")
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (replace(TINY, hidden_size=96), "flash"),  # heads of 24 channels
+        (replace(TINY, hidden_size=80), "grouped"),  # of 20
+        (replace(MODERN, num_layers=6), "grouped"),  # of 8, and the last layer sees a window
+    ],
+)
+def test_auto_on_cuda_goes_by_the_config(config: ModelSection, name: str) -> None:
+    choice = choose_attention(config, *ON_CUDA)
+    assert choice.name == name
+    assert choice.note.startswith(f"attention: {name} (triton left out (heads have ")
+    assert ("flash left out (" in choice.note) == (name == "grouped")
 
-    def in_columns(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-        return (torch.stack((q, k, v), dim=1) * factors).sum(dim=1)
 
-    def apart(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-        return 2 * q + 3 * k + 5 * v
-
-    copied, cat = [], torch.cat
-    monkeypatch.setattr(torch, "cat", lambda *given, **how: copied.append(1) or cat(*given, **how))
-    joined = trial.run(in_columns), copied.copy(), trial.run(apart)
-    assert (joined[1], copied) == ([], [1])
-    torch.testing.assert_close(joined[2], joined[0])
-
-
-def test_grouped_is_chosen_where_no_candidate_is_left_and_a_captured_step_says_why() -> None:
-    trial = Trial(replace(TINY, max_position_embeddings=16), CPU, torch.float32)
-    choice = choose_fastest({"missing": missing}, trial, lambda run: 0.0, {})
-    assert choice.policy is grouped
-    with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*missing left out \(no such"):
+def test_a_captured_step_says_why_attention_is_grouped() -> None:
+    choice = choose_attention(TINY, torch.device("cuda"), torch.float32)
+    with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*triton left out \(it needs"):
         _check_capturable(choice, torch.device("cuda"))
 
 

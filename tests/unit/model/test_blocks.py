@@ -8,6 +8,7 @@ import torch
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.model import choices
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 
@@ -56,11 +57,19 @@ def test_the_reference_is_chosen_without_cuda(name: Any, device: torch.device) -
 
 
 @needs_triton
-def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits() -> None:
+def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: None)
     assert chosen("auto", CUDA, MOST_CHANNELS) == "FusedBlocks"
     assert chosen("fused", CUDA, MOST_CHANNELS) == "FusedBlocks"
     assert chosen("reference", CUDA, HIDDEN) == "Blocks"
     assert chosen("auto", CUDA, MOST_CHANNELS + 1) == "Blocks"
+
+
+def test_fused_blocks_need_a_triton_that_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: "no compiler")
+    assert chosen("auto", CUDA, HIDDEN) == "Blocks"
+    with pytest.raises(ConfigError, match=r"'fused' cannot run here: no compiler; use 'auto'"):
+        chosen("fused", CUDA, HIDDEN)
 
 
 @pytest.mark.parametrize(("device", "hidden"), [(CPU, HIDDEN), (CUDA, MOST_CHANNELS + 1)])

@@ -26,6 +26,7 @@ from mlperf_bert.common.untrusted import (
 )
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import AttentionName, KernelsName
 from mlperf_bert.run.outcome import Status, read_status
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
@@ -112,6 +113,9 @@ class CheckpointState:
     best_mlm_accuracy: Share | None = None  # over all evaluations
     health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
     noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
+    # What "auto" in the config became on the machine of the run; None before 2026-11-28.
+    attention: AttentionName | None = None
+    kernels: KernelsName | None = None
 
     def to_json(self) -> bytes:
         """The file's contents."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
+    CLIPPED_TOGETHER,
     MOST_BATCH,
     PUBLISHED_STRATA,
     STORED_MASKING_RATE,
@@ -228,7 +229,7 @@ def _check_shapes(config: RunConfig) -> None:
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
     _check_sizes(config)
     _check_masking(config)
-    batch, interval = config.parallel.global_batch_size, config.run.noise_interval_steps
+    batch = config.parallel.global_batch_size
     if data.quantiles != "auto" and batch % data.quantiles:
         problem = f"{data.quantiles} does not divide the global batch of {batch}"
         raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
@@ -243,14 +244,35 @@ def _check_shapes(config: RunConfig) -> None:
         problem = f"'unequal' with {local} sequences a forward"
         remedy = f"use 'equal'; unequal counts are for 2 to {most}"
         raise ConfigError("data.counts_per_rank", problem, remedy)
-    if interval and config.run.step_mode == "captured":
-        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
-        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
     if data.skip_samples and data.sampler in PUBLISHED_STRATA:
         problem = f"is {data.skip_samples} with data.sampler {data.sampler!r}"
         remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
         raise ConfigError("data.skip_samples", problem, remedy)
+    if config.run.step_mode == "captured":
+        _check_captured(config)
     _check_schedule(config.schedule)
+
+
+def _check_captured(config: RunConfig) -> None:
+    """Raise ConfigError for what a captured step cannot do (docs/how/captured_step.md)."""
+    interval, parallel = config.run.noise_interval_steps, config.parallel
+    if interval:
+        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
+        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
+    if parallel.data_parallel != "ddp" or parallel.world_size == 1:
+        return
+    # Clipping before the all-reduce and another dtype on the wire use a communication hook of
+    # DistributedDataParallel (distributed/clipping.py). It returns futures, and no run on several
+    # GPUs has shown that a capture follows their streams.
+    hooks = []
+    if config.clip.policy not in CLIPPED_TOGETHER:
+        hooks.append(f"clip.policy {config.clip.policy!r}")
+    if parallel.allreduce_dtype != "as_gradients":
+        hooks.append(f"parallel.allreduce_dtype {parallel.allreduce_dtype!r}")
+    if hooks:
+        problem = f"is 'ddp' on several ranks, with run.step_mode 'captured' and {hooks[0]}"
+        remedy = "set parallel.data_parallel to 'flat', or run.step_mode to 'eager'"
+        raise ConfigError("parallel.data_parallel", problem, remedy)
 
 
 def _check_schedule(schedule: ScheduleSection) -> None:

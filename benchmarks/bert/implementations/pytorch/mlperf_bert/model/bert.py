@@ -151,6 +151,7 @@ class BertForPretraining(nn.Module):
         if config.precision == "fp8":
             self.fp8 = Fp8Scales(PRODUCTS_PER_LAYER * config.num_layers, device)
         blocks = choose_blocks(config, device, self.fp8)
+        self.kernels = blocks.name
         self.config = config
         self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0

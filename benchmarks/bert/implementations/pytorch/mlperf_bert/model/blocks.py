@@ -8,13 +8,14 @@ positions, V vocabulary (padded).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlperf_bert.config.sections import KernelsName
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.dropout import dropout
 from mlperf_bert.model.dropout_keys import DropoutSite
@@ -25,8 +26,10 @@ Three = tuple[Tensor, Tensor, Tensor]
 class Blocks:
     """Blocks in torch's own operators, for every device and dtype: the reference.
 
-    Modules are passed for their parameters.
+    Modules are passed for their parameters. `name` is what `model.kernels` calls these blocks.
     """
+
+    name: ClassVar[KernelsName] = "reference"
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         """[R, any] times each layer. On a CPU one product of several weights was no faster."""

@@ -62,6 +62,8 @@ class FusedBlocks(Blocks):
     Only the next `residual_output` can read what `intermediate` then returns.
     """
 
+    name = "fused"
+
     def __init__(self, scales: Fp8Scales | None = None) -> None:
         self.scales = scales
 

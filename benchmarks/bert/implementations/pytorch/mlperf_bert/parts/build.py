@@ -4,7 +4,7 @@ No training or evaluation sample is read here, only the vocabulary's digest, sid
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +73,7 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
 from mlperf_bert.optim.noise_meter import make_noise_meter
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
+from mlperf_bert.parts.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
 from mlperf_bert.run.directory import RunDirectory
@@ -194,8 +195,12 @@ def _assemble(
 ) -> Parts:
     """Add model, step, evaluation and saving to the data, the log and the reporter."""
     config, info, device = run.config, run.info, run.device
-    model = make_model(config, run.seed, device)
+    model = on_every_rank(info, lambda: make_model(config, run.seed, device))
+    agree_on_kernels(info, model)
     reporter.line(model.attention.note)
+    identity = replace(identity, attention=model.attention.name, kernels=model.kernels)
+    for remark in changed_kernels(run.start.state, identity):
+        reporter.line(remark)
     log.weights_initialization(map(tensorflow_name, model.state_dict()))
     digest = identity.vocabulary_sha256
     is_first = run.init_checkpoint is not None and run.start.checkpoint is None

@@ -78,7 +78,7 @@ def is_on_cuda(config: RunConfig) -> bool:
 
 
 def kernels_of(config: RunConfig) -> Kernels:
-    """The kernels of a run of `config`; for "auto", the candidates that save most."""
+    """The kernels of a run of `config`; for "auto", those that the rule prefers."""
     on_cuda, model = is_on_cuda(config), config.model
     kinds: dict[str, AttentionKind] = {"triton": "keyed", "flash": "fused", "cudnn": "fused"}
     kind = kinds.get(model.attention, "padded")

@@ -1,0 +1,112 @@
+"""Where Triton can compile is said as Triton finds it, and nothing is compiled to find out."""
+
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
+
+C_MODULE = """
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "empty", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_empty(void) { return PyModule_Create(&definition); }
+"""
+
+
+@pytest.fixture(autouse=True)
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were installed, also where it is not."""
+    found = importlib.util.spec_from_loader("triton", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    monkeypatch.delenv("CC", raising=False)
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def headers(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(directory)})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with Python's headers and, at first, no program; its directory of programs."""
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/Python.h").touch()
+    headers(monkeypatch, tmp_path / "include")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "bin"
+
+
+def test_it_needs_the_package(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(machine / "gcc")
+    assert why_triton_cannot_compile() is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert why_triton_cannot_compile() == "triton is not installed"
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_it_needs_a_c_compiler(machine: Path, name: str) -> None:
+    program(machine / "cc")  # which Triton does not look for
+    assert "no C compiler: neither gcc nor clang" in str(why_triton_cannot_compile())
+    program(machine / name)
+    assert why_triton_cannot_compile() is None
+
+
+def test_a_compiler_may_be_named(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = program(tmp_path / "own-cc")
+    monkeypatch.setenv("CC", str(named))
+    assert why_triton_cannot_compile() is None
+    for wrong in (str(tmp_path / "none"), ""):
+        monkeypatch.setenv("CC", wrong)
+        program(machine / "gcc")  # is not searched for then
+        assert f"CC is {wrong!r}, and there is no such" in str(why_triton_cannot_compile())
+
+
+def test_it_needs_the_headers_of_python(machine: Path, tmp_path: Path) -> None:
+    program(machine / "gcc")
+    (tmp_path / "include/Python.h").unlink()
+    assert f"{tmp_path}/include/Python.h is missing" in str(why_triton_cannot_compile())
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "a compiler", "the headers"])
+def test_triton_compiles_where_it_is_said_that_it_can(
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module in C, as a kernel's launcher is one."""
+    monkeypatch.undo()
+    build = pytest.importorskip("triton.runtime.build", reason="triton is not installed")
+    if why_triton_cannot_compile() is not None:
+        pytest.skip(f"on this machine: {why_triton_cannot_compile()}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    if lacks == "a compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CC", raising=False)
+    elif lacks == "the headers":
+        headers(monkeypatch, tmp_path)
+    if lacks == "nothing":
+        assert why_triton_cannot_compile() is None
+        assert build.compile_module_from_src(C_MODULE, "empty").__name__ == "empty"
+        return
+    assert why_triton_cannot_compile() is not None
+    with pytest.raises((RuntimeError, subprocess.CalledProcessError)):
+        build.compile_module_from_src(C_MODULE, "empty")
+
+
+def test_triton_is_not_imported_to_find_out() -> None:
+    code = (
+        "import sys; from mlperf_bert.common import triton_compiler as it; "
+        "it.why_triton_cannot_compile(); print('triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,81 @@
+"""Ranks that would compute with other kernels do not begin, and a resumed run says what changed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlperf_bert.checkpoint.manifest import CheckpointState
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.parts import kernels_in_use
+from mlperf_bert.parts.kernels_in_use import agree_on_kernels, changed_kernels
+
+ALONE = RankInfo(0, 1, 0, 1, 0, "single")
+TRITON = ["triton", "attention: triton", "fused"]
+FLASH = ["flash", "attention: flash (triton left out (there is no C compiler))", "fused"]
+STATE = CheckpointState(
+    step=7,
+    samples=112,
+    seed=1,
+    mlm_accuracy=None,
+    vocabulary_sha256="ab",
+    attention="flash",
+    kernels="fused",
+)
+
+
+def agree(monkeypatch: pytest.MonkeyPatch, of_ranks: Sequence[list[str]]) -> None:
+    """Let this be rank 0 of ranks that have built these models."""
+    name, note, kernels = of_ranks[0]
+    model: Any = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
+
+    def from_all_ranks(info: RankInfo, own: list[str]) -> Sequence[list[str]]:
+        assert own == of_ranks[0]
+        return of_ranks
+
+    monkeypatch.setattr(kernels_in_use, "from_all_ranks", from_all_ranks)
+    agree_on_kernels(ALONE, model)
+
+
+def test_equal_ranks_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    agree(monkeypatch, [TRITON])
+    agree(monkeypatch, [FLASH] * 4)
+
+
+def test_ranks_with_other_attention_are_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        agree(monkeypatch, [TRITON, FLASH, TRITON])
+    assert str(raised.value) == (
+        "model.attention: is not the same on all ranks: 'attention: triton' on ranks 0, 2, "
+        "'attention: flash (triton left out (there is no C compiler))' on rank 1; "
+        "set model.attention to one that all ranks can run, or install the same software on all "
+        "nodes"
+    )
+    assert raised.value.is_of_all_ranks
+
+
+def test_of_many_ranks_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more, 'att"):
+        agree(monkeypatch, [TRITON] * 1000 + [FLASH])
+
+
+def test_ranks_with_other_blocks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"model\.kernels: .* 'fused' on rank 0, 'refe.* rank 1"):
+        agree(monkeypatch, [TRITON, [*TRITON[:2], "reference"]])
+
+
+def test_what_changed_since_a_checkpoint_is_told() -> None:
+    assert list(changed_kernels(None, STATE)) == []
+    assert list(changed_kernels(STATE, replace(STATE, step=0))) == []
+    of_before = replace(STATE, attention=None, kernels=None)
+    assert list(changed_kernels(of_before, STATE)) == []
+    told = list(changed_kernels(STATE, replace(STATE, attention="triton", kernels="reference")))
+    assert [line.partition(":")[0] for line in told] == [
+        "model.attention was 'flash' when this checkpoint was written and is 'triton' now",
+        "model.kernels was 'fused' when this checkpoint was written and is 'reference' now",
+    ]
