@@ -10,9 +10,9 @@ each and nodes are replicas (`shard_node`), or all N own a shard each (`shard_wo
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,9 @@ from mlperf_bert.distributed.clipping import (
     outcome_after,
 )
 from mlperf_bert.distributed.launch import RankInfo
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_values
 
 
 class FlatBuffers:
@@ -242,6 +245,53 @@ def _wait_for(works: list[Work]) -> None:
     works.clear()
 
 
+class ArrivingParameters(dict[str, nn.Parameter | None]):
+    """A module's own parameters by name; reading one first waits for its new weights.
+
+    With shards, an update leaves the weights of other ranks on their way. torch looks up a module's
+    attribute (`dense.weight`) in this dictionary, and lists parameters from it. So a forward cannot
+    read weights that have not arrived, whether it calls the module or reads its parameters itself,
+    as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO stage 3
+    at the same place.
+
+    Args:
+        parameters: the module's parameters.
+        wait_for: waits for the weights of a parameter (on a GPU: work queued later waits).
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter | None],
+        wait_for: Callable[[nn.Parameter], None],
+    ) -> None:
+        super().__init__(parameters)
+        self._wait_for = wait_for
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        parameter = super().__getitem__(name)
+        if parameter is not None:
+            self._wait_for(parameter)
+        return parameter
+
+    def items(self) -> "dict_items[str, nn.Parameter | None]":
+        """All names and parameters, once all have arrived."""
+        self._wait_for_all()
+        return super().items()
+
+    def values(self) -> "dict_values[str, nn.Parameter | None]":
+        """All parameters, once all have arrived."""
+        self._wait_for_all()
+        return super().values()
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        # A copy of the module, which a reducer does not drive, has plain parameters.
+        return dict, (dict(self.items()),)
+
+    def _wait_for_all(self) -> None:
+        for name in self:
+            self[name]
+
+
 class FlatReducer:
     """A `Clipping` that also reduces.
 
@@ -299,21 +349,18 @@ class FlatReducer:
         return outcome_after(self._clip, square.sqrt(), self._wire.scale)
 
     def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
-        """Make each module wait for its own weights only, which the last update sent.
+        """Make every reader of a module's parameters wait for the weights it reads, and no others.
 
-        A module that uses another's weights must come after it in a forward.
+        The last update has sent them.
         """
-        for module in model.modules():
-            buckets = {bucket_of[each] for each in module.parameters(recurse=False)}
-            if buckets:
-                module.register_forward_pre_hook(self._waiting_for(buckets))
 
-    def _waiting_for(self, buckets: set[int]) -> Callable[..., None]:
-        def wait(*_: object) -> None:
-            for number in buckets:
+        def wait_for(parameter: nn.Parameter) -> None:
+            number = bucket_of.get(parameter)
+            if number is not None:  # None: not trained, so it never travels
                 self._group.wait_for(number)
 
-        return wait
+        for module in model.modules():
+            module._parameters = ArrivingParameters(module._parameters, wait_for)
 
     def _make_buckets(self, buffers: FlatBuffers) -> list[BucketGradients]:
         parameters, gradients = iter(buffers.parameters), iter(buffers.gradient_views)
