@@ -219,7 +219,7 @@ def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen: Seen) -> 
 
 def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
     """Batches and errors; then whole runs, which leave directories of their own."""
-    config = load_config(config_path, SIZES)
+    config = load_config(config_path, (*SIZES, "data.balance=exchange_global"))
     found: dict[str, Any] = {
         "broken": error_of_a_broken_reader(config, data, info),
         "nodes": error_of_other_nodes(info),

@@ -39,7 +39,8 @@ STEPS = range(1, 10)  # windows of 1, 1, 2 and 3 steps, and a part of another
 def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -> list[str]:
     """Digests of a trainer's batches, then what it says where they end early."""
     planner = make_planner(config, LengthIndex.open(data / "train"), SEED)
-    source = MpiSource(Pair(process.world, process.role.partner), process.role.info.rank)
+    pair = Pair(process.world, process.role.partner)
+    source = MpiSource(pair, process.role.info.rank, data / "train")
     found = []
     try:
         source.set_up(SEED)

@@ -226,6 +226,8 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
             sample_ids=np.arange(8),
             counts=np.array([[4], [4]]),
             drawn_ids=np.arange(8).reshape(2, 1, 4),
+            lengths=np.ones(8, dtype=np.int64),
+            stored_masked=np.ones(8, dtype=np.int64),
             mlm_denominators=np.ones((2, 1)),
             nsp_denominators=np.ones((2, 1)),
             num_tokens=np.array(tokens)[:, None],

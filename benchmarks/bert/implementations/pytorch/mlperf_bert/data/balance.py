@@ -277,18 +277,23 @@ class StepPlan:
     sample_ids: Int64Array  # [n]: rank 0's first forward, then its second, and so on
     counts: Int64Array  # [R, A]: samples of each forward
     drawn_ids: Int64Array  # [R, A, b]: as the sampler drew them, before balancing
+    lengths: Int64Array  # [n]: tokens of each sample, as the index has them
+    stored_masked: Int64Array  # [n]: masked positions that `prepare` stored for it
     mlm_denominators: Float64Array  # [R, A]
     nsp_denominators: Float64Array  # [R, A]
     num_tokens: Int64Array  # [R, A]
-    num_masked: Int64Array  # [R, A]
+    num_masked: Int64Array  # [R, A]: positions that are trained on
     imbalance_tokens: float  # largest over mean of the ranks' tokens
     imbalance_cost: float  # the same of the cost model
 
     def ids_of(self, rank: int, forward: int) -> Int64Array:
         """Sample ids, int64 [counts[rank, forward]], of one forward."""
-        number = rank * self.counts.shape[1] + forward
-        stop = int(self.counts.ravel()[: number + 1].sum())
-        return self.sample_ids[stop - int(self.counts[rank, forward]) : stop]
+        return self.sample_ids[self._places_of(rank, forward)]
+
+    def sizes_of(self, rank: int, forward: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens and stored masked positions of each sample of one forward."""
+        places = self._places_of(rank, forward)
+        return tuple(self.lengths[places].tolist()), tuple(self.stored_masked[places].tolist())
 
     def forwards_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
         """The sample ids of each forward, and its denominators by the names in its batch."""
@@ -300,6 +305,12 @@ class StepPlan:
                     "nsp_denominator": float(self.nsp_denominators[rank, forward]),
                 },
             )
+
+    def _places_of(self, rank: int, forward: int) -> slice:
+        """The places of one forward among the n samples."""
+        number = rank * self.counts.shape[1] + forward
+        stop = int(self.counts.ravel()[: number + 1].sum())
+        return slice(stop - int(self.counts[rank, forward]), stop)
 
 
 class StepPlanner:
@@ -323,14 +334,17 @@ class StepPlanner:
         balance: Balance = AS_DRAWN,
         balance_model: BalanceModel = "tokens",
         cost: CostModel = TOKENS,
+        stored_masked: MaskedCounts | None = None,
     ) -> None:
-        """Plan over the length index; both arrays are [N] and may be memory maps.
+        """Plan over the length index; the arrays are [N] and may be memory maps.
 
-        `balance_model` says what the balance policy evens out: tokens, or `cost`.
+        `balance_model` says what the balance policy evens out: tokens, or `cost`. `masked_counts`
+        are trained on; `stored_masked` are those of the stored masks, if they are others.
         """
         self.sampler = sampler
         self._lengths = lengths
         self._masked_counts = masked_counts
+        self._stored_masked = masked_counts if stored_masked is None else stored_masked
         self._shape = (world_size, grad_accum_steps, -1)
         self._loss_normalization = loss_normalization
         self._balance = balance
@@ -352,6 +366,8 @@ class StepPlanner:
             sample_ids=sample_ids,
             counts=counts,
             drawn_ids=drawn.reshape(self._shape),
+            lengths=lengths.astype(np.int64),
+            stored_masked=self._stored_masked[sample_ids].astype(np.int64),
             mlm_denominators=self._denominators(num_masked),
             nsp_denominators=self._denominators(counts),
             num_tokens=num_tokens,
@@ -389,7 +405,10 @@ def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanne
         table = masked_count_table(longest, data.max_predictions, data.masking_rate)
         masked_counts = CountsByLength(index.lengths, table)
     order, histogram = index.order_by_length, index.manifest.length_histogram
-    return planner_of_lengths(config, seed, index.lengths, masked_counts, order, histogram)
+    return planner_of_lengths(
+        *(config, seed, index.lengths, masked_counts, order, histogram),
+        stored_masked=index.masked_counts,
+    )
 
 
 def planner_of_lengths(
@@ -399,6 +418,7 @@ def planner_of_lengths(
     masked_counts: MaskedCounts | CountsByLength,
     order_by_length: NDArray[Any],
     length_histogram: Sequence[int],
+    stored_masked: MaskedCounts | None = None,
 ) -> StepPlanner:
     """The step planner from an index's arrays, all [N], and the number of samples of k tokens."""
     data, parallel = config.data, config.parallel
@@ -425,6 +445,7 @@ def planner_of_lengths(
         ),
         balance_model=data.balance_model,
         cost=cost_model(config),
+        stored_masked=stored_masked,
     )
 
 

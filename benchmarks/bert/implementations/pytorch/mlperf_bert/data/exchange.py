@@ -45,15 +45,22 @@ class ExchangeSource(BatchSource):
         masks: DynamicMasks | None = None,
     ) -> None:
         """Exchange over `group`, of CPU tensors; `token` is the type of a token id on the wire."""
-        super().__init__(rank, masks)
+        super().__init__(rank, reader.set_dir, masks)
         self._reader = reader
         self._group = group
         self._direction = direction
         self._token = token
         self._is_over = False
 
+    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
+        """See `BatchSource`. All ranks must call it; DataError too if another rank cannot go on."""
+        try:
+            return super().micro_batches(plan)
+        except UserError:
+            self.close()
+            raise
+
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        """The rank's batches; all ranks must call it. DataError too if another rank cannot read."""
         messages = self._all_gather(self._read(plan))
         drawn_by_forward = zip(*map(unpack, messages), strict=True)
         for drawn, (ids, denominators) in zip(
@@ -76,11 +83,7 @@ class ExchangeSource(BatchSource):
 
     def _read(self, plan: StepPlan) -> Bytes:
         """One message: a packet for every forward of what the sampler drew for this rank."""
-        try:
-            drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
-        except UserError:
-            self.close()
-            raise
+        drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
         return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
     def _all_gather(self, message: Bytes) -> list[Bytes]:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +29,6 @@ from mlperf_bert.data.staging import StagedBatches, Staging
 
 WAITS_FOR = "loader"  # read by distributed/failures.py
 PREFETCHED_STEPS = 2
-PATIENCE_S = 5.0
 _DALI_INPUT = "block"
 
 
@@ -48,17 +48,25 @@ class BatchSource:
 
     received_bytes = 0  # sent by other processes for the batches so far
 
-    def __init__(self, rank: int, masks: DynamicMasks | None = None) -> None:
-        """Get the batches of `rank`; without `masks` they keep their stored masks."""
+    def __init__(self, rank: int, set_dir: Path, masks: DynamicMasks | None = None) -> None:
+        """Get the batches of `rank` from the set in `set_dir`.
+
+        Without `masks` they keep their stored masks.
+        """
         self._rank = rank
+        self._set_dir = set_dir
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
         """This rank's batches of a step, one per forward, on the host.
 
-        Raises DataError if they cannot be read.
+        Raises DataError if they cannot be read, or if a sample has another size than in the plan:
+        then loss, balance and capacities would be wrong, and ids could belong to other samples.
         """
         batches = tuple(self._stored(plan))
+        for forward, batch in enumerate(batches):
+            if (batch.lengths, batch.masked_counts) != plan.sizes_of(self._rank, forward):
+                raise size_error(self._set_dir)
         if self._masks is None:
             return batches
         return tuple(self._masks.of(batch, plan.step) for batch in batches)
@@ -75,20 +83,8 @@ class DirectSource(BatchSource):
     """A source that reads the samples that the plan gives to this rank."""
 
     def __init__(self, gatherer: Gatherer, rank: int, masks: DynamicMasks | None = None) -> None:
-        super().__init__(rank, masks)
+        super().__init__(rank, gatherer.reader.set_dir, masks)
         self._gatherer = gatherer
-
-    def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """See `BatchSource`; DataError too if sizes are not the planned ones.
-
-        Otherwise loss, balance and capacities would be wrong.
-        """
-        batches = super().micro_batches(plan)
-        planned = zip(plan.num_tokens[self._rank], plan.num_masked[self._rank], strict=True)
-        for batch, sizes in zip(batches, planned, strict=True):
-            if (sum(batch.lengths), sum(batch.masked_counts)) != sizes:
-                raise size_error(self._gatherer.reader.set_dir)
-        return batches
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
         for ids, denominators in plan.forwards_of(self._rank):
@@ -168,14 +164,18 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the thread; batches made ahead are dropped."""
+        """Stop the thread; batches made ahead are dropped.
+
+        After an error nothing is waited for: the thread may wait for other ranks, which wait for
+        this one. They learn of it when this process ends.
+        """
         self._stop.set()
         self._staging.close()
+        if error is not None:
+            return
         if self._thread.is_alive():
-            # After an error the thread may wait for other ranks, which wait for this one.
-            self._thread.join(None if error is None else PATIENCE_S)
-        if not self._thread.is_alive():
-            self._source.close()
+            self._thread.join()
+        self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yield step batches on the device; an error of the thread is raised here."""

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,8 +114,10 @@ class MpiSource(BatchSource):
     thread at a time calls MPI.
     """
 
-    def __init__(self, pair: Pair, rank: int, masks: DynamicMasks | None = None) -> None:
-        super().__init__(rank, masks)
+    def __init__(
+        self, pair: Pair, rank: int, set_dir: Path, masks: DynamicMasks | None = None
+    ) -> None:
+        super().__init__(rank, set_dir, masks)
         self._pair = pair
         self._has_started = False
         self._is_over = False

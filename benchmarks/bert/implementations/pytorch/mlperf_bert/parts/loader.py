@@ -98,7 +98,8 @@ def _source_with_others(
     """
     check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
-        source = MpiSource(Pair(process.world, process.role.partner), info.rank, masks)
+        pair = Pair(process.world, process.role.partner)
+        source = MpiSource(pair, info.rank, reader.set_dir, masks)
         on_every_rank(info, lambda: source.set_up(seed))
         return source
     group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
