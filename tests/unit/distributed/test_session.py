@@ -34,14 +34,23 @@ def returns(wrapped: Wrapped) -> int:
 
 def raises(wrapped: Wrapped) -> int:
     assert wrapped.itself is wrapped
-    raise DataError("a", "b", "c")
+    error = DataError("a", "b", "c")
+    error.is_of_all_ranks = True
+    raise error
 
 
 def raises_for_another(wrapped: Wrapped) -> int:
     try:
         return raises(wrapped)
     except UserError:
-        raise DataError("d", "e", "f") from None
+        error = DataError("d", "e", "f")
+        error.is_of_all_ranks = True
+        raise error from None
+
+
+def raises_alone(wrapped: Wrapped) -> int:
+    assert wrapped.itself is wrapped
+    raise DataError("a", "b", "c")
 
 
 @pytest.fixture
@@ -72,6 +81,14 @@ def test_what_a_run_built_is_gone_before_the_group(
         with pytest.raises(DataError):
             session.in_session(run, "cpu", "refuse", ALONE)
     assert alive == [False]
+
+
+def test_a_rank_that_fails_alone_does_not_wait_to_leave_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "shutdown", lambda: pytest.fail("others may wait in the group"))
+    with pytest.raises(DataError):
+        session.in_session(lambda *_: raises_alone(Wrapped()), "cpu", "refuse", ALONE)
 
 
 @pytest.fixture

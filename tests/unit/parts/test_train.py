@@ -6,16 +6,21 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
+from mlperf_bert.step import eager
+from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from report_pages import checked
 from resume_cases import run_train
 from support import (
@@ -30,6 +35,7 @@ from support import (
 
 Train = Callable[..., int]
 ENCODER_TARGET = 0.5
+SPOILT = range(5, 17)  # steps in a row without an update; the run recovers before it is judged
 # Today's recipe: sequences of an easy language, masked anew each time at 30 %.
 ENCODER = f"""
 [run]
@@ -172,6 +178,25 @@ def test_divergence_aborts_the_run(
     last = metrics_records(tmp_path / "run")[-1]
     assert last["step"] < 20
     assert last["grad_norm"] is None  # JSON has no word for what it was
+
+
+def test_a_run_that_has_recovered_goes_on(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+
+    def spoilt(*arguments: Any) -> Tensor:
+        losses.append(pretraining_loss(*arguments))
+        return losses[-1] * (math.nan if len(losses) in SPOILT else 1.0)
+
+    monkeypatch.setattr(eager, "pretraining_loss", spoilt)
+    steps = ("run.max_steps=40", "schedule.decay_steps=40", "run.warm_up_steps=0")
+    settings = ("run.log_interval_steps=20", "eval.interval_samples=100000")
+    assert train("run", *steps, *settings) == TARGET_MISSED
+    assert len(SPOILT) > MAX_SKIPPED_IN_A_ROW
+    records = metrics_records(tmp_path / "run")
+    assert [record["step"] for record in records] == [20, 40]
+    assert [record["skipped_steps"] for record in records] == [len(SPOILT), 0]
 
 
 def test_a_run_without_a_target_has_succeeded_at_its_last_step(

@@ -1,9 +1,11 @@
 """The training loop, read top to bottom: init phase (untimed), run phase (timed), end."""
 
+from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
 
+from mlperf_bert.distributed.failures import saying_failures
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.parts.build import Parts
 from mlperf_bert.run.outcome import RunOutcome
@@ -31,7 +33,9 @@ def train(parts: Parts) -> RunOutcome:
     step, samples = run.start.step, run.start.samples
     latest = stopped_by = None
     updating = True
-    with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches:
+    patience = timedelta(seconds=run.config.run.hang_timeout_s)
+    saying = saying_failures(run.info, run.whereabouts, patience)  # left first
+    with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches, saying:
         at("batch", step + 1)
         for batch in batches:
             step = batch.plan.step
@@ -98,7 +102,10 @@ def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
 def _report(
     samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
-    """Write and show the interval's record; False if too many steps in a row were skipped."""
+    """Write and show the interval's record; False if too many of the latest steps were skipped.
+
+    A row of skipped steps that has ended does not count: the run has recovered.
+    """
     remarks = parts.stragglers.compare(parts.evaluator.own_share) if evaluated else []
     accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
     record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
@@ -108,11 +115,11 @@ def _report(
         parts.reporter.line(remark)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
-    skipped = parts.metrics.most_skipped_in_a_row
+    skipped = parts.metrics.skipped_in_a_row()
     if skipped < MAX_SKIPPED_IN_A_ROW:
         return True
     parts.reporter.line(
-        f"{skipped} steps in a row had a gradient that is not finite and were skipped, "
+        f"the last {skipped} steps in a row had a gradient that is not finite and were skipped, "
         f"seen at step {record['step']}: stopped; "
         "lower optim.learning_rate or lengthen schedule.warmup_steps"
     )

@@ -8,9 +8,10 @@ from datetime import timedelta
 from types import FrameType
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import LostRanksError, UserError, one_line
+from mlperf_bert.common.errors import LostRanksError, UserError, one_line, say_error
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.signals.whereabouts import POLL_S, Watch, Whereabouts, end_process
 
@@ -45,16 +46,39 @@ def naming_failures(
     try:
         yield
     except UserError as error:
-        if whereabouts is None or whereabouts.in_start_up:
+        if error.is_said or whereabouts is None or whereabouts.in_start_up:
             raise
         where, problem, remedy = error.args
         raise type(error)(f"{_here(info, whereabouts)}: {where}", problem, remedy) from error
     except Exception as error:
+        if getattr(error, "is_said", False):
+            raise
         here = _here(info, whereabouts)
         if (lost := as_lost_ranks(error, here, patience)) is not None:
             raise lost from error
-        said = one_line(f"{here}: {type(error).__name__}: {error}")
-        error.add_note(f"mlperf_bert: error: {said}")
+        error.add_note(f"mlperf_bert: error: {_note(info, whereabouts, error)}")
+        raise
+
+
+@contextmanager
+def saying_failures(
+    info: RankInfo, whereabouts: Whereabouts, patience: timedelta
+) -> Iterator[None]:
+    """`naming_failures` that says an error in one line before any context around it is left.
+
+    What is left then may take seconds, and a launcher may end the process meanwhile. The traceback
+    of an error of ours follows at the end of the process, where errors of files and of memory have
+    their own words (__main__.py).
+    """
+    try:
+        with naming_failures(info, whereabouts, patience):
+            yield
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, UserError) else _note(info, whereabouts, error)
+        say_error(said)
+        error.is_said = True  # type: ignore[attr-defined]
         raise
 
 
@@ -104,6 +128,10 @@ def watching(
         return True
 
     return Watch(whereabouts.sign_of_life, timeout_s, say, poll_s=poll_s)
+
+
+def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> str:
+    return one_line(f"{_here(info, whereabouts)}: {type(error).__name__}: {error}")
 
 
 def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:

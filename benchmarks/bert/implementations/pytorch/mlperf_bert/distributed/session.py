@@ -190,12 +190,13 @@ def in_session(
     bound = bind(info, device) if binding == "auto" else NOT_ASKED
     info = replace(info, binding=bound.words)
     set_cpu_threads(info, own_cores=bound.num_cores)
-    status = None
+    leaves_together = False
     with naming_failures(info, whereabouts, patience):
         try:
             init_process_group(info, device, timeout=patience + GRACE)
             with watching(info, whereabouts, patience) if whereabouts else nullcontext():
                 status = run(info, device)
+            leaves_together = True
             if whereabouts:
                 whereabouts.at("end")
             if info.world_size > 1:
@@ -206,16 +207,18 @@ def in_session(
                 if info.rank == 0:  # at once: when a rank leaves, launchers end the others
                     say_error(error)
                 error.is_said = True
+                leaves_together = device.type == "cpu"
             raise
         finally:
-            if status is not None or device.type == "cpu":
-                # After an error NCCL would wait for graphs and kernels that never end, and the
-                # error's message with it; the process leaves without (__main__.entry).
+            # After an error of one rank the others wait for it in collectives, and to leave the
+            # group would wait for those; on a GPU also for graphs and kernels that never end. So
+            # the process ends without (__main__.entry), and the others see its connections close.
+            if leaves_together:
                 _leave()
 
 
 def _leave() -> None:
-    """Leave the process group once nothing else holds it, even after an error.
+    """Leave the process group once nothing else holds it, also if all ranks raise one error.
 
     DistributedDataParallel is part of a reference cycle and holds the group. If it is collected
     after the group was left, it ends gloo's threads while holding Python's lock; a thread that must

@@ -23,7 +23,7 @@ from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
 
 _RANK_BYTES = 256 * 2**20  # memory of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer
-_LEAVING_S = 30  # for ranks to leave after one has failed
+_LEAVING_S = 20  # for ranks to leave after one has failed
 _POLL_S = 0.05
 _YIELDS_S = 1.0  # to see a rank that failed by itself after one that only lost it
 

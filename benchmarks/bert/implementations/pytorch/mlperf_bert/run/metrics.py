@@ -72,7 +72,6 @@ class Metrics:
         self._last_step = 0
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
-        self.most_skipped_in_a_row = 0  # up to the last record
         self._skipped_until_now = torch.full(
             (), skipped_in_a_row, dtype=torch.float64, device=self._device
         )
@@ -86,7 +85,6 @@ class Metrics:
         self._room = np.zeros(2, np.int64)  # tokens, masked positions: real ones and padding
         # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
-        self._most_skipped = torch.zeros_like(self._skipped_until_now)
 
     def exclude(self, seconds: float) -> None:
         """Exclude time spent elsewhere (an evaluation) from all rates."""
@@ -121,7 +119,6 @@ class Metrics:
         clipped = result.clip.clipped_fraction.double()
         self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
         self._skipped_until_now = (self._skipped_until_now + skip) * skip
-        self._most_skipped = torch.maximum(self._most_skipped, self._skipped_until_now)
         self._noise.add(result.noise)
         self._last = result
 
@@ -131,8 +128,11 @@ class Metrics:
         return self._last_step % self._config.run.log_interval_steps == 0
 
     def skipped_in_a_row(self) -> int:
-        """Number of the latest steps that were skipped in a row; the host waits for it."""
-        return int(self._skipped_until_now.item())  # host sync, for a checkpoint
+        """Number of the latest steps that were skipped in a row; the host waits for it.
+
+        It is 0 after a step that updated, and the same on every rank.
+        """
+        return int(self._skipped_until_now.item())  # host sync, once an interval or checkpoint
 
     def noise_state(self) -> dict[str, float]:
         """The smoothed noise up to the last record, for a checkpoint."""
@@ -146,8 +146,7 @@ class Metrics:
         Called by every rank at the same step, because the loss is averaged over ranks.
         """
         means = self._mean_over_ranks().tolist()  # host sync, once an interval
-        loss, loss_of_updates, clipped, skipped, most_skipped = means
-        self.most_skipped_in_a_row = int(most_skipped)
+        loss, loss_of_updates, clipped, skipped = means
         plans, count = self._plans, len(self._plans)
         updates = count - int(skipped)
         seconds = time.perf_counter() - self._started
@@ -185,11 +184,11 @@ class Metrics:
         }
 
     def _mean_over_ranks(self) -> Tensor:
-        counters = torch.cat([self._sums, self._most_skipped[None]])
+        means = self._sums
         if self._world_size > 1:
-            dist.all_reduce(counters)
-            counters /= self._world_size
-        return counters
+            dist.all_reduce(means)
+            means /= self._world_size
+        return means
 
 
 def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:
