@@ -172,6 +172,17 @@ def test_settings_that_want_others(config_file: Path, accepted: str, more: str, 
 
 
 @pytest.mark.parametrize(
+    "instead", ["run.warm_up_steps=1", "parallel.data_parallel=flat", "clip.policy=none"]
+)
+def test_torchs_first_buckets_are_for_a_warm_up_step(config_file: Path, instead: str) -> None:
+    by_bucket = ("clip.policy=bucket_before_allreduce", "parallel.ranks_per_node=2")
+    refused = ("run.warm_up_steps=0", *by_bucket)
+    with pytest.raises(ConfigError, match=r"^run\.warm_up_steps: is 0"):
+        load_config(config_file, refused)
+    load_config(config_file, [*refused, instead])
+
+
+@pytest.mark.parametrize(
     "instead",
     ["parallel.data_parallel=flat", "run.step_mode=eager", "parallel.ranks_per_node=1"],
 )

@@ -250,7 +250,23 @@ def _check_shapes(config: RunConfig) -> None:
         raise ConfigError("data.skip_samples", problem, remedy)
     if config.run.step_mode == "captured":
         _check_captured(config)
+    _check_first_buckets(config)
     _check_schedule(config.schedule)
+
+
+def _check_first_buckets(config: RunConfig) -> None:
+    """Raise ConfigError if the first step would clip in other buckets than all later ones.
+
+    DistributedDataParallel cuts its buckets anew after its first step, which is a warm-up step. A
+    resumed run would take such a first step again, and not repeat the one without a break.
+    """
+    parallel = config.parallel
+    by_bucket = config.clip.policy == "bucket_before_allreduce"
+    by_torch = parallel.data_parallel == "ddp" and parallel.world_size > 1
+    if by_bucket and by_torch and config.run.warm_up_steps == 0:
+        problem = "is 0 with clip.policy 'bucket_before_allreduce' and "
+        problem += "parallel.data_parallel 'ddp', whose first step has other buckets"
+        raise ConfigError("run.warm_up_steps", problem, "set it to 1 or more, or use 'flat'")
 
 
 def _check_captured(config: RunConfig) -> None:

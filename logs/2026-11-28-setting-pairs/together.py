@@ -1,0 +1,185 @@
+"""Measures what two features do together, and prints the tables of this log.
+
+`together.py pairs|sharded|crashes RECORDS` measures; it takes minutes and writes a line of JSON for
+each run or pair of runs. `together.py table pairs|sharded|crashes` prints a table of the committed
+records.
+"""
+
+import json
+import math
+import re
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+LOG = Path(__file__).parent
+sys.path[:0] = [str(LOG.parents[1] / "tests"), str(LOG.parents[1] / "tests" / "distributed")]
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "reference": {},
+    "fused (interpreted)": {"model.kernels": "fused"},
+    "FP8": {"model.precision": "fp8"},
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "BERT": {},
+    "ModernBERT": {"model.architecture": "modern", "model.objective": "mlm"},
+}
+OPTIMIZERS = ("adamw", "lamb", "muon")
+BUCKETS = {"one parameter each": 0.0001, "20 KB": 0.02}
+POLICIES = ("none", "exchange_global", "exchange_local")
+REPETITIONS = 2
+
+
+def measure_pairs(records: Path) -> None:
+    """Train all rows of both covering arrays."""
+    import setting_rows
+
+    setting_rows.main(records)
+
+
+def measure_sharded(records: Path) -> None:
+    """Train with a sharded optimizer and with a whole one, by every kind of blocks."""
+    from setting_pairs import choices
+    from setting_rows import make_sets, run_pairs
+
+    plain = {name: values[0] for name, values in choices().items()}
+    pairs = []
+    for blocks, architecture, optimizer, bucket in product(
+        BLOCKS.values(), ARCHITECTURES.values(), OPTIMIZERS, BUCKETS.values()
+    ):
+        row = plain | blocks | architecture
+        row |= {"optim.name": optimizer, "parallel.bucket_cap_mb": bucket}
+        how = "parallel.data_parallel"
+        pairs.append((row | {how: "shard_world"}, row | {how: "flat"}))
+    with tempfile.TemporaryDirectory() as name:
+        sets = Path(name) / "sets"
+        sets.mkdir()
+        found = run_pairs(pairs, make_sets(sets), Path(name))
+    records.write_text("".join(f"{json.dumps(each)}\n" for each in found))
+
+
+def measure_crashes(records: Path) -> None:
+    """Crash one rank of two in each place under each policy."""
+    from crashing_rank import PLACES
+    from forked_ranks import run_ranks
+    from support import TINY_CONFIG, make_synthetic_data
+
+    script = LOG.parents[1] / "tests" / "distributed" / "crashing_rank.py"
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        config, data = Path(name) / "tiny.toml", make_synthetic_data(Path(name))
+        config.write_text(TINY_CONFIG)
+        for number, (policy, place, _) in enumerate(product(POLICIES, PLACES, range(REPETITIONS))):
+            settings = (
+                *("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.max_steps=40"),
+                *("schedule.decay_steps=40", "run.hang_timeout_s=60", "eval.interval_samples=64"),
+                *("checkpoint.interval_steps=3", f"data.balance={policy}"),
+            )
+            words = ["train", "--config", config, "--data", data]
+            words += ["--run-dir", Path(name) / f"run-{number}"]
+            words += [word for setting in settings for word in ("--set", setting)]
+            statuses, printed = run_ranks(script, (place, *words), 2, timeout_s=150)
+            ended = time.time()
+            crashed = re.search(r"crashed at ([\d.]+)", printed)
+            assert crashed, printed
+            lines = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
+            found.append(
+                {
+                    **{"policy": policy, "place": place, "statuses": statuses},
+                    **{"seconds": ended - float(crashed[1]), "first_line": lines[0]},
+                }
+            )
+    records.write_text("".join(f"{json.dumps(each)}\n" for each in found))
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The committed records of this name."""
+    return [json.loads(line) for line in (LOG / f"{name}.jsonl").read_text().splitlines()]
+
+
+def shown(difference: float) -> str:
+    """A relative difference of losses."""
+    return f"{difference:.1e}" if math.isfinite(difference) else "not a number"
+
+
+def table_pairs() -> list[list[str]]:
+    """What the rows of the covering arrays came to, by how strictly they are compared."""
+    head, *records = read("pairs")
+    exact = [
+        each
+        for each in records
+        if each["row"]["model.precision"] == "fp32"
+        and each["row"]["parallel.allreduce_dtype"] in ("as_gradients", "fp32")
+    ]
+    rounded = [each for each in records if each not in exact]
+    rows = [["rows", "number", "compared with", "failed", "largest difference of a loss"]]
+    for name, of, what in (
+        ("fp32", exact, "the plainest setting"),
+        ("16 bits, FP8", rounded, "the same with `flat`"),
+    ):
+        compared = [each for each in of if not each["problems"]]
+        largest = max(each["difference"] for each in compared)
+        failed = len(of) - len(compared)
+        rows.append([name, str(len(of)), what, str(failed), shown(largest)])
+    covered, refused = head["pairs"][0], len(head["pairs_refused"])
+    minutes = head["seconds"] / 60
+    rows.append(["all", str(len(records)), f"{covered:,} pairs, {refused} refused", "", ""])
+    rows.append(["", "", f"{minutes:.0f} minutes", "", ""])
+    return rows
+
+
+def table_sharded() -> list[list[str]]:
+    """Largest difference between a sharded and a whole optimizer, before and after."""
+    rows = [["blocks", "model", "bucket", "before", "after"]]
+    before, after = read("sharded_before"), read("sharded")
+    cases = list(product(BLOCKS, ARCHITECTURES, OPTIMIZERS, BUCKETS))
+    for blocks, model, bucket in product(BLOCKS, ARCHITECTURES, BUCKETS):
+        of = [
+            number
+            for number, (*case, _, its) in enumerate(cases)
+            if (*case, its) == (blocks, model, bucket)
+        ]
+        largest = [max(each[number]["difference"] for number in of) for each in (before, after)]
+        rows.append([blocks, model, bucket, *map(shown, largest)])
+    return rows
+
+
+def table_crashes() -> list[list[str]]:
+    """Seconds from an error to the end of the last rank."""
+    before, after = read("crashes_before"), read("crashes")
+    rows = [["error in", *(f"`{policy}`" for policy in POLICIES)]]
+    for place in dict.fromkeys(each["place"] for each in after):
+        cells = []
+        for policy in POLICIES:
+            of = [
+                [
+                    each["seconds"]
+                    for each in when
+                    if (each["place"], each["policy"]) == (place, policy)
+                ]
+                for when in (before, after)
+            ]
+            cells.append(" -> ".join(f"{max(seconds):.1f}" for seconds in of))
+        rows.append([place, *cells])
+    return rows
+
+
+TABLES = {"pairs": table_pairs, "sharded": table_sharded, "crashes": table_crashes}
+MEASURES = {"pairs": measure_pairs, "sharded": measure_sharded, "crashes": measure_crashes}
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    if sys.argv[1] == "table":
+        rows = TABLES[sys.argv[2]]()
+        rows.insert(1, ["---"] * len(rows[0]))
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        return
+    MEASURES[sys.argv[1]](Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

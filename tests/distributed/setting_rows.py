@@ -1,0 +1,285 @@
+"""Rows of the covering array as runs, and the plainest row that must give the same losses.
+
+`setting_rows.py RECORDS` trains all rows, one after the other, and writes a line of JSON for each.
+"""
+
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.config.files import config_from_tables, tables_to_toml
+from mlperf_bert.config.sections import CLIPPED_TOGETHER, PUBLISHED_STRATA
+from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.model.choices import choose_attention
+from mlperf_bert.model.heads import check_head
+from mlperf_bert.run.outcome import read_outcome
+from setting_pairs import Array, Row, choices
+from setting_runs import RANKS, Job, run_jobs
+from support import NUM_WORDS, prepare_small
+
+STEPS = 6
+TOLERANCE = 2e-5  # relative, of the loss of a step
+# The longest sequence; documents, and words of one. Published strata are of long sequences; the
+# interpreter of fused blocks takes 0.03 s of a core for a token.
+SETS = {"tiny": (8, 90, (1, 6)), "short": (16, 60, (3, 14)), "long": (512, 64, (20, 500))}
+FIXED: dict[str, Any] = {
+    **{"run.seed": 11, "run.device": "cpu", "run.max_steps": STEPS, "run.log_interval_steps": 1},
+    **{"model.vocab_size": NUM_WORDS + 5, "model.hidden_size": 32},
+    **{"model.num_heads": 2, "model.intermediate_size": 64, "model.initializer_range": 0.2},
+    **{"model.layer_norm_epsilon": 1e-6, "parallel.ranks_per_node": RANKS},
+    **{"optim.learning_rate": 1e-2, "schedule.decay_steps": 20, "schedule.warmup_steps": 1},
+    **{"clip.max_norm": 2.0, "eval.target_accuracy": "none", "eval.interval_samples": 30},
+    **{"eval.tokens_per_forward": 200, "checkpoint.keep_last": 9},
+}
+IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
+# What only changes how a step is computed.
+COMPUTED = ("run.step_mode", "model.attention", "model.kernels", "model.head")
+# What has no part in a step.
+APART = (
+    *("run.warm_up_steps", "run.noise_interval_steps", "data.loader", "eval.overlap"),
+    *("data.exchange_window_steps", "checkpoint.save", "checkpoint.interval_steps"),
+)
+# Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.
+SHARED_OUT = (
+    *("data.balance", "data.deal", "data.counts_per_rank", "data.balance_model"),
+    "parallel.grad_accum_steps",
+)
+EXACT_WIRES = ("as_gradients", "fp32")
+
+
+def plainest(row: Row) -> Row:
+    """The plainest row that must have the losses of `row`.
+
+    In fp32 it is without all that only changes how a step is computed. Where something is rounded
+    to fewer bits, every change of order shows, so there it is the same row with an optimizer that
+    is whole on each rank, without what has no part in a step.
+    """
+    plain: Row = {name: values[0] for name, values in choices().items()}
+    found = row | {name: plain[name] for name in APART}
+    by_bucket = row["clip.policy"] == "bucket_before_allreduce"
+    # torch cuts other buckets, and rounds what it received to the gradients' dtype.
+    stays = by_bucket or (
+        row["model.precision"] != "fp32" and row["parallel.allreduce_dtype"] != "as_gradients"
+    )
+    if not (stays and row["parallel.data_parallel"] == "ddp"):
+        found["parallel.data_parallel"] = "flat"
+    if is_rounded(row):
+        return found
+    found["parallel.allreduce_dtype"] = plain["parallel.allreduce_dtype"]
+    found |= {name: plain[name] for name in COMPUTED}
+    if not by_bucket:
+        found["parallel.data_parallel"] = plain["parallel.data_parallel"]
+        found["parallel.bucket_cap_mb"] = plain["parallel.bucket_cap_mb"]
+    if row["clip.policy"] in CLIPPED_TOGETHER and row["optim.loss_normalization"] == "global":
+        batch = int(row["parallel.grad_accum_steps"]) * int(row["parallel.local_batch_size"])
+        found |= {name: plain[name] for name in SHARED_OUT}
+        found["parallel.local_batch_size"] = batch
+    return found
+
+
+def is_rounded(row: Row) -> bool:
+    """True if weights, gradients or products are rounded to fewer bits than float32 has."""
+    return row["model.precision"] != "fp32" or row["parallel.allreduce_dtype"] not in EXACT_WIRES
+
+
+def set_of(row: Row) -> str:
+    """The name of the sets that a row is trained on."""
+    if row["data.sampler"] in PUBLISHED_STRATA:
+        return "long"
+    return "tiny" if row["model.kernels"] == "fused" else "short"
+
+
+def tables_of(row: Row, sets: str) -> dict[str, Any]:
+    """The config of a row on these sets, as tables."""
+    longest = SETS[sets][0]
+    settings = FIXED | {
+        **{"data.max_seq_length": longest, "model.max_position_embeddings": longest},
+        **{"data.max_predictions": longest // 4, "model.num_layers": 1 if sets == "tiny" else 2},
+        **({"data.masking_rate": 0.25} if row["data.masking"] == "dynamic" else {}),
+        **({"schedule.cooldown_steps": 10} if row["schedule.form"] == "trapezoid" else {}),
+        **(IF_MODERN if row["model.architecture"] == "modern" else {}),
+        # Reducers sum the squares of a norm in different orders. Its last bit scales every gradient
+        # that is clipped, and may flip a weight's rounding: 1e-3 of a loss in 16 bits.
+        **({"clip.max_norm": 1e3} if is_rounded(row) and by_norm(row) else {}),
+    }
+    tables: dict[str, Any] = {}
+    for name, value in (settings | row).items():
+        section, _, field = name.partition(".")
+        tables.setdefault(section, {})[field] = value
+    return tables
+
+
+def by_norm(row: Row) -> bool:
+    """True if gradients are clipped by the norm of what was received."""
+    return row["clip.policy"] == "after_allreduce"
+
+
+def make_sets(directory: Path) -> Path:
+    """Prepare the sets of SETS below a directory."""
+    vocabulary = directory / "words.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("\n".join([*special, *(f"w{n}" for n in range(NUM_WORDS))]) + "\n")
+    for name, (longest, documents, words) in SETS.items():
+        for split, count in (("train", documents), ("eval", 8)):
+            text = directory / f"{name}-{split}.txt"
+            text.write_text("\n".join(_documents(random.Random(split), count, words)))
+            limits = {"max_seq_length": longest, "max_predictions": longest // 4}
+            prepare_small([text], vocabulary, directory / name / split, dupe_factor=1, **limits)
+    return directory
+
+
+def _documents(random: random.Random, count: int, words: tuple[int, int]) -> list[str]:
+    """Texts of sentences of up to nine words; as many texts in each part of the range `words`."""
+    texts = []
+    for number in range(count):
+        left = words[0] + (words[1] - words[0]) * number // max(count - 1, 1)
+        lines = []
+        while left > 0:
+            length = min(left, random.randint(2, 9))
+            first = random.randrange(NUM_WORDS)
+            lines.append(" ".join(f"w{(first + 3 * n) % NUM_WORDS}" for n in range(length)))
+            left -= length
+        texts.append("\n".join(lines) + "\n")
+    random.shuffle(texts)
+    return texts
+
+
+def open_indexes(sets: Path) -> dict[str, LengthIndex]:
+    """The training sets' indexes, by name."""
+    return {name: LengthIndex.open(sets / name / "train") for name in SETS}
+
+
+def is_allowed(indexes: dict[str, LengthIndex], row: Row) -> None:
+    """Raise ConfigError if the program refuses the row, or it cannot be run here."""
+    config = config_from_tables(tables_of(row, set_of(row)), "row")
+    choose_attention(config.model, torch.device("cpu"), torch.float32)
+    check_head(config.model)
+    make_planner(config, indexes[set_of(row)], seed=1)
+    if row["model.kernels"] == "fused" and set_of(row) == "long":
+        problem = "of the interpreter take minutes for the sequences of data.sampler"
+        raise ConfigError("model.kernels", problem, "use a GPU")
+
+
+def make_arrays(sets: Path) -> tuple[Array, Array]:
+    """The covering array of all settings, and that of those that round to no fewer bits.
+
+    Of the latter every pair is compared with a run that is plain in both settings. `sets` are those
+    of `make_sets`.
+    """
+    check = partial(is_allowed, open_indexes(sets))
+    exact = {"model.precision": ("fp32",), "parallel.allreduce_dtype": EXACT_WIRES}
+    return Array(choices(), check), Array(choices() | exact, check)
+
+
+def run_pairs(
+    pairs: Sequence[tuple[Row, Row]], sets: Path, directory: Path, *, waits: bool = True
+) -> list[dict[str, Any]]:
+    """Train both rows of each pair on the sets of the first; what they came to."""
+    jobs: dict[str, Job] = {}
+    for row, plain in pairs:
+        for each in (row, plain):
+            place = directory / str(len(jobs))
+            job = _job(each, set_of(row), sets, place, waits=waits)
+            jobs.setdefault(_key(each, set_of(row)), job)
+    failed = {}
+    done = run_jobs(list(jobs.values()), directory)
+    for number, ((key, job), statuses) in enumerate(zip(jobs.items(), done, strict=True), start=1):
+        if sys.stderr.isatty():
+            print(f"\r{number} of {len(jobs)} runs", end="", file=sys.stderr, flush=True)
+        if any(statuses):
+            failed[key] = f"{statuses}: {Path(job.output).read_text()[-2000:]}"
+    found = []
+    for row, plain in pairs:
+        keys = [_key(each, set_of(row)) for each in (row, plain)]
+        record = {
+            "row": row,
+            "differs_in": [name for name in row if row[name] != plain[name]],
+            "problems": [failed[key] for key in keys if key in failed],
+        }
+        if not record["problems"]:
+            index = LengthIndex.open(sets / set_of(row) / "eval")
+            record |= _compared(index, *(Path(jobs[key].output) for key in keys))
+        found.append(record)
+    return found
+
+
+def run_rows(rows: Sequence[Row], sets: Path, directory: Path) -> list[dict[str, Any]]:
+    """Train each row and its plainest; what each pair came to."""
+    return run_pairs([(row, plainest(row)) for row in rows], sets, directory)
+
+
+def _key(row: Row, sets: str) -> str:
+    return json.dumps([row, sets], sort_keys=True)
+
+
+def _job(row: Row, of: str, sets: Path, place: Path, *, waits: bool) -> Job:
+    """The run of a row on the sets of this name, in a directory that is made for it."""
+    place.mkdir(parents=True, exist_ok=True)
+    config, tables = place / "row.toml", tables_of(row, of)
+    config.write_text(tables_to_toml(tables))
+    words = ["train", "--config", config, "--data", sets / of, "--run-dir", place / "run"]
+    return Job(
+        words=[str(word) for word in words],
+        output=str(place / "output.txt"),
+        by_mpi=tables["data"]["loader"] == "mpi_readers",
+        waits=waits,
+    )
+
+
+def _compared(held_out: LengthIndex, output: Path, plain_output: Path) -> dict[str, Any]:
+    """What two runs came to; `difference` is the largest of a step's loss, as a share of it."""
+    (losses, accuracy), (plain_losses, plain_accuracy) = map(_found, (output, plain_output))
+    far = [abs(one / other - 1) for one, other in zip(losses, plain_losses, strict=True)]
+    return {
+        "losses": losses,
+        "plain_losses": plain_losses,
+        "difference": max(far) if all(map(math.isfinite, far)) else math.inf,
+        "accuracy_difference": abs(accuracy - plain_accuracy),
+        # Two words may be equally likely but for rounding.
+        "one_prediction": 1.001 / int(held_out.masked_counts.sum(dtype=int)),
+    }
+
+
+def _found(output: Path) -> tuple[list[float], float]:
+    """Losses of all steps (NaN where the file has none), and the last accuracy."""
+    run = output.with_name("run") / "run_0"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    losses = [math.nan if each["loss"] is None else each["loss"] for each in records]
+    accuracy = read_outcome(run / "outcome.json").mlm_accuracy
+    assert accuracy is not None
+    return losses, accuracy
+
+
+def main(records: Path) -> None:
+    """Train all rows and write what the arrays hold, then a record for each row."""
+    with tempfile.TemporaryDirectory() as name:
+        sets = Path(name) / "sets"
+        sets.mkdir()
+        arrays = make_arrays(make_sets(sets))
+        rows = [row for array in arrays for row in array.rows]
+        started = time.monotonic()
+        found = run_rows(rows, sets, Path(name))
+    head = {
+        "rows": [len(array.rows) for array in arrays],
+        "pairs": [array.covered for array in arrays],
+        "values_refused": arrays[0].alone,
+        "pairs_refused": sorted(sorted(map(list, each)) for each in arrays[0].refused),
+        "seconds": round(time.monotonic() - started),
+    }
+    records.write_text("".join(f"{json.dumps(each)}\n" for each in (head, *found)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

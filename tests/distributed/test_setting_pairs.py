@@ -1,0 +1,128 @@
+"""Every pair of the config's settings meets in a run, and losses stay what they must be.
+
+Two rows a day are trained by ./run_tests.sh, all of them by `make test-slow`; what they came to
+stands in logs/2026-11-28-setting-pairs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import combinations, product
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from setting_pairs import NUMBERS, Array, Row, choices, pair, pairs_of
+from setting_rows import (
+    TOLERANCE,
+    is_allowed,
+    make_arrays,
+    make_sets,
+    open_indexes,
+    plainest,
+    run_pairs,
+    run_rows,
+)
+
+A_DAY = 2
+# What no CPU has; a new setting that nothing allows is missing here.
+OF_GPUS = {
+    *(("model.attention", name) for name in ("flash", "cudnn", "triton")),
+    ("optim.implementation", "apex"),
+}
+SHARDED = ("shard_node", "shard_world")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sets(tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="module")
+def arrays(sets: Path) -> tuple[Array, Array]:
+    return make_arrays(sets)
+
+
+@dataclass
+class _Section:
+    how: Literal["plainly", "by magic"] = "plainly"
+    number: int = 3
+
+
+@dataclass
+class _Config:
+    new: _Section
+
+
+def test_a_new_option_is_a_factor_without_being_named() -> None:
+    assert choices(_Config) == {"new.how": ("plainly", "by magic"), **NUMBERS}
+
+
+def test_every_pair_that_is_allowed_is_in_a_row(arrays: tuple[Array, Array], sets: Path) -> None:
+    array = arrays[0]
+    assert set(array.alone) == OF_GPUS
+    factors = {
+        name: [value for value in values if (name, value) not in OF_GPUS]
+        for name, values in choices().items()
+    }
+    every = {
+        pair((one, first), (other, second))
+        for one, other in combinations(factors, 2)
+        for first, second in product(factors[one], factors[other])
+    }
+    met = set().union(*map(pairs_of, array.rows))
+    assert met | array.refused == every and not met & array.refused
+    assert len(array.refused) < 0.01 * len(every)
+    indexes = open_indexes(sets)
+    for row in array.rows:
+        is_allowed(indexes, row)
+
+
+def check_rows(rows: Sequence[Row], sets: Path, directory: Path) -> None:
+    """Train them, and compare each with its plainest."""
+    for found in run_rows(rows, sets, directory):
+        assert not found["problems"], (found["row"], found["problems"])
+        told = {key: found[key] for key in ("row", "differs_in", "losses", "plain_losses")}
+        assert found["difference"] <= TOLERANCE, told
+        assert found["accuracy_difference"] <= found["one_prediction"], told
+
+
+def sharded_rows() -> list[Row]:
+    """FP8 products read weights by themselves; in buckets of one parameter biases come alone."""
+    plain: Row = {name: values[0] for name, values in choices().items()}
+    fp8: Row = {"model.precision": "fp8", "parallel.bucket_cap_mb": 0.0001}
+    modern: Row = {"model.architecture": "modern", "model.objective": "mlm", "optim.name": "muon"}
+    return [
+        plain | fp8 | architecture | {"parallel.data_parallel": how}
+        for architecture, how in zip((modern, {}), SHARDED, strict=True)
+    ]
+
+
+def test_weights_are_waited_for_before_they_are_read(sets: Path, tmp_path: Path) -> None:
+    check_rows(sharded_rows(), sets, tmp_path)
+
+
+def test_weights_that_are_not_waited_for_would_be_found(sets: Path, tmp_path: Path) -> None:
+    row = sharded_rows()[0]
+    (found,) = run_pairs([(row, plainest(row))], sets, tmp_path, waits=False)
+    assert not found["problems"]
+    assert found["difference"] == math.inf
+
+
+def rows_of_a_day(array: Array) -> list[Row]:
+    """Rows drawn by date; those that the interpreter would take long for are left out."""
+    rows = [row for row in array.rows if row["model.kernels"] != "fused"]
+    first = date.today().toordinal() * A_DAY
+    return [rows[(first + number) % len(rows)] for number in range(A_DAY)]
+
+
+def test_rows_of_the_day(arrays: tuple[Array, Array], sets: Path, tmp_path: Path) -> None:
+    check_rows(rows_of_a_day(arrays[0]), sets, tmp_path)
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(3000)
+def test_all_rows(arrays: tuple[Array, Array], sets: Path, tmp_path: Path) -> None:
+    check_rows([row for array in arrays for row in array.rows], sets, tmp_path)
