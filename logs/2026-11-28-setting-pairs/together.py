@@ -10,7 +10,6 @@ import math
 import re
 import sys
 import tempfile
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -63,33 +62,20 @@ def measure_sharded(records: Path) -> None:
 
 def measure_crashes(records: Path) -> None:
     """Crash one rank of two in each place under each policy."""
-    from crashing_rank import PLACES
-    from forked_ranks import run_ranks
+    from crashing_rank import PLACES, crash_a_run
     from support import TINY_CONFIG, make_synthetic_data
 
-    script = LOG.parents[1] / "tests" / "distributed" / "crashing_rank.py"
     found = []
     with tempfile.TemporaryDirectory() as name:
         config, data = Path(name) / "tiny.toml", make_synthetic_data(Path(name))
         config.write_text(TINY_CONFIG)
         for number, (policy, place, _) in enumerate(product(POLICIES, PLACES, range(REPETITIONS))):
-            settings = (
-                *("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.max_steps=40"),
-                *("schedule.decay_steps=40", "run.hang_timeout_s=60", "eval.interval_samples=64"),
-                *("checkpoint.interval_steps=3", f"data.balance={policy}"),
-            )
-            words = ["train", "--config", config, "--data", data]
-            words += ["--run-dir", Path(name) / f"run-{number}"]
-            words += [word for setting in settings for word in ("--set", setting)]
-            statuses, printed = run_ranks(script, (place, *words), 2, timeout_s=150)
-            ended = time.time()
-            crashed = re.search(r"crashed at ([\d.]+)", printed)
-            assert crashed, printed
-            lines = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
+            crash = crash_a_run(config, data, Path(name) / f"run-{number}", policy, place)
+            lines = re.findall(r"^mlperf_bert: error: (.*)$", crash.printed, re.MULTILINE)
             found.append(
                 {
-                    **{"policy": policy, "place": place, "statuses": statuses},
-                    **{"seconds": ended - float(crashed[1]), "first_line": lines[0]},
+                    **{"policy": policy, "place": place, "statuses": crash.statuses},
+                    **{"seconds": crash.seconds, "first_line": lines[0]},
                 }
             )
     records.write_text("".join(f"{json.dumps(each)}\n" for each in found))

@@ -4,13 +4,16 @@
 the third step or after it, and when it comes is printed.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
+from forked_ranks import run_ranks
 from mlperf_bert.__main__ import entry
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.data.staging import Staging
@@ -20,6 +23,11 @@ from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step import eager
 
 SAID = "a planted error"
+SETTINGS = (
+    *("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.max_steps=40"),
+    *("schedule.decay_steps=40", "run.hang_timeout_s=60", "eval.interval_samples=64"),
+    "checkpoint.interval_steps=3",
+)
 WARM_UPS = 3
 PLACES: dict[str, tuple[Any, str, int]] = {  # what is called, and which call it is
     "loader": (Staging, "send", 3),  # in the loader's thread
@@ -54,6 +62,25 @@ def plant(place: str) -> None:
         return found
 
     setattr(owner, name, planted)
+
+
+class Crash(NamedTuple):
+    """What two ranks did."""
+
+    seconds: float  # from the error to the end of the last rank
+    statuses: list[int]
+    printed: str  # from the error on
+
+
+def crash_a_run(config: Path, data: Path, directory: Path, policy: str, place: str) -> Crash:
+    """Train on two ranks without a launcher, of which rank 1 meets the error in `place`."""
+    words = ["train", "--config", config, "--data", data, "--run-dir", directory]
+    words += [word for each in (*SETTINGS, f"data.balance={policy}") for word in ("--set", each)]
+    statuses, printed = run_ranks(Path(__file__), (place, *words), 2, timeout_s=150)
+    ended = time.time()
+    crashed = re.search(r"crashed at ([\d.]+)", printed)
+    assert crashed, printed
+    return Crash(ended - float(crashed[1]), statuses, printed[crashed.start() :])
 
 
 if __name__ == "__main__":

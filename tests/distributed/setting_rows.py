@@ -246,7 +246,7 @@ def _compared(held_out: LengthIndex, output: Path, plain_output: Path) -> dict[s
         "plain_losses": plain_losses,
         "difference": max(far) if all(map(math.isfinite, far)) else math.inf,
         "accuracy_difference": abs(accuracy - plain_accuracy),
-        # Two words may be equally likely but for rounding.
+        # Two words may be equally likely except for rounding.
         "one_prediction": 1.001 / int(held_out.masked_counts.sum(dtype=int)),
     }
 

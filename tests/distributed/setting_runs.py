@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,6 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.distributed import flat_reducer
-from mlperf_bert.distributed.flat_reducer import ArrivingParameters
 from mlperf_bert.model import bert
 from mlperf_bert.model.blocks import Blocks
 
@@ -115,6 +115,8 @@ def train(words: Sequence[str], *, waits: bool = True) -> int:
         make_gathers_late(patch)
         patch.setattr(bert, "choose_blocks", choose_blocks)
         if not waits:
+            from mlperf_bert.distributed.flat_reducer import ArrivingParameters
+
             patch.setattr(ArrivingParameters, "__getitem__", dict.__getitem__)
         return main(list(words))
 
@@ -155,23 +157,26 @@ def _status(child: int) -> int:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    os.kill(child, 9)
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return -9
 
 
 def _by_mpi(job: Job) -> list[int]:
     with open(job.output, "ab") as output:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*mpiexec_of(2 * RANKS), __file__, *job.words],
             env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            timeout=_LONGEST_S,
-            check=False,
+            start_new_session=True,
         )
-    return [done.returncode]
+        try:
+            return [process.wait(_LONGEST_S)]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return [process.wait()]
 
 
 def run_jobs(jobs: Sequence[Job], directory: Path) -> Iterator[list[int]]:

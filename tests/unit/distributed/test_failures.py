@@ -4,8 +4,8 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import DataError, LostRanksError
+from mlperf_bert.common.errors import DataError, LostRanksError, say_error
 from mlperf_bert.distributed import failures
-from mlperf_bert.distributed.failures import as_lost_ranks, naming_failures, watching
+from mlperf_bert.distributed.failures import (
+    as_lost_ranks,
+    naming_failures,
+    saying_failures,
+    watching,
+)
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.signals.whereabouts import Whereabouts
 
@@ -50,6 +55,43 @@ def test_a_fault_ends_its_traceback_with_the_rank() -> None:
         raise ValueError("no such\nshape")
     lines = "".join(traceback.format_exception(caught.value)).splitlines()
     assert lines[-1] == f"mlperf_bert: error: {HERE}: ValueError: no such\\nshape"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no such shape"), f"{HERE}: ValueError: no such shape"),
+        (DataError("a", "is damaged", "mend it"), f"{HERE}: a: is damaged; mend it"),
+        (OSError(28, "No space left on device"), None),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), None),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_error_is_said_once_and_before_anything_is_closed(
+    capsys: pytest.CaptureFixture[str], error: Exception, said: str | None
+) -> None:
+    cleared, seen = [], []
+
+    @contextmanager
+    def closing() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            seen.append(capsys.readouterr().err)
+
+    with (
+        pytest.raises(type(error)) as caught,
+        naming_failures(INFO, at_step_37(), PATIENCE),
+        closing(),
+        saying_failures(INFO, at_step_37(), PATIENCE, lambda: cleared.append(True)),
+    ):
+        raise error
+    assert seen == ["" if said is None else f"mlperf_bert: error: {said}\n"]
+    assert len(cleared) == (said is not None)
+    say_error(caught.value if isinstance(caught.value, DataError) else "")  # as __main__ does
+    assert said is None or said not in capsys.readouterr().err
+    shown = "".join(traceback.format_exception(caught.value))
+    assert ("mlperf_bert: error:" in shown) == (said is None)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import nn
 
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import OptimSection
+from mlperf_bert.optim import optimizers
 from mlperf_bert.optim.optimizers import make_optimizer_alone, param_groups, trust_ratio
 
 BETA_1, BETA_2, EPSILON, DECAY = 0.86, 0.975, 1e-6, 0.01
@@ -45,6 +46,12 @@ def adamw(x: Array, mean: Array, variance: Array, rate: float, decays: bool) -> 
 
 
 RULES: dict[str, Rule] = {"lamb": lamb, "adamw": adamw}
+
+
+def test_training_on_cuda_says_that_it_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "why_triton_cannot_compile", lambda: "there is no C compiler")
+    with pytest.raises(ConfigError, match="needs Triton: there is no C compiler; install that"):
+        optimizers._kernels_for(torch.device("cuda"))
 
 
 def _gradients(x: Array, step: int) -> Array:

@@ -27,6 +27,7 @@ from mlperf_bert.common.errors import (
     STOPPED,
     ConfigError,
     UserError,
+    is_out_of_memory,
     one_line,
     say,
     say_error,
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(f"{where}: {error.strerror}; make room there, or write to another place")
         return MISTAKE
     except Exception as error:
-        if DEBUG in words or not _is_out_of_memory(error):
+        if DEBUG in words or not is_out_of_memory(error):
             raise
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
         problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
@@ -177,13 +178,6 @@ def _tell_fault(error: Exception) -> int:
     with suppress(OSError):
         sys.stderr.write(traceback.format_exc())  # one write: several ranks may fail at once
     return FAULT
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """True for Python's or torch's out-of-memory error, without importing torch."""
-    torch = sys.modules.get("torch")
-    is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
-    return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _is_gone(error: Exception) -> bool:

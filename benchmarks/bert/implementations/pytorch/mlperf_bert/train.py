@@ -34,7 +34,8 @@ def train(parts: Parts) -> RunOutcome:
     latest = stopped_by = None
     updating = True
     patience = timedelta(seconds=run.config.run.hang_timeout_s)
-    saying = saying_failures(run.info, run.whereabouts, patience)  # left first
+    clear = run.shown.end if run.shown is not None else lambda: None
+    saying = saying_failures(run.info, run.whereabouts, patience, clear)  # left first
     with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches, saying:
         at("batch", step + 1)
         for batch in batches:

@@ -412,7 +412,7 @@ def _measure(run_dir: Path, data: Path, shown: LiveLine) -> "Facts":
 
     checkpoints = run_dir / "checkpoints"
     config = read_config(checkpoints)
-    # The attention policy changes no result, and the one used in training may not run here.
+    # Attention policies differ by rounding only, and the one of training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
     seed = read_state(resolve(checkpoints)).seed
     found: list[Facts] = []

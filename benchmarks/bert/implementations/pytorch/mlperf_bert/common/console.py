@@ -65,6 +65,10 @@ class LiveLine:
         self._over.set()
         self._try(self._live.stop)
 
+    def end(self) -> None:
+        """End the line that is shown in place; what is printed from now on stays."""
+        self.__exit__()
+
     def never_silent(self, doing: Callable[[], str]) -> Self:
         """Enter the context, and until its end print `doing()` whenever nothing else was printed.
 

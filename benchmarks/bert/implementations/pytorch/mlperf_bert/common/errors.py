@@ -79,6 +79,13 @@ class LostRanksError(UserError):
     exit_status = LOST
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """True for Python's or torch's out-of-memory error, without importing torch."""
+    torch = sys.modules.get("torch")
+    is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def say(text: str) -> None:
     """Flush stdout, then write `mlperf_bert: <text>` to stderr; a closed stderr is no error."""
     with suppress(OSError):

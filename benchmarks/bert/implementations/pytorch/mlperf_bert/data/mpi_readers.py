@@ -138,7 +138,8 @@ class MpiSource(BatchSource):
     def close(self) -> None:
         """Tell the reader to end, and drop what it sent ahead.
 
-        It waits some seconds at most: after an error of this rank other readers may block its own.
+        It waits some seconds at most, since other readers may block its own. After an error of this
+        rank nobody calls it: the launcher ends the readers.
         """
         self._pair.send(Tag.STOP)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

@@ -2,16 +2,21 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import LostRanksError, UserError, one_line, say_error
+from mlperf_bert.common.errors import (
+    LostRanksError,
+    UserError,
+    is_out_of_memory,
+    one_line,
+    say_error,
+)
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.signals.whereabouts import POLL_S, Watch, Whereabouts, end_process
 
@@ -62,21 +67,28 @@ def naming_failures(
 
 @contextmanager
 def saying_failures(
-    info: RankInfo, whereabouts: Whereabouts, patience: timedelta
+    info: RankInfo,
+    whereabouts: Whereabouts,
+    patience: timedelta,
+    clear: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """`naming_failures` that says an error in one line before any context around it is left.
 
     What is left then may take seconds, and a launcher may end the process meanwhile. The traceback
     of an error of ours follows at the end of the process, where errors of files and of memory have
-    their own words (__main__.py).
+    their own words (__main__.py). `clear` is called first: it ends a line that is shown in place.
     """
     try:
         with naming_failures(info, whereabouts, patience):
             yield
-    except (OSError, MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        said = str(error) if isinstance(error, UserError) else _note(info, whereabouts, error)
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
+        said = str(error)
+        if not isinstance(error, UserError):
+            said = _note(info, whereabouts, error)
+            error.__notes__.pop()  # says the same
+        clear()
         say_error(said)
         error.is_said = True  # type: ignore[attr-defined]
         raise

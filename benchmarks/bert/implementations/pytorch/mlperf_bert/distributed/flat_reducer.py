@@ -252,7 +252,8 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
     attribute (`dense.weight`) in this dictionary, and lists parameters from it. So a forward cannot
     read weights that have not arrived, whether it calls the module or reads its parameters itself,
     as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO stage 3
-    at the same place.
+    at the same place. On a GPU the stream of a bucket's first reader waits for it, so all readers
+    must use that stream, or `FlatOptimizer.settle` before.
 
     Args:
         parameters: the module's parameters.
@@ -282,10 +283,6 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
         """All parameters, once all have arrived."""
         self._wait_for_all()
         return super().values()
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        # A copy of the module, which a reducer does not drive, has plain parameters.
-        return dict, (dict(self.items()),)
 
     def _wait_for_all(self) -> None:
         for name in self:

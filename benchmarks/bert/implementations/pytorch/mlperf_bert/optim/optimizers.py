@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed.bucket_plan import plan_layout
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, flat_weights
@@ -196,6 +197,10 @@ def make_optimizer(
 
 def _kernels_for(device: torch.device) -> Kernels:
     if device.type == "cuda":
+        problem = why_triton_cannot_compile()
+        if problem is not None:
+            remedy = "install that, or set run.device to 'cpu'"
+            raise ConfigError("run.device", f"training on 'cuda' needs Triton: {problem}", remedy)
         from mlperf_bert.optim import triton_kernels  # builds without CUDA have no triton
 
         return triton_kernels
