@@ -68,7 +68,8 @@ def plainest(row: Row) -> Row:
     plain: Row = {name: values[0] for name, values in choices().items()}
     found = row | {name: plain[name] for name in APART}
     by_bucket = row["clip.policy"] == "bucket_before_allreduce"
-    # torch cuts other buckets, and rounds what it received to the gradients' dtype.
+    # torch cuts its buckets by the order in which gradients come, which kernels change, and rounds
+    # what it received to the gradients' dtype.
     stays = by_bucket or (
         row["model.precision"] != "fp32" and row["parallel.allreduce_dtype"] != "as_gradients"
     )
@@ -77,7 +78,8 @@ def plainest(row: Row) -> Row:
     if is_rounded(row):
         return found
     found["parallel.allreduce_dtype"] = plain["parallel.allreduce_dtype"]
-    found |= {name: plain[name] for name in COMPUTED}
+    if found["parallel.data_parallel"] != "ddp":
+        found |= {name: plain[name] for name in COMPUTED}
     if not by_bucket:
         found["parallel.data_parallel"] = plain["parallel.data_parallel"]
         found["parallel.bucket_cap_mb"] = plain["parallel.bucket_cap_mb"]
