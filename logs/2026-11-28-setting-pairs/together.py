@@ -1,8 +1,8 @@
-"""Measures what two features do together, and prints the tables of this log.
+"""Measures combinations of settings, and prints the tables of this log.
 
 `together.py pairs|sharded|crashes RECORDS` measures; it takes minutes and writes a line of JSON for
-each run or pair of runs. `together.py table pairs|sharded|crashes` prints a table of the committed
-records.
+each run or pair of runs. `together.py table array|pairs|sharded|crashes` prints a table of the
+committed records.
 """
 
 import json
@@ -92,8 +92,8 @@ def shown(difference: float) -> str:
 
 
 def table_pairs() -> list[list[str]]:
-    """What the rows of the covering arrays came to, by how strictly they are compared."""
-    head, *records = read("pairs")
+    """Results of the rows of both covering arrays, by how strictly they are compared."""
+    _, *records = read("pairs")
     exact = [
         each
         for each in records
@@ -101,20 +101,23 @@ def table_pairs() -> list[list[str]]:
         and each["row"]["parallel.allreduce_dtype"] in ("as_gradients", "fp32")
     ]
     rounded = [each for each in records if each not in exact]
-    rows = [["rows", "number", "compared with", "failed", "largest difference of a loss"]]
-    for name, of, what in (
-        ("fp32", exact, "the plainest setting"),
-        ("16 bits, FP8", rounded, "the same with `flat`"),
-    ):
-        compared = [each for each in of if not each["problems"]]
-        largest = max(each["difference"] for each in compared)
-        failed = len(of) - len(compared)
-        rows.append([name, str(len(of)), what, str(failed), shown(largest)])
-    covered, refused = head["pairs"][0], len(head["pairs_refused"])
-    minutes = head["seconds"] / 60
-    rows.append(["all", str(len(records)), f"{covered:,} pairs, {refused} refused", "", ""])
-    rows.append(["", "", f"{minutes:.0f} minutes", "", ""])
+    rows = [["rows", "number", "failed", "differ from what they are compared with", "largest"]]
+    for name, of in (("fp32", exact), ("fewer bits", rounded)):
+        failed = [each for each in of if each["problems"]]
+        differing = [each for each in of if each["differs_in"]]
+        largest = max(each["difference"] for each in of if not each["problems"])
+        rows.append([name, *(str(len(each)) for each in (of, failed, differing)), shown(largest)])
     return rows
+
+
+def table_array() -> list[list[str]]:
+    """The size of the covering arrays."""
+    head, *_ = read("pairs")
+    return [
+        ["array", "rows", "pairs that meet"],
+        ["all settings", str(head["rows"][0]), f"{head['pairs'][0]:,}"],
+        ["those that round to no fewer bits", str(head["rows"][1]), f"{head['pairs'][1]:,}"],
+    ]
 
 
 def table_sharded() -> list[list[str]]:
@@ -153,7 +156,12 @@ def table_crashes() -> list[list[str]]:
     return rows
 
 
-TABLES = {"pairs": table_pairs, "sharded": table_sharded, "crashes": table_crashes}
+TABLES = {
+    "array": table_array,
+    "pairs": table_pairs,
+    "sharded": table_sharded,
+    "crashes": table_crashes,
+}
 MEASURES = {"pairs": measure_pairs, "sharded": measure_sharded, "crashes": measure_crashes}
 
 
