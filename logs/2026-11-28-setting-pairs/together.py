@@ -46,6 +46,12 @@ def cases() -> list[tuple[str, str, str, str]]:
     return [case for case in every if (case[0], case[3]) != LEFT_OUT]
 
 
+def settings_of(blocks: str, model: str) -> dict[str, Any]:
+    """The settings of these blocks and this model, plain ones too."""
+    plain = {"model.kernels": "auto", "model.precision": "fp32", "model.architecture": "bert"}
+    return plain | BLOCKS[blocks] | ARCHITECTURES[model]
+
+
 def measure_sharded(records: Path) -> None:
     """Train with a sharded optimizer and with a whole one, by every kind of blocks."""
     from setting_pairs import choices
@@ -130,14 +136,18 @@ def table_sharded() -> list[list[str]]:
     rows = [["blocks", "model", "bucket", "before", "after"]]
     before, after = read("sharded_before"), read("sharded")
     for blocks, model, bucket in product(BLOCKS, ARCHITECTURES, BUCKETS):
-        of = [
-            number
-            for number, (*case, _, its) in enumerate(cases())
-            if (*case, its) == (blocks, model, bucket)
-        ]
-        if of:
-            largest = [max(each[number]["difference"] for number in of) for each in (before, after)]
-            rows.append([blocks, model, bucket, *map(shown, largest)])
+        wanted = {"parallel.bucket_cap_mb": BUCKETS[bucket]}
+        wanted |= settings_of(blocks, model)
+        cells = []
+        for records in (before, after):
+            of = [
+                each["difference"]
+                for each in records
+                if all(each["row"][name] == value for name, value in wanted.items())
+            ]
+            cells.append(f"{shown(max(of))} ({len(of)})" if of else "not run")
+        if (blocks, bucket) != LEFT_OUT:
+            rows.append([blocks, model, bucket, *cells])
     return rows
 
 

@@ -77,7 +77,10 @@ def test_every_policy_refuses_it_in_one_line(
     done = run_jobs(list(jobs.values()), tmp_path)
     for (policy, job), statuses in zip(jobs.items(), done, strict=True):
         printed = Path(job.output).read_text()
-        assert set(statuses) <= {MISTAKE, LOST}, (policy, statuses, printed)
+        if job.by_mpi:  # mpiexec mixes the status with those of the readers that it kills
+            assert statuses != [0], (policy, printed)
+        else:
+            assert set(statuses) <= {MISTAKE, LOST}, (policy, statuses, printed)
         assert "Traceback" not in printed, (policy, printed)
         refusals = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
         assert any("has samples of other sizes than its index says" in each for each in refusals), (
