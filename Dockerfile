@@ -22,7 +22,7 @@ RUN unset PIP_CONSTRAINT \
         --only-binary :all: --requirement hashed.txt \
     && python3 -m pip --python /opt/venv/bin/python install --no-cache-dir \
         --only-binary :all: --requirement pinned.txt --constraint requirements/pinned.txt
-ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH
+ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH PYTHONSAFEPATH=1
 
 # A user that is nobody else; home, runs and the embedded corpus may be written under any other --user too.
 WORKDIR /workspace

@@ -90,6 +90,7 @@ STOPPED=75
 INTERRUPTED=130
 ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # shards, and a connection of rank 0 for each rank
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
+export PYTHONSAFEPATH=1 # no Python looks for its code in the current directory, which may be another user's
 
 fail() { # message, [exit status]
     echo "run_and_time.sh: error: $1" >&2

@@ -81,7 +81,7 @@ def remade(path: Path, root: Path) -> tuple[str, list[str]]:
 @cache
 def run(command: str, root: Path) -> tuple[str, str]:
     """The output of the command at the top of the tree, and its error in a line."""
-    own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-m", "mlperf_bert"]}
+    own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-P", "-m", "mlperf_bert"]}
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     settings["PYTHONPATH"] = ":".join(str(root / place) for place in PACKAGES)
     environment = os.environ | settings  # noqa: TID251, this launches

@@ -9,6 +9,7 @@
 # PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>. Without a GPU torch's CPU build is taken where an index of
 # yours has it; TORCH_INDEX=<address> is one more index, for torch alone.
 set -euo pipefail
+export PYTHONSAFEPATH=1 # the current directory may be another user's: no code is looked for there
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/ticking.sh
@@ -32,7 +33,7 @@ fail() {
 find_python() {
     local candidate
     for candidate in python3 python3.12 python3.11; do
-        if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+        if "$candidate" -c 'import sys; sys.version_info < (3, 11) and sys.exit(1); import ensurepip, venv' \
             2>/dev/null; then
             echo "$candidate"
             return

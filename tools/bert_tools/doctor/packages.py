@@ -170,7 +170,7 @@ def _mpi_library() -> tuple[str | None, str]:
         return None, "mpi4py not found"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI],
+            [sys.executable, "-P", "-c", _ASK_MPI],
             capture_output=True,
             text=True,
             timeout=_MPI_SECONDS,

@@ -140,7 +140,7 @@ def _run(calls: Sequence[Call], place: Path) -> list[int]:
         for number, call in enumerate(calls)
     ]
     # -P: this package's modules must not hide others of their names.
-    driver = [sys.executable, "-W", "ignore", "-P", checker_driver.__file__]
+    driver = [sys.executable, "-P", "-W", "ignore", checker_driver.__file__]
     done = subprocess.run(
         driver, input=json.dumps(commands), cwd=place, capture_output=True, text=True, check=False
     )
@@ -170,6 +170,6 @@ def _problems(
         call = same[0]
         place = str(copies[call.ruleset])
         arguments = " ".join(call.arguments).replace(f"{place}/", "").replace(place, ".")
-        remedy = f"mend it and ask: python -m mlperf_logging.{checker} {arguments}"
+        remedy = f"mend it and ask: python -P -m mlperf_logging.{checker} {arguments}"
         problems.append(DataError(subject, f"{checker} of {rulesets} says: {line}", remedy))
     return problems

@@ -25,7 +25,7 @@ LOST_AFTER_S = 300.0  # without a heartbeat for so long, a trial on another mach
 HEARTBEAT = "heartbeat"
 LOG = "train.log"
 WORKER = "--as-worker"
-DEFAULT_TRAINER = (sys.executable, "-m", "mlperf_bert", "train")
+DEFAULT_TRAINER = (sys.executable, "-P", "-m", "mlperf_bert", "train")
 
 
 class StopSignal(CaughtSignals):
@@ -166,7 +166,7 @@ def run_workers(command_line: Sequence[str], count: int, stop: StopSignal) -> in
 
     When one fails, the others are asked to end, as by a signal.
     """
-    command = [sys.executable, "-m", "mlperf_bert", *command_line, WORKER]
+    command = [sys.executable, "-P", "-m", "mlperf_bert", *command_line, WORKER]
     workers = [
         subprocess.Popen(
             command,

@@ -51,7 +51,7 @@ prepare() { # name of the set, options
     local name=$1
     shift
     echo "making $DATADIR/$name"
-    "$PYTHON" -m mlperf_bert prepare --out "$DATADIR/$name" --vocab "$TEXTDIR/vocab.txt" --max-seq-length 512 \
+    "$PYTHON" -P -m mlperf_bert prepare --out "$DATADIR/$name" --vocab "$TEXTDIR/vocab.txt" --max-seq-length 512 \
         --max-predictions 76 --dupe-factor 10 --seed 12345 ${WORKERS:+--workers "$WORKERS"} "$@"
 }
 

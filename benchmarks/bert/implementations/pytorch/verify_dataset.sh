@@ -30,4 +30,4 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 # Together where both are asked for: held-out texts in train are only found so.
 if [ "$ONLY" = both ]; then set -- "$DATADIR" "$@"; else set -- "$DATADIR/$ONLY" "$@"; fi
-exec "$PYTHON" -m mlperf_bert verify "$@"
+exec "$PYTHON" -P -m mlperf_bert verify "$@"

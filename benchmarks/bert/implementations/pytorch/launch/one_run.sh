@@ -5,7 +5,7 @@ again_by() { # the command that begins again what this one began, LOGDIR apart
     local script=$root/run_and_time.sh how=
     [ "$PWD" != "$root" ] || script=./run_and_time.sh
     case ${where:-} in
-    slurm) how="sbatch \$($(printf %q "$PYTHON")$(printf ' %q' -m mlperf_bert config slurm "$CONFIG" ${overrides[@]+"${overrides[@]}"})) " ;;
+    slurm) how="sbatch \$($(printf %q "$PYTHON")$(printf ' %q' -P -m mlperf_bert config slurm "$CONFIG" ${overrides[@]+"${overrides[@]}"})) " ;;
     rank) how="$started_by " ;;
     esac
     printf '%s%s%q' "${given:+${given# } }" "$how" "$script"

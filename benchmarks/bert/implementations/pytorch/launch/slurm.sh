@@ -61,8 +61,8 @@ else
 fi
 read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
 step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
-inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON")
-here=("$PYTHON")
+inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON" -P)
+here=("$PYTHON" -P)
 [ -z "${CONT:-}${SIF:-}" ] || here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
 nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"
     --ntasks-per-node=1)

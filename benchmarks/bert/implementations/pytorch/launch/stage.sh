@@ -20,7 +20,7 @@ print(read_state(resolve(pathlib.Path(sys.argv[1]))).seed)'
     { mkdir -p "$LOGDIR" && rm -f "$said"; } || fail "LOGDIR: '$LOGDIR' cannot be written, see above"
     printf 'staging for seed %s in %s: ' "$seed" "$STAGEDIR"
     with_signals "$passed_on" ${once_a_node[@]+"${once_a_node[@]}"} bash -c "$named" bash \
-        "$PYTHON" -m mlperf_bert stage-data --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} \
+        "$PYTHON" -P -m mlperf_bert stage-data --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} \
         --set run.seed="$seed" --data "$staged_from" --out "$STAGEDIR" --replace >"$said" 2>&1 || status=$?
     if [ "$status" = 0 ]; then
         awk -v began="$began" -v ended="$SECONDS" '/\/train: [0-9,]+ of [0-9,]+ samples$/ {

@@ -32,8 +32,10 @@ may_write() { # path; whether that, or else its nearest directory that is there,
 }
 
 check_python() { # whether PYTHON can run the package, before anything else asks it
-    local status=0 lacks="import sys, importlib.util as u
-sys.exit(3 if sys.version_info < (3, 11) else 4 if None in map(u.find_spec, ('mlperf_bert', 'torch')) else 0)"
+    local status=0 lacks="import sys
+if sys.version_info < (3, 11): sys.exit(3)
+import importlib.util as u
+sys.exit(4 if None in map(u.find_spec, ('mlperf_bert', 'torch')) else 0)"
     local remedy="leave PYTHON out for .venv, made at first use, or give an interpreter that has the package"
     command -v "$PYTHON" >/dev/null || fail "PYTHON: there is no program '$PYTHON'; $remedy"
     "$PYTHON" -c "$lacks" >/dev/null 2>&1 || status=$?
@@ -66,8 +68,8 @@ if is_one_of_many; then
     size=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-}}}
     started_by="mpiexec -n $size"
     [ -n "${OMPI_COMM_WORLD_SIZE:-}" ] || [ "$size" != "${SLURM_STEP_NUM_TASKS:-}" ] || started_by="srun -n $size"
-    here=("$PYTHON")
-    ranks=("$PYTHON")
+    here=("$PYTHON" -P)
+    ranks=("$PYTHON" -P)
 elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURM_STEP_ID:-}" ]; then
     where=slurm
     # shellcheck source=slurm.sh
@@ -76,6 +78,6 @@ else
     where=machine
     unset SLURM_STEP_ID # of the one task of an interactive shell: its ranks are started below
     own_python
-    here=("$PYTHON")
-    ranks=("$PYTHON") # starts the ranks itself
+    here=("$PYTHON" -P)
+    ranks=("$PYTHON" -P) # starts the ranks itself
 fi

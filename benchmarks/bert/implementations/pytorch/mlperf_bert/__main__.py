@@ -1,4 +1,4 @@
-"""The command line: `mlperf_bert <command>`, the same as `python -m mlperf_bert <command>`.
+"""The command line: `mlperf_bert <command>`, the same as `python -P -m mlperf_bert <command>`.
 
 Only the module of the requested command is loaded; heavy imports wait until it runs.
 """
@@ -18,7 +18,11 @@ from itertools import takewhile
 from typing import Any, NoReturn, TextIO
 
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
+from mlperf_bert.common.code_caches import (
+    import_nothing_from_here,
+    remove_temporary,
+    set_code_caches,
+)
 from mlperf_bert.common.errors import (
     FAULT,
     INTERRUPTED,
@@ -66,6 +70,7 @@ COMMANDS = {
 def entry() -> NoReturn:
     """Run the command of the command line and exit with its status."""
     try:
+        import_nothing_from_here()
         end_with_script()
         with EndingInOrder():
             status = main()

@@ -1,4 +1,6 @@
-"""Directories for compiled code: numba, Triton and torch run the code they find there.
+"""What this process and its children may run as code.
+
+Directories for compiled code: numba, Triton and torch run the code they find there.
 
 Only this user and root may write such a directory. It is the one named by the compiler's variable,
 else one in the user's cache directory, else a temporary one of this process and its children.
@@ -22,6 +24,14 @@ _COMPILERS = {
 }
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+def import_nothing_from_here() -> None:
+    """Keep the current directory, which may be another user's, out of what children import.
+
+    A child that Python starts by itself, as for a pool of processes, would look there first.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def set_code_caches() -> dict[str, Path]:

@@ -107,7 +107,7 @@ def typed(*words: object) -> str:
     It begins with `mlperf_bert` if that shell finds this program, else with its path.
     """
     beside, found = Path(sys.executable).with_name("mlperf_bert"), shutil.which("mlperf_bert")
-    program = [sys.executable, "-m", "mlperf_bert"]
+    program = [sys.executable, "-P", "-m", "mlperf_bert"]
     if os.access(beside, os.X_OK):
         is_found = found is not None and os.path.samefile(found, beside)
         program = ["mlperf_bert" if is_found else str(beside)]

@@ -53,7 +53,7 @@ def role_of(process: RankInfo) -> Role:
 
     Raises ConfigError if they cannot be paired.
     """
-    remedy = "start two processes a rank: mpiexec -n <2 x ranks> python -m mlperf_bert train ..."
+    remedy = "start two processes a rank: mpiexec -n <2 x ranks> mlperf_bert train ..."
     if process.launcher not in ("mpi", "slurm"):
         raise ConfigError(_SETTING, f"'mpi_readers' under {process.launcher!r}, not MPI", remedy)
     on_node, node = process.local_world_size, process.node_rank

@@ -31,7 +31,7 @@ _YIELDS_S = 1.0  # to see a rank that failed by itself after one that only lost 
 def run_on_ranks(
     arguments: Sequence[str], num_ranks: int, *, agreed_statuses: Collection[int] = (STOPPED,)
 ) -> int:
-    """Run `python -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
+    """Run `python -P -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
     Returns 0, or the exit status of the rank that failed first (128 + n for signal n), after which
     the others get SIGTERM, and SIGKILL _LEAVING_S later. A line on stderr names that rank, unless
@@ -131,7 +131,7 @@ class _Ranks:
         for rank in range(count):
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "mlperf_bert", *arguments],
+                    [sys.executable, "-P", "-m", "mlperf_bert", *arguments],
                     env=_environment(rank, count, meeting),
                     start_new_session=True,  # a terminal's signals come from this process only
                     preexec_fn=partial(end_with_parent, os.getpid()),

@@ -180,7 +180,7 @@ def sandbox(reader: str, limits: Limits | None = None) -> Iterator[Sandbox]:
             listener.listen(_WAITING)
             words = (sys.path, listener.fileno(), reader, asdict(limits))
             server = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *map(json.dumps, words)],
+                [sys.executable, "-P", "-c", _BOOT, *map(json.dumps, words)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],

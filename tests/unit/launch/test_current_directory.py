@@ -1,0 +1,106 @@
+"""No command takes code from the directory that it is started in, which may be another user's."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.common.errors import typed
+from support import CONFIGS, PACKAGE, REPOSITORY, TOOLS, run_process, write_synthetic_text
+
+IMPLEMENTATION = PACKAGE.parent
+COMMAND = Path(sys.executable).with_name("mlperf_bert")
+# A module of another user's, in the place of every module that a command might look for here.
+PLANTED = """import pathlib
+with pathlib.Path({found!r}).open("a") as found:
+    found.write(__name__ + "\\n")
+raise ImportError("another user's code ran")
+"""
+# Where a shell or Python starts a Python: what follows its name.
+STARTS = re.compile(r"""("\$PYTHON"|sys\.executable,) ("?-[a-zA-Z]"?)""")
+
+
+class Planted:
+    """A directory with modules of another user's, each of which writes down that it ran."""
+
+    def __init__(self, directory: Path, found: Path) -> None:
+        self.directory = directory
+        self._found = found
+        directory.mkdir()
+        for name in {*sys.stdlib_module_names, *packages_distributions()}:
+            if name.isidentifier():
+                (directory / f"{name}.py").write_text(PLANTED.format(found=str(found)))
+
+    def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        words = " ".join(f"'{word}'" for word in command)
+        return run_process("bash", "-c", f"cd '{self.directory}' && exec {words}", **variables)
+
+    def what_ran(self) -> list[str]:
+        return self._found.read_text().split() if self._found.exists() else []
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Planted:
+    return Planted(tmp_path / "of another user", tmp_path / "found")
+
+
+def test_a_planted_module_would_be_seen(planted: Planted) -> None:
+    assert planted.run(sys.executable, "-m", "mlperf_bert", "--version").returncode != 0
+    assert planted.what_ran()
+
+
+def test_a_whole_run(
+    planted: Planted, synthetic_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    """Ranks, the checker of logs and the questions about settings."""
+    done = planted.run(
+        *(REPOSITORY / "run_and_time.sh", "--", "--set", "run.max_steps=2"),
+        *("--set", "parallel.ranks_per_node=2", "--set", "eval.target_accuracy=none"),
+        CONFIG=str(tiny_config),
+        DATADIR=str(synthetic_data),
+        LOGDIR=str(tmp_path / "a run"),
+        PYTHON=sys.executable,
+    )
+    assert done.returncode == 0, done.stderr
+    assert planted.what_ran() == []
+
+
+def test_processes_that_python_starts_by_itself(planted: Planted, tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        write_synthetic_text(tmp_path / name, num_documents=20, seed=1)
+    vocabulary = REPOSITORY / "tests/golden/data/own_vocab.txt"
+    done = planted.run(
+        *(COMMAND, "prepare", "--workers", 2, "--max-seq-length", 64, "--vocab", vocabulary),
+        *("--out", tmp_path / "set", "--text", tmp_path / "a.txt", tmp_path / "b.txt"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert planted.what_ran() == []
+
+
+def test_a_script_for_the_data(planted: Planted, synthetic_data: Path) -> None:
+    script = IMPLEMENTATION / "verify_dataset.sh"
+    done = planted.run(script, PYTHON=sys.executable, DATADIR=str(synthetic_data))
+    assert done.returncode == 0, done.stderr
+    assert planted.what_ran() == []
+
+
+def test_what_is_printed_to_be_typed(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # no script beside the interpreter
+    planted.run("bash", "-c", typed("config", "show", CONFIGS / "cpu_tiny.toml"))
+    assert planted.what_ran() == []
+
+
+def test_every_start_of_python_leaves_this_directory_out() -> None:
+    scripts = [REPOSITORY / "run_and_time.sh", *IMPLEMENTATION.rglob("*.sh")]
+    paths = [*scripts, *PACKAGE.rglob("*.py"), *TOOLS.rglob("*.py")]
+    starts = [
+        (path.name, first)
+        for path in paths
+        for _, first in STARTS.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(starts) >= 10
+    # The check whether PYTHON is new enough to know -P cannot use it.
+    assert [each for each in starts if each[1].strip('"') != "-P"] == [("where.sh", "-c")]
