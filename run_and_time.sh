@@ -47,10 +47,26 @@ if [ ! -d "$root/$launch" ]; then
     echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
     exit 2
 fi
+# Exit statuses, as common/errors.py has them.
+MISTAKE=2
+TARGET_MISSED=3
+LOST=70
+STOPPED=75
+INTERRUPTED=130
+
+fail() { # message, [exit status]
+    echo "run_and_time.sh: error: $1" >&2
+    exit "${2:-$MISTAKE}"
+}
+
 given= # the caller's variables, as the command that goes on with the runs names them again
 for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB ARCHITECTURE STAGEDIR NEXP SEED PYTHON MAX_RESTARTS CONT SHARP \
     MEMLOCK CLEAR_CACHES NETWORK_TEST; do
     [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
+done
+for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR LOGDIR PYTHON RESUME; do
+    # To the programs that take it, it would be an option.
+    case ${!name:-} in -*) fail "$name is '${!name}', which begins like an option; write ./${!name} for a file" ;; esac
 done
 configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
 asked=${CONFIG:-} # own text chooses one where none is asked for
@@ -82,20 +98,9 @@ if [ -z "${LOGDIR:-}" ]; then
     fi
 fi
 RULESET=5.0.0 # the last one that knows BERT
-# Exit statuses, as common/errors.py has them.
-MISTAKE=2
-TARGET_MISSED=3
-LOST=70
-STOPPED=75
-INTERRUPTED=130
 ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # shards, and a connection of rank 0 for each rank
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
 export PYTHONSAFEPATH=1 # no Python looks for its code in the current directory, which may be another user's
-
-fail() { # message, [exit status]
-    echo "run_and_time.sh: error: $1" >&2
-    exit "${2:-$MISTAKE}"
-}
 
 case ${1:-} in -h | --help)
     sed -n '/^# Train/,/^set /{/^#/s/^# \{0,1\}//p;}' "$root/run_and_time.sh"

@@ -214,3 +214,23 @@ def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job: dict[str, s
     (Path(job["LOGDIR"]) / "status_0").write_text("75\n")  # left by another launcher
     del job["SLURM_JOB_ID"]  # without one no file is asked for: training's own status counts
     assert run(job)[0].returncode == 0
+
+
+PATHS = "CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR LOGDIR PYTHON RESUME".split()
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_path_that_looks_like_an_option_is_one_line(name: str, job: dict[str, str]) -> None:
+    done, asked = run({**job, name: "-x"})
+    assert done.returncode == 2 and asked == []
+    assert done.stderr == (
+        f"run_and_time.sh: error: {name} is '-x', which begins like an option; "
+        "write ./-x for a file\n"
+    )
+
+
+def test_a_job_without_its_number_of_nodes_is_one_line(job: dict[str, str]) -> None:
+    done, asked = run({**job, "SLURM_JOB_NUM_NODES": ""})
+    assert done.returncode == 2 and asked == []
+    assert done.stderr.count("\n") == 1
+    assert "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not" in done.stderr

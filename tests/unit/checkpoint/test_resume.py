@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from mlperf_bert.checkpoint import writer
+from mlperf_bert.run.metrics import MetricsFile
 from resume_cases import DROPOUT, MISSED, random_streams, run_train, weights
 from support import (
+    contents,
     metrics_losses,
     metrics_records,
     mlperf_records,
@@ -103,8 +105,9 @@ def _grow_older(directory: Path, times: int) -> None:
         (own / f"checkpoints/damaged_step_{number:08d}").mkdir()
 
 
-def test_an_end_that_could_not_be_saved_is_an_end(
+def test_an_end_that_could_not_be_saved_is_trained_again(
     resumed: Train,
+    whole: Path,
     killed: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -115,12 +118,72 @@ def test_an_end_that_could_not_be_saved_is_an_end(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "complete", full_disk)
         assert resumed() == 2
-    assert "No space left on device" in capsys.readouterr().err
-    log = (killed / "result_0.txt").read_bytes()
-    assert b'"run_stop"' in log
+    said = capsys.readouterr()
+    assert "No space left on device" in said.err
+    assert "to go on: " in said.out
+    assert not (killed / "run_0/outcome.json").exists()
     assert resumed() == MISSED
-    assert "weights of its end were not saved" in capsys.readouterr().out
-    assert (killed / "result_0.txt").read_bytes() == log
+    assert weights(killed) == weights(whole)
+    assert outcome_of(killed)["steps"] == 20
+
+
+def outcome_of(directory: Path) -> dict[str, object]:
+    """The outcome but for its duration."""
+    outcome: dict[str, object] = json.loads((directory / "run_0/outcome.json").read_bytes())
+    outcome.pop("seconds")
+    return outcome
+
+
+def test_a_run_killed_before_its_outcome_gets_it(
+    resumed: Train, whole: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(whole, directory)
+    (directory / "run_0/outcome.json").unlink()
+    before = snapshot(directory)
+    assert resumed() == MISSED
+    assert outcome_of(directory) == outcome_of(whole)
+    (directory / "run_0/outcome.json").unlink()
+    assert snapshot(directory) == before
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["renamed", "another run in its place"])
+@pytest.mark.parametrize("save", ["end", "never"])
+def test_a_directory_renamed_while_its_run_goes_on(
+    save: str,
+    another: bool,
+    resumed: Train,
+    whole: Path,
+    killed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is said at the next record; nothing is made anew, and nothing of another run touched."""
+    elsewhere = killed.with_name("elsewhere")
+    write = MetricsFile.write
+
+    def renaming(file: MetricsFile, record: dict[str, object]) -> None:
+        write(file, record)
+        if record["step"] == 18:
+            killed.rename(elsewhere)
+            if another:
+                shutil.copytree(whole, killed)
+                (killed / "run_0/checkpoints/.step_00000020.theirs.partial").mkdir()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "write", renaming)
+        assert resumed(f"checkpoint.save={save}", "checkpoint.interval_steps=1") == 2
+    said = capsys.readouterr()
+    assert said.out.count("was renamed or removed while the run went on: until it is back") == 1
+    assert said.err.count("\n") == 1 and "give it its name back" in said.err
+    if another:
+        (killed / "run_0/checkpoints/.step_00000020.theirs.partial").rmdir()
+        assert contents(killed) == contents(whole)
+        shutil.rmtree(killed)
+    assert not killed.exists()
+    elsewhere.rename(killed)
+    assert resumed() == MISSED
+    assert weights(killed) == weights(whole)
 
 
 def test_going_on_needs_the_directory_of_the_run(

@@ -57,7 +57,7 @@ esac
 # Files: fixed places inside.
 mount() { # path on this machine, place inside, [,readonly]
     local path
-    path=$(realpath --canonicalize-missing "$1")
+    path=$(realpath --canonicalize-missing -- "$1")
     [[ $path != *[,\"]* ]] || fail "$path has a comma or a quotation mark and cannot be mounted; rename it"
     options+=(--mount "type=bind,source=$path,target=$2${3:-}")
 }
@@ -66,7 +66,7 @@ if [ -n "${CONFIG:-}" ]; then
     shipped=$(dirname "${BASH_SOURCE[0]}")/../mlperf_bert/configs/$CONFIG.toml
     if [ ! -e "$CONFIG" ] && [ -f "$shipped" ]; then CONFIG=$shipped; fi
     [ -f "$CONFIG" ] || fail "CONFIG: there is no file '$CONFIG'; give a TOML file of this machine, or a shipped one's name"
-    name=$(basename "$CONFIG" .toml)
+    name=$(basename -- "$CONFIG" .toml)
     mount "$CONFIG" "/config/$name.toml" ,readonly
     options+=(--env "CONFIG=/config/$name.toml")
 fi
@@ -84,7 +84,7 @@ if [ -n "${INIT_CHECKPOINT:-}" ]; then
 fi
 LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
 mount "$LOGDIR" /logs
-mkdir -p "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be made; give a directory that you can write to"
+mkdir -p -- "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be made; give a directory that you can write to"
 options+=(--env LOGDIR=/logs)
 options+=(--env "GO_ON_BY=RESUME=auto LOGDIR=$(printf %q "$LOGDIR")$given$(printf ' %q' "$0" "$@")")
 case ${RESUME:=none} in

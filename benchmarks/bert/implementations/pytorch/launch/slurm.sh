@@ -7,6 +7,8 @@
 #   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
 #   APPTAINER_TMPDIR   directory on a disk of each node: Apptainer unpacks there, and it is the ranks' TMPDIR
 
+[ -n "${SLURM_JOB_NUM_NODES:-}" ] ||
+    fail "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not: start in a job of SLURM's, or unset SLURM_JOB_ID"
 case ${SHARP:=} in
 "") ;;
 0 | 1) export NCCL_COLLNET_ENABLE=$SHARP ;;

@@ -107,16 +107,13 @@ class Saving:
         evaluated: Evaluated | None,
         stopped_by: str | None,
     ) -> RunOutcome:
-        """Save the end of the run and write its outcome, even if saving failed.
+        """Save the end of the run, then write its outcome.
 
-        Raises CheckpointError if saving failed.
+        Raises CheckpointError if saving failed. The run then has no outcome, and can be resumed
+        from its last checkpoint.
         """
         is_over = status == "success" or stopped_by is None
-        failure = None
-        try:
-            self._save_end(step, samples, evaluated, status if is_over else None)
-        except CheckpointError as error:
-            failure = error
+        self._save_end(step, samples, evaluated, status if is_over else None)
         outcome = RunOutcome(
             status=status,
             steps=step,
@@ -126,8 +123,6 @@ class Saving:
             stopped_by=None if is_over else stopped_by,
         )
         self.write_outcome(outcome)
-        if failure is not None:
-            raise failure
         return outcome
 
     def _save_end(
@@ -143,6 +138,7 @@ class Saving:
             pass  # reported now; the next one may have room
         finally:
             self._tell()
+        self.writer.check_place()
         if self.config.checkpoint.save == "never":
             self.reporter.line("nothing saved: checkpoint.save is 'never'")
             return
@@ -154,7 +150,7 @@ class Saving:
 
     def _tell(self) -> None:
         """Report the writer's messages."""
-        for line in self.writer.lines():
+        for line in self.writer.lines(look=self.metrics.interval_is_full):
             self.reporter.line(line)
 
     def _interval(self, step_s: float | None) -> int | None:

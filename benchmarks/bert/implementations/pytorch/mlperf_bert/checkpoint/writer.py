@@ -22,6 +22,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -64,6 +65,7 @@ from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 POLL_S = 0.1
 PATIENCE_S = 5.0  # to wait for the thread of a failed run
+_GONE = "was renamed or removed while the run went on"
 _SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
 
 # A rank's files: name -> tensors on the host, and the file's metadata.
@@ -166,7 +168,8 @@ def gather_rank_states(
 
 def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
     """Write a rank's files; return their entries for the manifest. Raises OSError."""
-    (partial / "optimizer").mkdir(parents=True, exist_ok=True)
+    for folder in (partial, partial / "optimizer"):  # never one above, if that was renamed
+        folder.mkdir(exist_ok=True)
     wanted = sum(each.nbytes for tensors, _ in part.values() for each in tensors.values())
     # A full disk would fail other files too.
     if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
@@ -268,16 +271,39 @@ class CheckpointWriter:
         # Tells this attempt's notes from those of another attempt.
         self._token: str = from_rank_zero(self.info, os.urandom(4).hex())
         on_rank_zero(self.info, self._set_up)
+        self._place: int | None = None  # file descriptor of the directory
+        with suppress(OSError):
+            self._place = os.open(self.directory, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._place)
+        self._has_told_place = False
 
     def leave(self) -> None:
         """The run failed: wait a moment for a checkpoint that is being written."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
-    def lines(self) -> list[str]:
-        """Messages of rank 0's thread since the last call."""
+    def lines(self, *, look: bool = False) -> list[str]:
+        """Messages of rank 0's thread since the last call.
+
+        With `look`, also one if the directory is no longer in its place, said once.
+        """
         lines, self._lines = self._lines, []
+        if look:
+            is_gone = not self._is_in_place()
+            if is_gone and not self._has_told_place:
+                lines.append(f"{self.directory} {_GONE}: until it is back nothing is saved")
+            self._has_told_place = is_gone
         return lines
+
+    def check_place(self) -> None:
+        """Raise CheckpointError on every rank if the directory is no longer in its place."""
+
+        def check() -> None:
+            if not self._is_in_place():
+                remedy = "give it its name back, and resume the run from its last checkpoint"
+                raise CheckpointError(str(self.directory), _GONE, remedy)
+
+        on_rank_zero(self.info, check)
 
     def prepare(self) -> None:
         """Allocate the memory for the copies now, on every rank, not at the first checkpoint."""
@@ -290,7 +316,7 @@ class CheckpointWriter:
         """
         if self._are_busy(self._statuses()):
             return False
-        if self.info.rank == 0:
+        if self.info.rank == 0 and self._is_in_place():
             sweep(self.directory)
         self._writing, self._error = state.step, None
         self._abandoned.clear()
@@ -324,7 +350,7 @@ class CheckpointWriter:
                 since = time.monotonic()
             time.sleep(POLL_S)
         if error is not None:
-            if self.info.rank == 0 and not statuses[0].gives_up:
+            if self.info.rank == 0 and not statuses[0].gives_up and self._is_in_place():
                 sweep(self.directory)  # parts of ranks that continued when another had failed
             final = step_directory(self.directory, self._writing)
             raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
@@ -345,6 +371,17 @@ class CheckpointWriter:
         own = _Status(is_busy, self._error, moved_bytes(self._thread), gives_up)
         return [_Status(*each) for each in from_all_ranks(self.info, list(own))]
 
+    def _is_in_place(self) -> bool:
+        """True if the directory is still the one that this run began with.
+
+        Another run may have made a new one of its name.
+        """
+        if self._place is None:
+            return True
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self._place), os.lstat(self.directory))
+        return False
+
     def _set_up(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -355,6 +392,10 @@ class CheckpointWriter:
             problem = f"cannot be written ({error.strerror})"
             raise CheckpointError(str(self.directory), problem, NO_ROOM) from None
 
+    def _refuse_another_place(self) -> None:
+        if not self._is_in_place():
+            raise FileNotFoundError(errno.ENOENT, f"its directory {_GONE}")
+
     def _work(self, state: CheckpointState, part: Part) -> None:
         """The work of the thread; it raises nothing."""
         started = time.perf_counter()
@@ -362,6 +403,7 @@ class CheckpointWriter:
         partial = final.with_name(f".{final.name}.{self._token}.partial")
         try:
             self._copies.wait()
+            self._refuse_another_place()
             entries = write_part(partial, part)
             if self.info.rank > 0:
                 leave_note(partial, self.info.rank, entries)
@@ -369,6 +411,7 @@ class CheckpointWriter:
             for rank in range(1, self.optimizer.num_shards):
                 entries |= await_note(partial, rank, self._abandoned)
             entries[STATE] = _write_bytes(partial / STATE, state.to_json())
+            self._refuse_another_place()
             complete(partial, final, self._manifest(state, entries))
         except Exception as error:  # no one else would ever report the error
             own = f"rank {self.info.rank} on {host_name()}: {_reason(error)}"
