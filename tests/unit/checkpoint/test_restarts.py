@@ -216,10 +216,10 @@ def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job: dict[str, s
     assert run(job)[0].returncode == 0
 
 
-PATHS = "CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR LOGDIR PYTHON RESUME".split()
+PATHS = ("CONFIG", "DATADIR", "INIT_CHECKPOINT", "CORPUS", "VOCAB", "STAGEDIR", "LOGDIR", "PYTHON")
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", [*PATHS, "RESUME"])
 def test_a_path_that_looks_like_an_option_is_one_line(name: str, job: dict[str, str]) -> None:
     done, asked = run({**job, name: "-x"})
     assert done.returncode == 2 and asked == []

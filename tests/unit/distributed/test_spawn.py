@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,10 @@ from mlperf_bert.distributed import spawn
 from mlperf_bert.signals.signal_watch import SIGNALS
 
 PYTHON = sys.executable
-# Stands for `python -m mlperf_bert`: each argument is what the rank of that number does.
+# Stands for `python -P -m mlperf_bert`: each argument is what the rank of that number does.
 RANK = r"""#!{python}
 import os, signal, sys, time
-word = sys.argv[3:][int(os.environ["RANK"])]
+word = sys.argv[4:][int(os.environ["RANK"])]
 for step in word.split(","):
     verb, _, value = step.partition("=")
     if verb == "wait":
@@ -51,7 +52,7 @@ def stands_for_python(
     script.write_text(RANK.replace("{python}", sys.executable + " -SE"))
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(spawn.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield monkeypatch
     assert list(tmp_path.glob("mlperf_bert-*")) == []  # after every end
 

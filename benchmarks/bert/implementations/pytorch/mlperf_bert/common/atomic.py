@@ -1,9 +1,12 @@
 """All-or-nothing writing: temporary files and directories that are renamed, and whole lines."""
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -14,6 +17,8 @@ from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError
 from mlperf_bert.common.untrusted import not_through_a_link
 
 NO_ROOM = "check the disk's free space and that it can be written"
+_PRIVATE = "mlperf_bert-own-"  # prefix of directories for temporary files
+_ABANDONED_S = 60.0  # age from which an unlocked one is nobody's
 
 
 @contextmanager
@@ -123,6 +128,33 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
         raise CheckpointError(str(path), problem, NO_ROOM) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def private_directory() -> tuple[Path, int]:
+    """Make a directory of mode 0700 for temporary files, and remove those of killed processes.
+
+    Returns it and a file descriptor that locks it; the lock ends with this process. Raises OSError.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
+        with suppress(OSError):
+            _remove_abandoned(path)
+    made = Path(tempfile.mkdtemp(prefix=_PRIVATE))
+    lock = os.open(made, os.O_RDONLY)
+    with suppress(OSError):  # without locks nothing is removed either
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return made, lock
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a directory of this user whose process has ended. Raises OSError for any other."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(lock)
+        if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _ABANDONED_S:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+    finally:
+        os.close(lock)
 
 
 @contextmanager

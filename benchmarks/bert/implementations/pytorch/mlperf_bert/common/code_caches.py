@@ -10,11 +10,11 @@ import atexit
 import os
 import shutil
 import stat
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from mlperf_bert.common.atomic import private_directory
 from mlperf_bert.common.errors import ConfigError
 
 _COMPILERS = {
@@ -78,7 +78,8 @@ def _usual() -> Path | None:
 def _made_by() -> tuple[Path, int]:
     """A temporary directory with an unpredictable name, and the process that made it."""
     atexit.register(remove_temporary)
-    return Path(tempfile.mkdtemp(prefix="mlperf_bert-")), os.getpid()  # mode 0700
+    directory, _ = private_directory()  # locked until this process ends
+    return directory, os.getpid()
 
 
 def _own(path: Path) -> Path:

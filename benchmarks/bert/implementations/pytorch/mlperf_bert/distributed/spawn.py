@@ -5,17 +5,19 @@ store listens, and nobody else can leave them data.
 """
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Self
 
+from mlperf_bert.common.atomic import private_directory
 from mlperf_bert.common.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
 from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.distributed.launch import MEETING
@@ -86,13 +88,19 @@ def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]
     return next((each for each in (MISTAKE, *agreed_statuses) if each in statuses), STOPPED)
 
 
-def _place_to_meet() -> "tempfile.TemporaryDirectory[str]":
+@contextmanager
+def _place_to_meet() -> Iterator[Path]:
     """A directory of mode 0700."""
     try:
-        return tempfile.TemporaryDirectory(prefix="mlperf_bert-", ignore_cleanup_errors=True)
+        directory, lock = private_directory()
     except OSError as error:
         problem = f"cannot be written ({error.strerror}), and ranks meet there"
         raise ConfigError("the directory for temporary files", problem, "set TMPDIR") from None
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
 
 
 def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
