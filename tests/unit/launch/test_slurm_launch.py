@@ -111,7 +111,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
-    words = f"{sys.executable} -m mlperf_bert network-test --timeout 300"
+    words = f"{sys.executable} -P -m mlperf_bert network-test --timeout 300"
     assert network.endswith(f"{words} --config {DGX} --set run.device=cpu")
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
@@ -140,7 +140,7 @@ def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     assert settings
     assert all(f"--nodes=1 --ntasks=1 {container}" in line for line in settings)
     train = next(line for line in asked if " train " in line)
-    assert f"--ntasks-per-node=8 {container} -m mlperf_bert train" in train
+    assert f"--ntasks-per-node=8 {container} -P -m mlperf_bert train" in train
     assert "--ntasks-per-node=1 enroot remove --force pyxis_mlperf_bert_7" in asked[-1]
     caches = next(line for line in asked if "drop_caches" in line)
     assert "container" not in caches  # a container may not drop them
@@ -156,7 +156,7 @@ def test_apptainer_gets_image_and_binds(job: dict[str, str], tmp_path: Path) -> 
     words = f"apptainer exec --nv --bind {binds} --env TMPDIR=/tmp --pwd {REPOSITORY} {image}"
     words += f" {sys.executable}"
     train = next(line for line in asked if " train " in line)
-    assert f"--ntasks-per-node=8 {words} -m mlperf_bert train" in train
+    assert f"--ntasks-per-node=8 {words} -P -m mlperf_bert train" in train
 
 
 def test_apptainer_gets_a_place_for_temporary_files(job: dict[str, str], tmp_path: Path) -> None:
