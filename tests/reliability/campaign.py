@@ -14,12 +14,16 @@ from typing import Any, Literal
 from jobs import POLL_S, Job, freeze, kill, thaw
 from runs import Attempt, Phase, Run
 
-Aim = Literal["any", "start-up", "step", "evaluation", "checkpoint"]
-AIMS: tuple[Aim, ...] = ("start-up", "step", "evaluation", "checkpoint", "any")
+Aim = Literal["any", "start-up", "step", "evaluation", "checkpoint", "end"]
+# Two a run: after an end there is nothing left to kill.
+AIMS: tuple[Aim, ...] = (
+    *("start-up", "end", "step", "end", "evaluation", "checkpoint", "any", "end"),
+)
 
 STEPS = 64
 HANG_TIMEOUT_S = 15
 STARTS_WITHIN_S = 120  # on a machine that has other work
+END_TAKES_S = 0.5  # about: from the clock's stop until the outcome is written
 ENDS_WITHIN_S = 60  # after a kill: the others see a closed connection, and wait for no timeout
 MISSED, STOPPED, LOST = 3, 75, 70  # statuses: target not reached; by a signal; others are gone
 KILLED = 128 + 9
@@ -197,6 +201,16 @@ class Campaign:
         if aim == "start-up":
             drawn = self.random.uniform(0, 0.5 * expected.start_up_s)
             return lambda seconds: seconds >= drawn
+        if aim == "end":
+            drawn = self.random.uniform(0, END_TAKES_S)
+            stopped: list[float] = []
+
+            def is_late(seconds: float) -> bool:
+                if not stopped and attempt.has_stopped():
+                    stopped.append(seconds)
+                return bool(stopped) and seconds >= stopped[0] + drawn
+
+            return is_late
         if aim == "any":
             # The clock starts with the training: starting takes most of so short a run.
             waited = self.random.uniform(0, expected.seconds - expected.start_up_s)
@@ -222,15 +236,17 @@ def strike(
 ) -> Phase | None:
     """Kill a rank while the run is where it is aimed at: the phase; None where it ended before.
 
+    In the last seconds, which have a checkpoint too, the moment alone is aimed at.
+
     All ranks are frozen first: what was true may have passed before the signal arrived.
     """
     processes = job.wait_for_ranks(ranks, STARTS_WITHIN_S)
     began = time.monotonic()
     while job.is_running:
-        if is_time(time.monotonic() - began) and aim in ("any", attempt.phase()):
+        if is_time(time.monotonic() - began) and aim in ("any", "end", attempt.phase()):
             freeze(list(processes.values()))
             phase = attempt.phase()
-            if aim in ("any", phase):
+            if aim in ("any", "end", phase):
                 kill(processes[victim])
                 thaw(list(processes.values()))
                 return phase

@@ -19,6 +19,7 @@ TRACED = (
     *("step", "samples", "loss", "mlm_accuracy", "learning_rate", "grad_norm"),
     *("clipped_fraction", "skipped_steps"),
 )
+_STOPPED = '"run_stop"'
 TAIL_BYTES = 8192  # of the MLPerf log: more than is written between two evaluations
 
 
@@ -122,13 +123,17 @@ class Attempt:
         if self.run.log_inode() == self._old_log:
             return "start-up"
         tail = self._tail_of_log()
-        if '"run_stop"' in tail:
+        if _STOPPED in tail:
             return "end"
         if tail.rfind('"eval_start"') > tail.rfind('"eval_stop"'):
             return "evaluation"
         # Once it has begun, later records push it out of the tail.
         is_running = '"run_start"' in tail or '"eval_stop"' in tail
         return "step" if is_running else "start-up"
+
+    def has_stopped(self) -> bool:
+        """Whether its clock has."""
+        return self.run.log_inode() != self._old_log and _STOPPED in self._tail_of_log()
 
     def has_begun(self) -> bool:
         """Whether it has a log of its own that says what the run goes on from."""

@@ -2,7 +2,7 @@
 
 So it does however it trains, and under torchrun's own restarts.
 
-Left out by ./run_tests.sh: `make test-real` has one kill in each phase, `make test-slow` thirty.
+Left out by ./run_tests.sh: `make test-real` has one kill in each phase, `make test-slow` forty.
 """
 
 import itertools
@@ -35,7 +35,7 @@ from jobs import MAIN, Job, freeze, kill
 from runs import Run
 
 SEED = 20261122
-KILLS = 30
+KILLS = 40
 LAUNCHER_PATIENCE_S = 30  # with a rank that ignores SIGTERM, as a stopped one must
 SLACK_S = 30  # for processes to end, on a machine that has other work
 MODES = {
@@ -193,7 +193,7 @@ def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
             left = KILLS - len(campaign.kills)
             if left == 0:
                 break
-            wanted = list(itertools.islice(aims, min(3, left)))
+            wanted = list(itertools.islice(aims, min(2, left)))
             for each in campaign.run(setup, whole[setup.ranks], wanted):
                 print(each.in_words(), file=file, flush=True)
         minutes = (time.monotonic() - began) / 60
