@@ -144,7 +144,7 @@ fi
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/signals.sh
 . "$root/$launch/signals.sh" # with_signals
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/ticking.sh
-. "$root/$launch/ticking.sh" # ticking, say_plan, phase
+. "$root/$launch/ticking.sh" # ticking, end_ticker, say_plan, phase
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/one_run.sh
 . "$root/$launch/one_run.sh" # one_run, interrupted
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/where.sh

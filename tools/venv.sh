@@ -13,7 +13,7 @@ export PYTHONSAFEPATH=1 # the current directory may be another user's: no code i
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/ticking.sh
-. "$root/benchmarks/bert/implementations/pytorch/launch/ticking.sh" # ticking
+. "$root/benchmarks/bert/implementations/pytorch/launch/ticking.sh" # ticking, end_ticker
 extra=${1:-}
 venv=$root/.venv
 if [ "${2:-}" = oldest ]; then venv=$root/.venv-oldest; fi
@@ -146,9 +146,8 @@ at=$venv
 [ -e "$at" ] || at=$root
 [ -w "$at" ] || fail "$at cannot be written to, and the package is installed there; make it writable, or use a copy of the tree"
 work=$(mktemp -d 2>/dev/null) || fail "${TMPDIR:-/tmp} cannot be written to (read-only, or full); set TMPDIR to another directory"
-trap 'kill "${ticker:-}" 2>/dev/null || true; exit 130' INT
-# A ticker that is killed as it begins runs this trap too, and `[` fails in it whatever it compares.
-trap 'if [ "$BASHPID" = $$ ]; then rm -rf "$work"; fi' EXIT
+trap 'end_ticker; exit 130' INT
+trap 'rm -rf "$work"' EXIT
 log=$work/log
 : >"$log"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -17,7 +17,7 @@ go_on_by() { # the command that goes on with these runs; GO_ON_BY is the one of 
 }
 
 interrupted() { # at Ctrl-C before training and after it; training says by itself how to go on
-    kill "${ticker:-}" 2>/dev/null || true # ticking's, where that ran
+    end_ticker
     [ "$leads" = 0 ] || echo "to go on: $(go_on_by)"
     exit "$INTERRUPTED"
 }

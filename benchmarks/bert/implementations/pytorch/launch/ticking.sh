@@ -13,10 +13,15 @@ ticking() { # command that prints what goes on, or "", command...
     tick "$words" &
     ticker=$!
     "$@" || status=$?
-    kill "$ticker" 2>/dev/null || true
-    wait "$ticker" 2>/dev/null || true
+    end_ticker
     if [ -t 1 ]; then printf '\r\033[K'; fi
     return "$status"
+}
+
+# By SIGKILL: a subshell that another signal ends as it begins still runs the script's EXIT trap, and complains in it.
+end_ticker() { # if there is one
+    kill -s KILL "${ticker:-}" 2>/dev/null || return 0
+    wait "$ticker" 2>/dev/null || true
 }
 
 tick() { # command that prints what goes on; ends with the script
