@@ -18,7 +18,7 @@ mypy & # beside the first tests, as it takes one core; its verdict is asked for 
 types=$!
 status=0
 # Where even --timeout of pyproject.toml cannot end a test, its process shows all stacks and ends.
-OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --max-worker-restart 0 \
+OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --max-worker-restart 0 --junit-xml .cache/junit.xml \
     -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true "$@" || status=$?
 wait "$types" || { echo "run_tests.sh: error: mypy found what stands above, before the tests' results" >&2; exit 1; }
 exit "$status"

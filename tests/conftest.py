@@ -1,4 +1,4 @@
-"""Data sets and configs made once a test session."""
+"""Data sets and configs made once a test session, and how its failures are shown."""
 
 import pickle
 import socket
@@ -9,6 +9,14 @@ import pytest
 from filelock import FileLock
 
 from support import REDUCED, TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name a failed test among the dots as it fails, because a run that is stopped has no end."""
+    if not report.failed:
+        return None
+    category, word = ("failed", "FAILED") if report.when == "call" else ("error", "ERROR")
+    return category, f"\n{word} {report.nodeid}\n", word
 
 
 @pytest.fixture(scope="session")
