@@ -64,7 +64,8 @@ def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / "help").write_text("Usage: srun [OPTIONS...] executable\n")
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    ours = ("SLURM_", "TMPDIR", "APPTAINER_TMPDIR")  # a caller's would reach the ranks
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {
         **outer,
         "PATH": f"{programs}:{os.environ['PATH']}",
