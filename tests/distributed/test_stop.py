@@ -186,6 +186,7 @@ def test_ctrl_c_twice_ends_ranks_that_hang(
         assert hung is not None
         os.kill(hung, signal.SIGSTOP)
         shell.process.send_signal(signal.SIGINT)
+        shell.wait_until(lambda: shell.says("again to end at once$"))
         time.sleep(TWICE_S + 0.5)
         shell.process.send_signal(signal.SIGINT)
         assert shell.process.wait(timeout=20) == 130, shell.output.read_text()

@@ -129,7 +129,7 @@ def queued(seconds: float) -> None:
 
 def watched(whereabouts: Whereabouts, wait: Callable[[float], object]) -> None:
     """Too long for what waits for itself, not for what waits for other ranks."""
-    with watching(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.02):
+    with watching(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.05):
         wait(0.6)
 
 
@@ -209,7 +209,7 @@ def test_an_error_on_its_way_out_speaks_for_itself(module: str, said: list[str])
 def test_who_waits_for_others_says_so_when_they_did_not(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "GRACE", timedelta(seconds=0.1))
+    monkeypatch.setattr(failures, "GRACE", timedelta(seconds=0.05))
     watched(at_step_37(), function_of("mlperf_bert.data.exchange"))
     (line,) = said
     assert "look for a rank that is slow or gone, or a device that does not answer" in line
