@@ -260,11 +260,11 @@ def test_data_are_verified_and_held_against_the_config(
 
 
 def test_damaged_data_fail_with_the_first_problem(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (finding,) = storage.check_data(Options(data=tmp_path))
+    (tmp_path / "the data" / "train").mkdir(parents=True)
+    (finding,) = storage.check_data(Options(data=tmp_path / "the data"))
     assert finding.status == "fail"
     assert "problems, the first: " in finding.found
-    assert "mlperf_bert verify" in finding.remedy
+    assert f"mlperf_bert verify '{tmp_path / 'the data'}'" in finding.remedy
 
 
 def test_what_is_needed_is_there_in_a_version_that_was_tried() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,13 +158,13 @@ def test_latest_names_a_checkpoint_beside_it(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
     run = tmp_path / "run_0"
-    for file in ("run_0/checkpoints/LATEST", "theirs/config.json", "tf/model.ckpt-7.index"):
+    for file in ("run_0/checkpoints/LATEST", "their own/config.json", "tf/model.ckpt-7.index"):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text("")
     for directory, remedy in (
         (run, f"give {run / 'checkpoints'}"),
-        (tmp_path / "theirs", f"mlperf_bert convert --from huggingface {tmp_path / 'theirs'}"),
-        (tmp_path / "tf", f"mlperf_bert convert --from tensorflow {tmp_path / 'tf'}"),
+        (tmp_path / "their own", f"convert --from huggingface '{tmp_path / 'their own'}'"),
+        (tmp_path / "tf", f"mlperf_bert convert --from tensorflow {shlex.quote(f'{tmp_path}/tf')}"),
         (tmp_path, "give a checkpoint directory"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(remedy)):

@@ -123,6 +123,14 @@ def test_a_config_of_cpus_asks_for_no_gpu_and_its_path_is_made_absolute(
     ]
 
 
+def test_a_shipped_config_goes_by_its_name_in_a_tree_whose_path_has_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a tree" / LARGEST.name
+    monkeypatch.setattr("mlperf_bert.cli.config.SHIPPED", path.parent)
+    assert sbatch_options(load_config(LARGEST), path).endswith(f"=ALL,CONFIG={LARGEST.stem}")
+
+
 def test_a_path_that_would_be_taken_apart_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """The checks `disk` and `data`: reading speed, free space, and prepared data."""
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -155,7 +156,8 @@ def check_data(options: Options) -> list[Finding]:
     if problems:
         where, problem, remedy = problems[0].args
         found = f"{len(problems)} problems, the first: {where}: {problem}"
-        return [fail("data", found, f"{remedy}; all are in: mlperf_bert verify {options.data}")]
+        verify_all = f"mlperf_bert verify {shlex.quote(str(options.data))}"
+        return [fail("data", found, f"{remedy}; all are in: {verify_all}")]
     if options.config is None:
         return [ok("data", f"{options.data} verified (fast check)")]
     from mlperf_bert.data.set_checks import open_data

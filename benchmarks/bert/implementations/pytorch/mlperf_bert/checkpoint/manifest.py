@@ -6,6 +6,7 @@ before it is removed, so none is ever half there.
 """
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -194,7 +195,8 @@ def _likely_remedy(directory: Path) -> str:
         return f"give {within}"
     for form, pattern in _OF_OTHERS:
         if next(directory.glob(pattern), None) is not None:
-            return f"make one of it: mlperf_bert convert --from {form} {directory} --out NEW"
+            given = shlex.quote(str(directory))
+            return f"make one of it: mlperf_bert convert --from {form} {given} --out NEW"
     return "give a checkpoint directory"
 
 

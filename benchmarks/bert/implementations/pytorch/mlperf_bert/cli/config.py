@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.options import FILE_OR_NAME, add_init_checkpoint, add_set, find_config
+from mlperf_bert.config.options import (
+    FILE_OR_NAME,
+    SHIPPED,
+    add_init_checkpoint,
+    add_set,
+    find_config,
+)
 from mlperf_bert.config.run_config import RunConfig, is_bert_large
 from mlperf_bert.config.sections import ARCHITECTURES
 
@@ -74,10 +80,13 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     """The options for `sbatch $(mlperf_bert config slurm FILE) run_and_time.sh`, on one line.
 
     One task for each rank, and a second one for its reader with `data.loader = "mpi_readers"`. GPUs
-    are requested only if `run.device` needs them and SLURM counts GPUs here. Raises ConfigError for
-    a path that the shell would split or expand.
+    are requested only if `run.device` needs them and SLURM counts GPUs here. A shipped config goes
+    by its name if the shell would split or expand its path. Raises ConfigError for another such
+    path.
     """
     file = str(path.absolute())
+    if path.parent == SHIPPED and not _PLAIN.fullmatch(file):
+        file = path.stem
     plain = _PLAIN.match(file)
     if plain is None or plain.end() != len(file):
         bad = file[plain.end() if plain else 0]

@@ -9,6 +9,7 @@ from mlperf_bert.common.errors import ConfigError
 
 # Linux allows 255 and 4,095 bytes; our files lie below a path, or beside it under longer names.
 _LONGEST_NAME, _LONGEST_PATH = 223, 3800
+SHIPPED = Path(__file__).parents[1] / "configs"
 FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 
 
@@ -41,12 +42,11 @@ def find_config(text: str) -> Path:
     path = Path(text)
     if path.suffix or path.name != text or len(text) > _LONGEST_NAME or os.path.exists(text):
         return path
-    shipped = Path(__file__).parents[1] / "configs"
-    names = sorted(each.stem for each in shipped.glob("*.toml"))
+    names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
     if text in names:
-        return shipped / f"{text}.toml"
+        return SHIPPED / f"{text}.toml"
     near = difflib.get_close_matches(text, names)
-    remedy = f"did you mean {' or '.join(near)}?" if near else f"those are in {shipped}"
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"those are in {SHIPPED}"
     raise ConfigError(text, "is neither a file nor the name of a shipped config", remedy)
 
 
