@@ -1,6 +1,7 @@
 """The docs' evidence: tables made from the logs' data, and commands for a fresh clone."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY, contents, copy_checkout, run_shell
+from support import REPOSITORY, contents, copy_checkout, run_process, run_shell
 
 PAGES = {str(page): page.read_text() for page in sorted(REPOSITORY.glob("logs/**/README.md"))}
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,8 +31,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def docs_tables(tree: Path, *words: object) -> tuple[int, str, str]:
-    command = f"{sys.executable} {REPOSITORY}/tools/docs_tables.py --root {tree}"
-    done = run_shell(f"{command} {' '.join(map(str, words))}", tree, timeout=120)
+    command = [sys.executable, REPOSITORY / "tools" / "docs_tables.py", "--root", tree, *words]
+    done = run_process(*command)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -109,7 +110,9 @@ def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> Non
     before = written(clone)
     packages = f"{clone}/benchmarks/bert/implementations/pytorch:{clone}/tools"
     for command in commands(kind):
-        done = run_shell(f"export PYTHONPATH={packages}; {command}", clone, timeout=120)
+        done = run_shell(
+            f"export PYTHONPATH={shlex.quote(packages)}; {command}", clone, timeout=120
+        )
         assert done.returncode == 0, command + done.stderr[-2000:]
     changed = [name for name, each in written(clone).items() if before.get(name) != each]
     assert commands(kind) and changed == []

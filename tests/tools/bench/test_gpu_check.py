@@ -277,7 +277,9 @@ def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path) -> None:
     python, out = tmp_path / "python", tmp_path / "out"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: no editable install
+    python.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n'
+    )  # -S: no editable install
     python.chmod(0o755)
     names = ("profile_bf16", "tests_compiled", "squad")
     environ = {"PYTHON": str(python), "PYTHONPATH": sysconfig.get_path("purelib")}

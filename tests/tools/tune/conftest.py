@@ -1,6 +1,7 @@
 """A config, a space and data for studies whose trainer is `fake_trainer.py`."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
             "samples": 640,
             "trials": 6,
             "repeats": 2,
-            "trainer": f"{sys.executable} {FAKE} {mode}",
+            "trainer": shlex.join([sys.executable, str(FAKE), mode]),
             **options,
         }
         return [

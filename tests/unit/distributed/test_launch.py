@@ -1,6 +1,7 @@
 """Ranks and reader roles from launchers' variables, where ranks meet, devices and threads."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -248,7 +249,7 @@ def test_ranks_of_one_mpiexec_agree_also_behind_shells() -> None:
         "port = rendezvous(two, os.environ)[1]; "
         "os.write(1, str(port).encode() + bytes([10]))"  # in one piece: both write there
     )
-    program = f"{sys.executable} -c '{code}'"
+    program = shlex.join([sys.executable, "-c", code])
     rank = "PMI_RANK={0} PMI_SIZE=2 MPI_LOCALRANKID={0} MPI_LOCALNRANKS=2"
     script = f'{rank.format(0)} {program} & {rank.format(1)} sh -c "true; {program}" & wait'
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "MASTER"))}

@@ -19,12 +19,9 @@ from resume_cases import run_train
 from support import REPOSITORY
 
 HINT = re.compile(r"^to [a-z ]+: (.+)$", re.MULTILINE)
-TRAIN = (
-    f"{sys.executable} -m mlperf_bert train --config $CONFIG --data 'the data' --run-dir 'a run'"
-)
-SCRIPT = (
-    f"LOGDIR='a run' DATADIR='the data' PYTHON={sys.executable} {REPOSITORY}/run_and_time.sh --"
-)
+PYTHON, RUN = shlex.quote(sys.executable), shlex.quote(f"{REPOSITORY}/run_and_time.sh")
+TRAIN = f"{PYTHON} -m mlperf_bert train --config \"$CONFIG\" --data 'the data' --run-dir 'a run'"
+SCRIPT = f"LOGDIR='a run' DATADIR='the data' PYTHON={PYTHON} {RUN} --"
 TASKS = "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS"
 # Busy with the text the first time.
 STAND_IN = """#!/bin/sh
@@ -97,7 +94,7 @@ def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path)
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
-    start = f"{given}LOGDIR='a run' PYTHON={python} {REPOSITORY}/run_and_time.sh"
+    start = f"{given}LOGDIR='a run' PYTHON={shlex.quote(str(python))} {RUN}"
     process = shell(f"{start} -- --set a.b='c d'", tmp_path)
     while not python.with_suffix(".busy").exists():
         assert process.poll() is None, process.communicate()[0]
@@ -106,7 +103,7 @@ def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path)
     stopped = said(process, 130)
     assert stopped.startswith("own text: text," if "CORPUS" in given else "cpu_tiny, 3 steps: text")
     (going_on,) = HINT.findall(stopped)
-    assert f" {launcher}{REPOSITORY}" in going_on
+    assert f" {launcher}{REPOSITORY}/run" in " ".join(shlex.split(going_on))
     trains = said(shell(going_on.replace(launcher, ""), tmp_path), 75)
     assert re.search(r" train .*--run-dir a run .*--resume auto .* --set a\.b=c d$", trains, re.M)
 

@@ -6,6 +6,7 @@ in tests/slurm.
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     hint = re.search(
         r"--go-on-by RESUME=auto .* sbatch (\$\(.*\)) \./run_and_time\.sh -- --set", train
     )
-    assert hint and hint[1].endswith(f"config slurm {DGX} --set run.device=cpu)")
+    assert hint and shlex.split(hint[1])[-3:] == [str(DGX), "--set", "run.device=cpu)"]
     typed = run_process("bash", "-c", f"echo {hint[1]}", **job)
     assert " --nodes=2 " in typed.stdout and "gpus" not in typed.stdout
 
@@ -196,7 +197,8 @@ def test_staging_is_for_the_seed_that_the_run_has(job: dict[str, str], tmp_path:
 
 def test_switches_reach_the_ranks(job: dict[str, str], tmp_path: Path) -> None:
     found = tmp_path / "found"
-    srun_that(job, "*' train '*", f'echo "${{NCCL_COLLNET_ENABLE-unset}} $(ulimit -l)" >>{found}')
+    says = 'echo "${NCCL_COLLNET_ENABLE-unset} $(ulimit -l)"'
+    srun_that(job, "*' train '*", f"{says} >>{shlex.quote(str(found))}")
     limited = ["bash", "-c", 'ulimit -l 64; exec "$@"', "bash"]
     if os.geteuid() == 0:
         limited += ["setpriv", "--bounding-set=-sys_resource"]
@@ -218,7 +220,7 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
     for setting, value, said in (
         ("CONT", "docker://x", "this SLURM has no pyxis; set SIF"),
         ("SIF", "/nowhere.sif", "SIF is /nowhere.sif, which cannot be read"),
-        ("SLURM_JOB_NUM_NODES", "1", f"config slurm {DGX}) ./run_and_time.sh"),
+        ("SLURM_JOB_NUM_NODES", "1", f"{DGX.name}) ./run_and_time.sh"),
         ("CONFIG", "/nowhere.toml", "/nowhere.toml: No such file or directory"),
         ("DATADIR", "/nowhere", "DATADIR: there is no directory '/nowhere'"),
         ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set; the closed division starts"),
