@@ -30,7 +30,7 @@ PYTHON = """#!/bin/sh
 case "$*" in
 *"config get "*" parallel.nodes"*) echo 1 ;;
 *"config get "*" processes_per_node"*) echo 8 ;;
-*"config get "*" run.seed "*) echo 5 ;;
+*"config get "*" run.seed --set run.seed="*) asked="$*"; echo "${asked##*=}" ;;
 *compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
 *" train "*) exit "${TRAINED:-0}" ;;
 esac
@@ -89,6 +89,13 @@ def test_a_run_that_lost_a_rank_goes_on(job: dict[str, str]) -> None:
     assert said.format(1) + said.format(2) in done.stderr
     assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
     assert "RESULT,bert" not in done.stdout
+
+
+def test_each_run_has_a_seed_of_its_own(job: dict[str, str]) -> None:
+    training = "mkdir -p $LOGDIR/run_$((attempt - 1))"
+    done, asked = run({**job, "NEXP": "2", "TRAINING": training})
+    assert done.returncode == 0
+    assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
 
 
 def test_restarts_come_to_an_end(job: dict[str, str]) -> None:
