@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
@@ -178,6 +180,29 @@ def test_divergence_aborts_the_run(
     last = metrics_records(tmp_path / "run")[-1]
     assert last["step"] < 20
     assert last["grad_norm"] is None  # JSON has no word for what it was
+
+
+def test_time_spent_in_evaluations_is_no_training_time(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each evaluation takes an hour."""
+    now, evaluate, hours = time.perf_counter, Evaluator.__call__, []
+
+    def takes_an_hour(self: Evaluator, *arguments: Any) -> Accuracy:
+        hours.append(1)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Evaluator, "__call__", takes_an_hour)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + 3600 * len(hours))
+    assert train("run", "run.log_interval_steps=10") == TARGET_MISSED
+    assert len(hours) == 2
+    slowest_per_s = 160 / 600  # a tenth of an hour for the samples between two evaluations
+    for record in metrics_records(tmp_path / "run"):
+        assert record["samples_per_s"] > slowest_per_s
+        assert 0 < record["step_ms"] < 1e3 * 600 / 10
+    stats = mlperf_records(tmp_path / "run" / "result_0.txt", "tracked_stats")
+    assert len(stats) == 2
+    assert all(each["value"]["throughput"] > slowest_per_s for each in stats)
 
 
 def test_a_run_that_has_recovered_goes_on(
