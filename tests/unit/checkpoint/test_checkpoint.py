@@ -3,7 +3,9 @@
 import hashlib
 import json
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -249,6 +251,30 @@ def test_a_disk_that_takes_no_more_is_given_up(
         writer.finish()
     gate.set()
     writer.finish()
+
+
+def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
+    optimizer: FlatOptimizer,
+    config: RunConfig,
+    directory: Path,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
+    writer.begin(state(2))
+    now = 0.0
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        now += config.run.hang_timeout_s / 2
+        if now > 5 * config.run.hang_timeout_s:
+            gate.set()
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep, perf_counter=time.perf_counter)
+    monkeypatch.setattr(writer_module, "time", clock)
+    monkeypatch.setattr(writer_module, "moved_bytes", lambda _: int(now))
+    writer.finish()
+    verify(directory / "step_00000002")
 
 
 def test_what_the_thread_moves_is_a_sign_of_life(tmp_path: Path) -> None:
