@@ -131,9 +131,16 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with RunLock(tmp_path / "file", "run_0") as lock, pytest.raises(ConfigError, match="--run-dir"):
         lock.check()
-    target = tmp_path / "target"
+
+
+def test_a_lock_that_is_a_link_is_not_written_into(tmp_path: Path) -> None:
+    path, target = tmp_path / ".run_0.lock", tmp_path / "target"
     target.write_text("kept")
-    (tmp_path / ".run_0.lock").symlink_to(target)
+    path.symlink_to(target)
     with RunLock(tmp_path, "run_0") as lock, pytest.raises(ConfigError, match="symbolic links"):
+        lock.check()
+    path.unlink()
+    path.hardlink_to(target)
+    with RunLock(tmp_path, "run_0") as lock, pytest.raises(ConfigError, match="cannot be made"):
         lock.check()
     assert target.read_text() == "kept"
