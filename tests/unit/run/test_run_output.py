@@ -19,6 +19,7 @@ from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
+from mlperf_bert.run import metrics as metrics_module
 from mlperf_bert.run.metrics import Metrics, MetricsFile, StepResult
 from mlperf_bert.run.outcome import REMEDY, RunOutcome, read_outcome
 from mlperf_bert.run.progress import Reporter, progress_line
@@ -108,6 +109,12 @@ def test_a_process_does_not_count_what_started_it() -> None:
     alone, more = map(int, run_process(sys.executable, "-c", PEAK).stdout.split())
     assert held.nbytes <= more - alone + 2**26
     assert alone < 2**30
+
+
+def test_the_peak_of_memory_is_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "status").write_text("VmPeak:\t 4000 kB\nVmHWM:\t 3000 kB\nVmRSS:\t 2000 kB\n")
+    monkeypatch.setattr(metrics_module, "_STATUS", tmp_path / "status")
+    assert metrics_module.memory_bytes(torch.device("cpu")) == 3000 * 1024
 
 
 def test_an_outcome_comes_back_as_it_was_written(tmp_path: Path) -> None:
