@@ -22,7 +22,7 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.data.staging import CapacityStaging, Staging
+from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
 from plan_cases import planner_of
 from shard_sets import assert_same_batch, write_set
 
@@ -95,6 +95,27 @@ def test_nothing_is_read_before_the_first_batch(
             time.sleep(0.01)
         assert len(reads) >= 2 * (1 + PREFETCHED_STEPS)  # and goes on reading ahead
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
+def test_a_thread_that_waits_for_room_is_let_go(planner: StepPlanner, gatherer: Gatherer) -> None:
+    waits, closed = threading.Event(), threading.Event()
+
+    class FullStaging(Staging):
+        """Has room for the first step only."""
+
+        def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
+            if plan.step > 1:
+                waits.set()
+                closed.wait(5)
+            return super().send(batches, plan)
+
+        def close(self) -> None:
+            closed.set()
+
+    with Loader(planner, DirectSource(gatherer, 0), CPU, staging=FullStaging(CPU)) as loader:
+        next(iter(loader))
+        assert waits.wait(60)
+    assert closed.is_set()
 
 
 def test_an_error_of_the_thread_reaches_the_loop(
