@@ -69,6 +69,10 @@ def test_fresh_seeds_compare_the_best_with_the_default(tmp_path: Path, studied: 
     expected = samples_by_formula(load_config(tmp_path / "study" / "best.toml").optim.learning_rate)
     assert best["needed"] == [expected] * 2 and best["reached"] == 2
     assert best["gain_percent"] == pytest.approx(100 * (480 - (expected or 0)) / 480)
+    gain_percent = 100 * (sum(default["between"]) - sum(best["between"])) / sum(default["between"])
+    assert gain_percent > 0
+    words = (tmp_path / "study" / "table.md").read_text()
+    assert f", {gain_percent:.1f} % fewer than the default" in words
 
 
 def test_arms_have_equal_budgets_and_their_own_ranges(tmp_path: Path, studied: Studied) -> None:
