@@ -76,6 +76,15 @@ def append_record(root: Path) -> None:
     )
 
 
+def repeat_record(key: str) -> Mutate:
+    def repeat(root: Path) -> None:
+        records = mlperf_records(log_of(root, 3))
+        place = next(number for number, each in enumerate(records) if each["key"] == key)
+        write_records(log_of(root, 3), [*records[:place], records[place], *records[place:]])
+
+    return repeat
+
+
 REFUSED: dict[str, tuple[Mutate, str]] = {
     "nine logs": (
         lambda root: log_of(root, 9).unlink(),
@@ -107,6 +116,7 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
         change_log("seed", value=105),
         r"seed 105 in result_3\.txt, result_5\.txt; run",
     ),
+    "two seeds": (repeat_record("seed"), r"result_3\.txt: holds 2 records seed; run it again"),
     "below target": (change_log("eval_accuracy", value=0.71), "ends at 0.71, below its target of"),
     "other batch": (
         change_log("global_batch_size", value=512),
