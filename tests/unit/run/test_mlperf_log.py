@@ -28,7 +28,7 @@ def _config(division: str = "open", **mlperf: object) -> Any:
     tables = {
         "run": {"max_steps": 4},
         "parallel": {"local_batch_size": 448},
-        "optim": {"name": "lamb", "learning_rate": 1e-3},
+        "optim": {"name": "lamb", "learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.998},
         "schedule": {"decay_steps": 200, "warmup_steps": 20, "start_warmup_step": -5},
         "eval": {"target_accuracy": 0.72},
         "mlperf": {"division": division, "submission_org": "Acme", **mlperf},
@@ -120,6 +120,7 @@ def test_values_and_metadata(written: list[dict[str, Any]]) -> None:
     assert values["opt_learning_rate_training_steps"] == 200
     assert values["num_warmup_steps"] == values["opt_learning_rate_warmup_steps"] == 20
     assert values["start_warmup_step"] == -5
+    assert (values["opt_lamb_beta_1"], values["opt_lamb_beta_2"]) == (0.9, 0.998)
     assert values["quality_target"] == 0.72
     assert (values["rules_enforced"], values["resumed"]) == (True, False)
     assert values["initial_weights"] == "checkpoint"
