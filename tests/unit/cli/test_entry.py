@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -86,10 +87,16 @@ def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "config show cpu_tiny", f"report doctor {LOG}", "watch --once .", "watch --json ."],
+    [
+        "--help",
+        "config show cpu_tiny",
+        f"report doctor {shlex.quote(str(LOG))}",
+        "watch --once .",
+        "watch --json .",
+    ],
 )
 def test_a_reader_who_goes_is_no_fault(words: str) -> None:
-    done = run_unread("-m", "mlperf_bert", *words.split())
+    done = run_unread("-m", "mlperf_bert", *shlex.split(words))
     assert (done.returncode, done.stderr) == (141, "")  # 128 and the number of SIGPIPE
 
 
