@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from support import CONFIGS, PACKAGE, REPOSITORY, run_process
+from support import PACKAGE, REPOSITORY, run_process
 
 RUFF = Path(sys.executable).with_name("ruff")
 IMPORTS = "import os, subprocess, numpy as np, torch, torch.distributed as dist"
@@ -68,9 +68,9 @@ def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
         "--help",
         *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
         *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
-        f"config show {CONFIGS}/cpu_tiny.toml",
+        "config show cpu_tiny",
         "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16",
-        f"plan memory --config {CONFIGS}/dgxa100_1x8x56x1.toml",
+        "plan memory --config dgxa100_1x8x56x1",
     ]
     done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)
     assert done.returncode == 0, done.stderr

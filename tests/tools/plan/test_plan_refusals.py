@@ -10,13 +10,13 @@ import pytest
 from bert_tools.plan.entries import COLUMNS
 from mlperf_bert.__main__ import main
 from plan_cases import Asked
-from support import CONFIGS, run_process
+from support import run_process
 
 SIZES = "--nodes 2 --gpus-per-node 4 --local-batch-size 6"
 BALANCE = f"balance {SIZES} --histogram lengths.csv"
 CLUSTER = f"cluster {SIZES} --draws 2 --histogram lengths.csv"
 SUGGEST = "suggest --gpus-per-node 8"
-BUCKETS = f"buckets --config {CONFIGS}/cpu_tiny.toml"
+BUCKETS = "buckets --config cpu_tiny"
 LAW = "law own.csv"
 OWN = (
     ",".join(COLUMNS),
@@ -178,7 +178,7 @@ def test_no_question_needs_torch_or_numba(files: list[str]) -> None:
             "law",
             f"{SUGGEST} --nodes 2 --out own.toml",
             CLUSTER,
-            f"memory --config {CONFIGS}/cpu_tiny.toml",
+            "memory --config cpu_tiny",
         ),
     )
     assert statuses == [0] * 6

@@ -99,7 +99,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def install(root: Path) -> subprocess.CompletedProcess[str]:
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "wheels"), "PYTHONPATH": ""}
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (root / "wheels").as_uri(), "PYTHONPATH": ""}
     return run_process(root / "tools" / "venv.sh", **offline)
 
 
