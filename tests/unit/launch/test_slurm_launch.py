@@ -264,7 +264,7 @@ def test_caches_are_dropped_for_a_submission_and_said(
 @pytest.mark.parametrize("status", [3, 75])
 def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], status: int) -> None:
     """srun would kill the ranks that are still leaving when the first left with anything but 0."""
-    srun_that(job, '*"--status-file $LOGDIR/status_0"*', f"echo {status} >$LOGDIR/status_0")
+    srun_that(job, '*"--status-file $LOGDIR/status_0"*', f'echo {status} >"$LOGDIR/status_0"')
     done, _ = run({**job, "NEXP": "1"})
     assert "RESULT" not in done.stdout
     assert done.returncode == (status if status == 75 else 1)  # 3: there is no log to be checked
