@@ -1,10 +1,12 @@
 """What another local user can read, write, stop or inject while root trains in a shared place.
 
     .venv/bin/python logs/2026-11-28-edges/other_user.py OUT
+    .venv/bin/python logs/2026-11-28-edges/other_user.py table
 
-Needs root. Two CPU ranks train below /tmp, in a directory that everybody may enter, and a process
-with the user id OTHER tries one thing after the other. OUT gets a JSON line for each attempt: what
-was tried, what came of it ("refused" or "done"), and whether the run still went on afterwards.
+The second prints the outcomes in this folder. The first needs root. Two CPU ranks train below /tmp,
+in a directory that everybody may enter, and a process with the user id OTHER tries one thing after
+the other. OUT gets a JSON line for each attempt: what was tried, what came of it ("refused" or
+"done"), and whether the run still went on afterwards.
 """
 
 import json
@@ -20,9 +22,11 @@ from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, lockf
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from bert_tools.common.tables import markdown  # noqa: E402
 from support import TINY_CONFIG, make_synthetic_data  # noqa: E402
 
 OTHER = 64_321  # nobody's user id
@@ -174,8 +178,25 @@ def inject(place: Path, data: Path) -> dict[str, str]:
     return outcomes
 
 
+def table() -> str:
+    """What came of each attempt, with the code before and after."""
+    before, after = (
+        [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+        for name in ("other_user_before.jsonl", "other_user.jsonl")
+    )
+    goes_on = {True: "yes", False: "no", None: ""}
+    rows = [
+        (new["attempt"], old["outcome"], new["outcome"], goes_on[new["run"]])
+        for old, new in zip(before, after, strict=True)
+    ]
+    return "\n".join(markdown(("what he tries", "before", "after", "run goes on"), rows))
+
+
 def main() -> None:
     """Start the run, try everything, write the outcomes."""
+    if sys.argv[1:] == ["table"]:
+        print(table())
+        return
     place = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
     place.chmod(0o755)
     data = make_synthetic_data(place / "data")
