@@ -9,6 +9,7 @@ the other. OUT gets a JSON line for each attempt: what was tried, what came of i
 "done"), and whether the run still went on afterwards.
 """
 
+import encodings.idna  # noqa: F401  # loaded before the rights to read it are given up
 import json
 import os
 import shutil
@@ -47,6 +48,8 @@ def as_other(attempt: Attempt) -> str:
             said = "done" if found is None else f"done: {found}"
         except OSError as error:
             said = f"refused: {error.strerror or error}"
+        except Exception as error:  # of this script
+            said = f"not tried: {error!r}"
         os.write(write, said[:200].encode())
         os._exit(0)
     os.close(write)
@@ -75,7 +78,7 @@ def loopback_ports() -> list[int]:
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
         if words[3] == "0A" and words[7] == "0":
-            ports.append(int(words[1].split(":")[1], 16))
+            ports.append(int(words[1].split(":")[1], base=16))
     return ports
 
 
@@ -150,7 +153,8 @@ def inject(place: Path, data: Path) -> dict[str, str]:
     sets = " ".join(f"--set {each}" for each in ("run.max_steps=2", "parallel.ranks_per_node=2"))
     variables = f"PYTHON={python} CONFIG={place}/tiny.toml DATADIR={data} LOGDIR={place}/script"
     command = Path(python).with_name(OURS)
-    prepare = f"prepare --embedded --config {place}/tiny.toml --workers 2 --out {place}/set"
+    prepare = f"prepare --text {data}/train.txt {data}/eval.txt --vocab {data}/words.txt"
+    prepare += f" --max-seq-length 64 --workers 2 --out {place}/set"
     trained = f"{command} train --config {place}/tiny.toml --data {data} --run-dir {place}/direct"
     for name, line in {
         "inject: run_and_time.sh in a folder of his": f"{variables} {script} -- {sets}",
@@ -199,6 +203,7 @@ def main() -> None:
         return
     place = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
     place.chmod(0o755)
+    (place / "data").mkdir()
     data = make_synthetic_data(place / "data")
     (place / "tiny.toml").write_text(TINY_CONFIG)
     run = place / "a run"
@@ -215,11 +220,13 @@ def main() -> None:
             said = as_other(attempt)
             time.sleep(1)
             goes_on = job.poll() is None and len(processes_of(run)) == 3
-            print(json.dumps({"attempt": name, "outcome": said, "run": goes_on}), file=out)
+            print(
+                json.dumps({"attempt": name, "outcome": said, "run": goes_on}), file=out, flush=True
+            )
         job.terminate()
         job.wait()
         for name, said in inject(place, data).items():
-            print(json.dumps({"attempt": name, "outcome": said, "run": None}), file=out)
+            print(json.dumps({"attempt": name, "outcome": said, "run": None}), file=out, flush=True)
     shutil.rmtree(place)
 
 
