@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -239,6 +242,63 @@ def test_the_same_step_is_replaced_and_what_a_killed_run_left_is_removed(
         writer.finish()
     assert {path.name for path in directory.iterdir()} == {"LATEST", "step_00000005"}
     verify(directory / "step_00000005")
+
+
+def test_each_attempt_writes_in_a_place_of_its_own(
+    optimizer: FlatOptimizer, config: RunConfig, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that outlived the last attempt may still leave its note there."""
+    places = []
+    write_part = writer_module.write_part
+
+    def noted(partial: Path, part: writer_module.Part) -> object:
+        places.append(partial)
+        return write_part(partial, part)
+
+    monkeypatch.setattr(writer_module, "write_part", noted)
+    for _ in range(2):
+        save_checkpoint(directory, optimizer, config, state(5), ONE_RANK, CPU)
+    first, second = places
+    assert first != second
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(
+    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**16))
+    writer.begin(state(2))
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        writer.finish()
+    assert list(directory.iterdir()) == []
+
+
+def test_everything_is_on_disk_before_it_gets_its_name(
+    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut could leave a complete name over incomplete contents."""
+    flush = os.fsync
+    flushed: set[int] = set()
+    named: list[str] = []
+
+    def noted(file: int) -> None:
+        flushed.add(os.fstat(file).st_ino)
+        flush(file)
+
+    def checked(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def moved(path: Path, target: Path) -> Path:
+            named.append(target.name)
+            assert {each.stat().st_ino for each in (path, *path.rglob("*"))} <= flushed
+            return move(path, target)
+
+        return moved
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", checked(Path.rename))
+    monkeypatch.setattr(Path, "replace", checked(Path.replace))
+    writer.begin(state(2))
+    writer.finish()
+    assert named == ["step_00000002", "LATEST"]
+    assert directory.stat().st_ino in flushed  # the new name itself
 
 
 def test_a_disk_that_takes_no_more_is_given_up(
