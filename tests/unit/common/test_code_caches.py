@@ -2,13 +2,16 @@
 
 import os
 import pickle
+import runpy
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import numba
 import pytest
 
+from mlperf_bert.common import compiled
 from mlperf_bert.common.atomic import private_directory
 from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
 from mlperf_bert.common.errors import ConfigError
@@ -67,6 +70,19 @@ def test_what_another_user_has_prepared_is_not_read(tmp_path: Path) -> None:
     assert compile_in(home, script).is_relative_to(tmp_path / "tmp")
     assert not mark.exists()
     assert list((tmp_path / "tmp").iterdir()) == []  # of that process only
+
+
+def test_nothing_is_kept_beside_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There numba looks when it cannot use the directory of the user."""
+    unusable = {"NUMBA_CACHE_DIR": Path("/proc/nothing")}
+    monkeypatch.setattr(compiled, "set_code_caches", lambda: unusable)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")  # put back afterwards
+    (tmp_path / "program.py").write_text(PROGRAM)
+    runpy.run_path(str(tmp_path / "program.py"))
+    assert capsys.readouterr().out == "None 42\n"
+    assert not list(tmp_path.rglob("*.nb[ic]"))
 
 
 @pytest.fixture
