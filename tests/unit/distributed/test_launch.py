@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +133,20 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(
         "device_id": None,
     }
     assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
+
+
+@pytest.mark.parametrize(("restarts", "store"), [("0", "the old one"), ("1", "a fresh one")])
+def test_a_group_that_torchrun_may_start_again_meets_anew(
+    restarts: str, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
+    monkeypatch.setattr(launch, "open_store", lambda *_: "the old one")
+    monkeypatch.setattr(launch, "fresh_store", lambda *_: "a fresh one")
+    environ = {"TORCHELASTIC_MAX_RESTARTS": restarts}
+    rank = RankInfo(1, 2, 1, 2, 0, "torchrun")
+    launch.init_process_group(rank, torch.device("cpu"), environ=environ)
+    assert seen["store"] == store
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +314,15 @@ def test_first_host_of_a_slurm_list(node_list: str, host: str) -> None:
     assert launch.first_host(node_list) == host
 
 
+def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path: Path) -> None:
+    before = listeners([os.getpid()])
+    rank = RankInfo(0, 2, 0, 2, 0, "local")
+    store = launch.open_store(rank, PATIENCE, {launch.MEETING: str(tmp_path / "store")})
+    store.set("key", "value")
+    assert b"value" in (tmp_path / "store").read_bytes()
+    assert listeners([os.getpid()]) == before
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3", "localhost"])
 def test_the_store_listens_on_its_address_alone(address: str) -> None:
     number = int(free_port())
@@ -349,6 +373,7 @@ def meet(store: dist.Store, order: list[int], address: str) -> dict[int, str]:
     def be(rank: int) -> None:
         fresh = fresh_store(store, rank, len(order), PATIENCE)
         if rank == 0:
+            assert not fresh.check(["address"])  # nothing of an earlier attempt
             fresh.set("address", address)
         with lock:
             found[rank] = fresh.get("address").decode()
