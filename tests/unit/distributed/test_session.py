@@ -1,8 +1,11 @@
 """A rank's time in the process group: nothing that holds the group outlives it."""
 
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,11 @@ import torch
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
 from mlperf_bert.common.errors import CheckpointError, DataError, LostRanksError, UserError
-from mlperf_bert.distributed import session
-from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed import failures, session
+from mlperf_bert.distributed.launch import Launcher, RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
 from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.signals.whereabouts import Whereabouts
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")
@@ -91,6 +95,36 @@ def test_a_rank_that_fails_alone_does_not_wait_to_leave_the_group(
         session.in_session(lambda *_: raises_alone(Wrapped()), "cpu", "refuse", ALONE)
 
 
+def test_a_rank_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    whereabouts, ended = Whereabouts(), threading.Event()
+    said: list[str] = []
+
+    def end(line: str) -> None:
+        said.append(line)
+        ended.set()
+
+    def hang(info: RankInfo, device: torch.device) -> int:
+        whereabouts.at("step", 37)
+        assert ended.wait(60)
+        return 0
+
+    monkeypatch.setattr(failures, "end_process", end)
+    patience = timedelta(seconds=0.2)
+    assert session.in_session(hang, "cpu", "refuse", ALONE, patience, "none", whereabouts) == 0
+    assert "step 37: no progress for 0.2 s" in said[0]
+
+
+@pytest.mark.parametrize(("launcher", "parents"), [("torchrun", [os.getppid()]), ("mpi", [])])
+def test_a_rank_of_torchrun_ends_with_its_agent(
+    launcher: Launcher, parents: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(session, "end_with_parent", told.append)
+    rank = RankInfo(0, 1, 0, 1, 0, launcher)
+    assert session.in_session(lambda *_: 0, "cpu", "refuse", rank, binding="none") == 0
+    assert told == parents
+
+
 @pytest.fixture
 def other_rank(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Rank 0 of two gathers; what rank 1 sends stands in the list, or else its own again."""
@@ -124,7 +158,9 @@ def test_values_of_other_lengths_arrive_whole(other_rank: list[bytes]) -> None:
     assert from_all_ranks(ONE_OF_TWO, 1000) == [1000, 1]
 
 
-@pytest.mark.parametrize("sent", [b"", b"1" * (session.MOST_BYTES + 1), b"\x80\x04N.", b"[" * 9999])
+@pytest.mark.parametrize(
+    "sent", [b"", b"1".rjust(session.MOST_BYTES + 1), b"\x80\x04N.", b"[" * 9999]
+)
 def test_what_no_rank_sends_is_refused(sent: bytes, other_rank: list[bytes]) -> None:
     other_rank.append(sent)
     with pytest.raises(LostRanksError, match=r"rank 1: sent (.* an impossible size|invalid data);"):
