@@ -1,5 +1,6 @@
 """Ranks of this machine: who is named as the first cause, how they end, and that none is left."""
 
+import os
 import re
 import shlex
 import signal
@@ -44,6 +45,8 @@ for step in word.split(","):
         names += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
         mode = os.stat(os.path.dirname(os.environ["MLPERF_BERT_MEETING"])).st_mode
         open(value, "w").write("\n".join([oct(mode), *(os.environ[name] for name in names)]))
+    elif verb == "note":
+        open(value, "w").write(str(os.getpid()))
     else:
         sys.exit(int(verb))
     if verb in ("trap", "ignore"):
@@ -182,6 +185,27 @@ def test_a_rank_is_gone_with_who_started_it(is_gone_before: bool) -> None:
             parent.wait(timeout=20)
         assert is_gone(child, 30)
         parent.kill()
+
+
+LAUNCHER = """
+import sys
+from mlperf_bert.distributed.spawn import run_on_ranks
+sys.executable = sys.argv[1]
+run_on_ranks([f"note={sys.argv[2]},wait=60"], 1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux's")
+def test_a_rank_is_gone_with_its_launcher(tmp_path: Path) -> None:
+    note, left = tmp_path / "note", tmp_path / "left"  # a killed launcher cannot tidy up
+    left.mkdir()
+    command = [PYTHON, "-c", LAUNCHER, sys.executable, str(note)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(left)}) as launcher:
+        while not note.exists() or not note.read_text():
+            assert launcher.poll() is None
+            time.sleep(0.05)
+        launcher.kill()
+    assert is_gone(Path("/proc", note.read_text()), 5)
 
 
 def is_gone(process: Path, within_s: float) -> bool:
