@@ -211,6 +211,7 @@ def test_which_torch_and_by_what(
     assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
     locked, pinned, own = asked
     assert "--require-hashes --no-deps --only-binary :all:" in locked and "///more" not in locked
+    assert "--only-binary :all:" in pinned
     assert "--extra-index-url file:///more" in pinned and own.endswith(f"--editable {tree}")
     assert start(tree / "tools/venv.sh").stdout == ""  # at once, the second time
     (tree / ".venv" / "installed").unlink()
