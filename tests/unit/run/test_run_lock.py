@@ -103,7 +103,7 @@ def test_a_live_run_is_left_as_it_is(
     root = tmp_path / "run"
     with owned(root):  # before there is anything else, as a start that came 0.3 s earlier
         assert run_train(tiny_config, synthetic_data, root, resume=resume) == 2
-        (root / "run_0").mkdir()
+        (root / "run_0/checkpoints/.step_00000001.0badcafe.partial").mkdir(parents=True)
         (root / "run_0/config.toml").touch()
         (root / "result_0.txt").touch()
         before = snapshot(root)
