@@ -117,7 +117,8 @@ def test_other_words_are_refused(plain: Path, tmp_path: Path, words: Path, capsy
 def test_a_pickle_is_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
     shutil.copytree(plain, tmp_path / "old")
     (tmp_path / "old" / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
-    assert_refused(tmp_path, words, capsys, "old", "save_pretrained")
+    assert_refused(tmp_path, words, capsys, "old", "is a pickle")
+    assert_refused(tmp_path, words, capsys, "old/pytorch_model.bin", "is no safetensors file")
 
 
 def test_a_head_is_not_invented(tmp_path: Path, words: Path, capsys: Any) -> None:
@@ -137,6 +138,9 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, words: Path, capsys: Any)
     index["weight_map"] = {**index["weight_map"], WORDS: true_file, "another": true_file}
     path.write_text(json.dumps(index))
     assert_refused(tmp_path, words, capsys, "cut", "another")
+    index["weight_map"]["another"] = "pytorch_model.bin"
+    path.write_text(json.dumps(index))
+    assert_refused(tmp_path, words, capsys, "cut", "'pytorch_model.bin': is no safetensors file")
 
 
 def test_what_is_there_is_not_written_over(
