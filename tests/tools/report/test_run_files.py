@@ -82,6 +82,21 @@ def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_metrics(path) == written
 
 
+def test_a_report_skips_damaged_lines_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = [record(step, 16, None) for step in range(1, 7)]
+    path = write_run(tmp_path / "run", BATCH_16K, written) / "run_0" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged, said in (((2,), "; skipped\n"), ((2, 4), "; skipped (and 1 more)\n")):
+        path.write_bytes(b"".join(b"x\n" if n in damaged else each for n, each in enumerate(lines)))
+        run = read_only(tmp_path / "run")
+        assert list(run.records) == [each for n, each in enumerate(written) if n not in damaged]
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and error.endswith(said)
+        assert f"{path}, line 3: is no record" in error
+
+
 def make_runs(root: Path, *indexes: int) -> Path:
     for index in indexes:
         (root / f"run_{index}").mkdir(parents=True)

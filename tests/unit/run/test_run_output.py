@@ -64,6 +64,24 @@ def test_a_resumed_run_makes_later_records_anew(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0])["loss"] is None
 
 
+def test_a_damaged_line_costs_a_resumed_run_that_line_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = [json.dumps({"step": step}) for step in range(1, 8)]
+    for damage, said in (
+        ({3: "x"}, "line 3: is no record and was dropped"),
+        ({1: "[1]", 2: "{}", 4: "\0" * 2**21}, "line 1: is no record and was dropped (and 2 more)"),
+        ({}, ""),
+    ):
+        lines = [damage.get(number, line) for number, line in enumerate(records, 1)]
+        path.write_text("\n".join(lines) + '\n{"step": 8, "lo')  # killed while it wrote
+        MetricsFile(path, after_step=6).close()
+        assert steps(path) == [step for step in range(1, 7) if step not in damage]
+        errors = capsys.readouterr().err
+        assert errors.count("\n") == bool(damage) and said in errors
+
+
 def test_a_new_run_writes_over_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("kept\n")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +107,8 @@ def read_run(files: RunFiles, *, needs_config: bool = False) -> Run:
     if needs_config and files.folder and not files.has("config.toml"):
         load_config(files.folder / "config.toml")  # raises for a missing file
     config = read_if_there(files, "config.toml", load_config)
-    records = tuple(read_if_there(files, "metrics.jsonl", read_metrics) or ())
+    skipping = partial(read_metrics, skips=True)
+    records = tuple(read_if_there(files, "metrics.jsonl", skipping) or ())
     outcome = read_if_there(files, "outcome.json", read_outcome)
     run = replace(
         by_log,

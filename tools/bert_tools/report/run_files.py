@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import is_number
-from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.errors import ConfigError, DataError, one_line, say
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import (
     in_brief,
@@ -170,10 +170,11 @@ def _label(run: RunFiles, parts: int) -> str:
     return "/".join(names[-parts:])
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path, *, skips: bool = False) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`: finite numbers or None by key, `step` ascending.
 
-    An incomplete last line is left out: the run was killed, or is still running.
+    An incomplete last line is left out: the run was killed, or is still running. With `skips`, a
+    damaged line is left out too, and said in one line on stderr.
 
     Raises DataError naming the file and the line: too large, no record, a number that is none, or
     one of `step`, `samples`, `loss`, `mlm_accuracy` and `skipped_steps` missing or impossible.
@@ -188,9 +189,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if len(lines) > MAX_RECORDS:
         raise DataError(str(path), f"has more than {MAX_RECORDS:,} lines", AS_WRITTEN)
     records: list[dict[str, Any]] = []
+    skipped: list[DataError] = []
     for number, line in enumerate(lines, 1):
         last_step = records[-1]["step"] if records else None
-        records.append(read_metrics_record(line, f"{path}, line {number}", last_step))
+        try:
+            records.append(read_metrics_record(line, f"{path}, line {number}", last_step))
+        except DataError as error:
+            if not skips:
+                raise
+            skipped.append(error)
+    if skipped:
+        where, problem, _ = map(one_line, skipped[0].args)
+        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        say(f"{where}: {problem}; skipped{more}")
     return records
 
 

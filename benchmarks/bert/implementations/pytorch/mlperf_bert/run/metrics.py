@@ -220,8 +220,8 @@ class MetricsFile:
     """Appends records to the file; without a path, on ranks other than 0, it writes nothing.
 
     `after_step` is the step after which a resumed run continues: later records are removed, because
-    the run writes them again. None starts a new file. Raises ConfigError or DataError if the file
-    cannot be read or written.
+    the run writes them again, and damaged lines too. None starts a new file. Raises ConfigError or
+    DataError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
@@ -250,18 +250,38 @@ class MetricsFile:
 
 
 def _until(path: Path, last_step: int) -> Iterator[bytes]:
-    """Yield the lines up to a step, without an incomplete last line of a killed run."""
-    for line in _lines(path):
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return
-        if not isinstance(step, int) or step > last_step or not line.endswith(b"\n"):
-            return
-        yield line
+    """Yield the records up to a step; say which other lines are dropped.
+
+    An incomplete last line is that of a killed run, and not said.
+    """
+    number, dropped = 1, list[int]()
+    continues = False  # a line of more than _MOST_BYTES
+    for part in _parts(path):
+        step = None if continues else _step_of(part)
+        continues = not part.endswith(b"\n")
+        if continues:
+            continue
+        if step is None:
+            dropped.append(number)
+        elif step <= last_step:
+            yield part
+        number += 1
+    if dropped:
+        more = f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
+        _warn(f"{path}, line {dropped[0]}: is no record and was dropped{more}")
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _step_of(line: bytes) -> int | None:
+    """The step of a record; None for any other line."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    """Yield the lines of the file, longer ones in parts."""
     try:
         with BufferedReader(open_regular_file(path)) as file:
             yield from iter(partial(file.readline, _MOST_BYTES), b"")
