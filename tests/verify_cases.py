@@ -80,6 +80,16 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([value ^ 1 << bit % 8]))
 
 
+def flip_words(path: Path) -> None:
+    """Flip the lowest bit of most words of a shard: thousands of bits, each number possible."""
+    place = read_sidecar(path).datasets["input_ids"]
+    ids = np.memmap(path, place.dtype, mode="r+", offset=place.offset, shape=(place.count,))
+    is_word = (ids > len(SPECIAL)) & (ids < VOCAB_SIZE - 1)
+    assert is_word.sum() > 1000
+    ids[is_word] ^= 1
+    ids.flush()
+
+
 def spoil(path: Path, change: Callable[[Arrays], None], **settings: Any) -> None:
     """Change the arrays of a shard, then make every digest of its set right again."""
     before = Shard(path)

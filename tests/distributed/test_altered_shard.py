@@ -1,8 +1,9 @@
-"""A shard whose samples are cut elsewhere than its index says: refused by whoever gets a batch.
+"""Shards with other contents than their index or their digest says: refused by every rank.
 
-Some boundaries between two samples lie a token, or a masked position, further on. Every number
-stays possible, so only a comparison of each sample with the index finds it. Such a shard once
-trained to the end, with other losses.
+Some boundaries between two samples lie a token, or a masked position, further on, with right
+digests. Every number stays possible, so only a comparison of each sample with the index finds it.
+Or bits of words are flipped: only the digest tells. Such shards once trained to the end, with other
+losses.
 """
 
 import re
@@ -17,6 +18,8 @@ from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.data.shards import Shard
 from setting_pairs import choices
 from setting_runs import Job, run_jobs
+from support import metrics_records, mlperf_records
+from verify_cases import flip_words, sign
 
 LOADERS = choices()["data.loader"]
 POLICIES = get_args(BalancePolicy)
@@ -47,6 +50,7 @@ def move_boundaries(data: Path, name: str) -> None:
     table = np.memmap(path, "<i8", mode="r+", offset=place.offset, shape=(place.count,))
     table[moved] += 1
     table.flush()
+    sign(data / "train")
 
 
 @pytest.fixture(scope="module", params=ALTERED)
@@ -87,3 +91,40 @@ def test_every_policy_refuses_it_in_one_line(
             policy,
             printed,
         )
+
+
+def test_flipped_bits_are_one_line_and_leave_no_result(
+    tiny_config: Path, synthetic_data: Path, tmp_path: Path
+) -> None:
+    """A new run and a resumed one; the first step ends with an evaluation and a checkpoint."""
+    checkpoint = tmp_path / "good/run_0/checkpoints/step_00000002"
+    jobs = {"good": Job([], "")}
+    for part in ("train", "eval"):
+        shutil.copytree(synthetic_data, tmp_path / part)
+        flip_words(tmp_path / part / part / f"shards/{part}.hdf5")
+        jobs |= {f"new {part}": Job([], ""), f"resumed {part}": Job([], "")}
+    for name in jobs:
+        how, _, part = name.partition(" ")
+        words = ["train", "--config", tiny_config, "--run-dir", tmp_path / name]
+        words += ["--data", tmp_path / part if part else synthetic_data]
+        words += ["--resume", checkpoint] if how == "resumed" else []
+        for setting in (*SETTINGS[:2], "checkpoint.interval_steps=1", "eval.interval_samples=16"):
+            words += ["--set", setting]
+        words += ["--set", f"run.max_steps={4 if part else 2}"]
+        jobs[name] = Job([str(word) for word in words], str(tmp_path / f"{name}.txt"))
+    done = run_jobs(list(jobs.values()), tmp_path)
+    for (name, job), statuses in zip(jobs.items(), done, strict=True):
+        printed, part = Path(job.output).read_text(), name.partition(" ")[2]
+        if not part:
+            assert statuses == [3, 3] and checkpoint.is_dir(), printed
+            continue
+        assert statuses == [MISTAKE, MISTAKE], (name, printed)
+        assert "Traceback" not in printed
+        (refusal,) = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
+        shard = tmp_path / part / part / f"shards/{part}.hdf5"
+        assert f"{shard}: is not the file that the manifest names" in refusal
+        run_dir = tmp_path / name
+        assert metrics_records(run_dir) == []
+        assert list((run_dir / "run_0/checkpoints").iterdir()) == []
+        assert mlperf_records(run_dir / "result_0.txt", "run_start")
+        assert not mlperf_records(run_dir / "result_0.txt", "eval_accuracy")

@@ -37,7 +37,9 @@ def hook(event, arguments):
             started = "run_start" in log.read()
     except FileNotFoundError:
         started = False
-    line = json.dumps({"rank": os.environ.get("RANK", "0"), "path": path, "started": started})
+    thread = threading.current_thread().name
+    event = {"rank": os.environ.get("RANK", "0"), "path": path, "started": started}
+    line = json.dumps({**event, "thread": thread})
     with open(os.environ["TRACE"], "a") as trace:
         trace.write(line + "\\n")
     del busy.now
@@ -72,12 +74,13 @@ def traced(data: Path, run_dir: Path) -> dict[str, str]:
     }
 
 
-def opened(run_dir: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """Names of files that were opened before `run_start`, and (rank, name) of those after it."""
+def opened(run_dir: Path) -> tuple[set[str], set[tuple[str, str, str]]]:
+    """Files opened before `run_start`, and (rank, name, opened by which thread) of those after."""
     lines = (run_dir.parent / "trace.jsonl").read_text().splitlines()
     events = [json.loads(line) | {"name": Path(json.loads(line)["path"]).name} for line in lines]
     before = {event["name"] for event in events if not event["started"]}
-    return before, {(event["rank"], event["name"]) for event in events if event["started"]}
+    after = [event for event in events if event["started"]]
+    return before, {(event["rank"], event["name"], event["thread"]) for event in after}
 
 
 def assert_shards_are_opened_after_run_start_only(run_dir: Path, ranks: int) -> None:
@@ -85,7 +88,12 @@ def assert_shards_are_opened_after_run_start_only(run_dir: Path, ranks: int) -> 
     metadata = {"dataset.json", "lengths.u16", "masked_counts.u8", "order_by_length.u32"}
     assert before == {*metadata, "vocab.txt", "train.hdf5.json", "eval.hdf5.json"}
     shards = ("train.hdf5", "eval.hdf5")
-    assert {(str(rank), name) for rank in range(ranks) for name in shards} <= after
+    for rank in map(str, range(ranks)):
+        assert {(rank, name) for name in shards} <= {each[:2] for each in after}
+    # The first rank of the node compares them with their digests too.
+    assert {each for each in after if each[2] == "contents"} == {
+        ("0", name, "contents") for name in shards
+    }
 
 
 def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:

@@ -11,6 +11,7 @@ from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
@@ -46,7 +47,7 @@ def config(config_file: Path) -> RunConfig:
 
 
 def train(config: RunConfig, data: RunData) -> None:
-    """Plan and read a whole epoch and the held-out set, as training does."""
+    """Plan and read a whole epoch and the held-out set, and hash the shards, as training does."""
     planner = make_planner(config, data.train, seed=1)
     source = DirectSource(Gatherer(data.train_reader), rank=0)
     batches = -(-data.train.manifest.num_samples // config.parallel.global_batch_size)
@@ -61,6 +62,8 @@ def train(config: RunConfig, data: RunData) -> None:
         device=torch.device("cpu"),
     )
     held_out.fill()
+    with ContentsCheck((data.train_reader, data.held_out_reader)) as contents:
+        contents.result()
 
 
 def detect(config: RunConfig, pair: Path) -> tuple[str, str, str, str]:

@@ -22,6 +22,7 @@ from support import (
     refusal,
     snapshot,
 )
+from verify_cases import flip_words
 
 Train = Callable[..., int]
 SAME = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
@@ -342,6 +343,38 @@ def test_another_training_set_is_refused(
     prepare_small([data / "train.txt"], data / "words.txt", data / "train", seed=1, **sizes)
     assert resumed(data=data) == 2
     assert "made on other data" in capsys.readouterr().err
+
+
+def test_a_large_set_that_has_changed_is_refused(
+    resumed: Train,
+    killed: Path,
+    whole: Path,
+    synthetic_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def blocks_sha256(checkpoint: Path) -> object:
+        return json.loads((checkpoint / "state.json").read_text())["blocks_sha256"]
+
+    monkeypatch.setattr("mlperf_bert.data.contents.SMALL_BYTES", 0)
+    assert blocks_sha256(killed / "run_0/checkpoints/step_00000016") is None  # it was small
+    assert resumed("run.max_steps=18") == MISSED
+    checkpoint = killed.rename(tmp_path / "before") / "run_0/checkpoints/step_00000018"
+    assert isinstance(blocks_sha256(checkpoint), str)
+    for part in ("train", "eval"):
+        data = tmp_path / part
+        shutil.copytree(synthetic_data, data)
+        flip_words(data / part / f"shards/{part}.hdf5")
+        capsys.readouterr()
+        assert resumed(data=data, resume=checkpoint) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{data}: has changed since the run began" in line
+        assert metrics_losses(killed) == []
+        assert list((killed / "run_0/checkpoints").iterdir()) == []
+        shutil.rmtree(killed)
+    assert resumed(resume=checkpoint) == MISSED
+    assert metrics_losses(killed) == metrics_losses(whole)[18:]
 
 
 def test_a_rank_that_torchrun_restarts_goes_on(

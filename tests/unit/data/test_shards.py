@@ -1,12 +1,15 @@
 """Reading shards, compiled and plainly: any ids, nothing mapped early, no damage trusted."""
 
+import io
 import json
 import mmap
 import os
 import pickle
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +19,19 @@ from hypothesis import strategies as st
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import map_file
-from mlperf_bert.data import gather, shards
+from mlperf_bert.data import contents, gather, shards
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.gather import Gatherer, fill, measure
-from mlperf_bert.data.index import DATASET_DTYPES, Manifest, read_sidecar
+from mlperf_bert.data.index import (
+    DATASET_DTYPES,
+    STAGE_FILE,
+    Manifest,
+    StagedPart,
+    StageRecord,
+    manifest_sha256,
+    read_sidecar,
+)
 from mlperf_bert.data.shards import SampleReader, Shard
 from shard_sets import assert_same_batch, write_set
 from support import prepare_small
@@ -160,6 +172,66 @@ def poke(path: Path, name: str, index: int, value: int) -> None:
     array = np.memmap(path, place.dtype, mode="r+", offset=place.offset, shape=(place.count,))
     array[index % place.count] = np.array(value).astype(place.dtype)
     array.flush()
+
+
+class Endless(io.RawIOBase):
+    """A file of zeros without an end."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return place
+
+    def readinto(self, buffer: Any) -> int:
+        return len(buffer)
+
+
+def test_a_check_that_is_left_ends_and_closes_its_file(
+    made: Set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Endless()
+    monkeypatch.setattr(contents, "open_regular_file", lambda _: file)
+    monkeypatch.setattr(contents, "SMALL_BYTES", 2**60)
+    reader = SampleReader(*made)
+    shard = reader.shards[0]
+    shard.sidecar = replace(shard.sidecar, shard_bytes=2**50)
+    with ContentsCheck((reader,)) as check:
+        assert check._thread.is_alive()
+    assert not check._thread.is_alive() and file.closed
+
+
+def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
+    made: Set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_dir = tmp_path / "set"
+    shutil.copytree(made[0], set_dir)
+    monkeypatch.setattr(contents, "SMALL_BYTES", 0)
+    monkeypatch.setattr(contents, "NUM_BLOCKS", 12)
+    monkeypatch.setattr(contents, "BLOCK_BYTES", 1)
+
+    def found() -> str | None:
+        with ContentsCheck((SampleReader(set_dir, made[1]),)) as check:
+            return check.result()
+
+    whole, changed = found(), set()
+    assert whole == found()
+    for path in sorted(set_dir.glob("shards/*.hdf5")):
+        kept = path.read_bytes()
+        path.write_bytes(bytes(~byte & 255 for byte in kept))
+        changed.add(found())
+        path.write_bytes(kept)
+    assert len(changed | {whole}) == 4
+    part = StagedPart(node=0, steps=1, settings={})
+    record = StageRecord(manifest_sha256=manifest_sha256(set_dir), part=part)
+    (set_dir / STAGE_FILE).write_bytes(record.to_json())
+    assert found() is None
+    monkeypatch.setattr(contents, "SMALL_BYTES", 2**60)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert found() is None
 
 
 def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:

@@ -94,6 +94,18 @@ def test_an_error_is_said_once_and_before_anything_is_closed(
     assert ("mlperf_bert: error:" in shown) == (said is None)
 
 
+def test_an_error_of_all_ranks_is_said_by_rank_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        error = DataError("a", "is damaged", "mend it")
+        error.is_of_all_ranks = True
+        info = RankInfo(rank, 4, rank, 2, 0, "slurm")
+        with pytest.raises(DataError) as caught, saying_failures(info, at_step_37(), PATIENCE):
+            raise error
+        say_error(caught.value)
+        said = f"mlperf_bert: error: rank 0 on {host_name()}, step 37: a: is damaged; mend it\n"
+        assert capsys.readouterr().err == ("" if rank else said)
+
+
 @pytest.mark.parametrize(
     ("whereabouts", "here"),
     [(at_step_37(), HERE), (Whereabouts(), f"rank 1 on {host_name()}, start-up")],

@@ -89,6 +89,21 @@ def test_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["sets"]["eval"]["statistics"]["samples"] == manifest.num_samples
 
 
+def test_small_sets_are_hashed_and_large_ones_only_in_full(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(shard(pair), 5)
+    problems = failed(check(pair))
+    assert set(problems) == {"shard digests"} and str(shard(pair)) in problems["shard digests"]
+    assert "WRONG   shard digests       2 of 3" in check(pair).to_text()
+    num_bytes = sum(path.stat().st_size for path in pair.rglob("*.hdf5"))
+    for limit, is_found in ((num_bytes, True), (num_bytes - 1, False)):
+        monkeypatch.setattr("mlperf_bert.prepare.verify.check.SMALL_BYTES", limit)
+        report = check(pair)
+        assert bool(failed(report)) == is_found
+    assert "skipped shard digests       not read: 0.0 GiB in all; --full reads" in report.to_text()
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 

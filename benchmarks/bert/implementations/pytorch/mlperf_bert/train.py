@@ -1,11 +1,13 @@
 """The training loop, read top to bottom: init phase (untimed), run phase (timed), end."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
 
 from mlperf_bert.distributed.failures import saying_failures
+from mlperf_bert.distributed.session import on_every_rank
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.parts.build import Parts
 from mlperf_bert.run.outcome import RunOutcome
@@ -36,7 +38,15 @@ def train(parts: Parts) -> RunOutcome:
     patience = timedelta(seconds=run.config.run.hang_timeout_s)
     clear = run.shown.end if run.shown is not None else lambda: None
     saying = saying_failures(run.info, run.whereabouts, patience, clear)  # left first
-    with parts.stop, parts.step, parts.evaluator, parts.saving, parts.loader as batches, saying:
+    with (
+        parts.stop,
+        parts.contents,
+        parts.step,
+        parts.evaluator,
+        parts.saving,
+        parts.loader as batches,
+        saying,
+    ):
         at("batch", step + 1)
         for batch in batches:
             step = batch.plan.step
@@ -84,6 +94,7 @@ def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluate
     is_due = is_last or parts.run.config.evaluation_is_due(samples)
     evaluated = _poll(samples, is_due or wait, parts)
     if is_due and not _reached(evaluated, parts):
+        _await_contents(parts)
         parts.run.whereabouts.at("evaluation", samples)
         parts.metrics.exclude(parts.evaluation.begin(samples))
         evaluated = _poll(samples, wait, parts) or evaluated
@@ -100,6 +111,16 @@ def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
     return evaluated
 
 
+def _await_contents(parts: Parts) -> None:
+    """Wait, before the first result, until the shards are known to be right.
+
+    Raises DataError on every rank if one of them found a wrong shard.
+    """
+    if parts.contents.is_awaited:
+        found = on_every_rank(parts.run.info, parts.contents.result)
+        parts.saving.identity = replace(parts.saving.identity, blocks_sha256=found)
+
+
 def _report(
     samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
 ) -> bool:
@@ -107,6 +128,7 @@ def _report(
 
     A row of skipped steps that has ended does not count: the run has recovered.
     """
+    _await_contents(parts)
     remarks = parts.stragglers.compare(parts.evaluator.own_share) if evaluated else []
     accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
     record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)

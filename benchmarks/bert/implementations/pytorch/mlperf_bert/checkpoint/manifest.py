@@ -106,7 +106,8 @@ class CheckpointState:
     seed: int
     mlm_accuracy: Share | None  # of these weights, if known
     vocabulary_sha256: str
-    data_sha256: str = "unknown"  # of both sets
+    data_sha256: str = "unknown"  # of both sets' manifests
+    blocks_sha256: str | None = None  # of a large pair's shards (data/contents.py)
     world_size: Annotated[int, 1, _MOST] = 1
     ended: Status | None = None  # the outcome, if the run is over
     seconds: float = 0.0  # of training, over all attempts

@@ -179,8 +179,12 @@ def file_digest(path: Path, remedy: str) -> str:
 def check_digest(path: Path, sha256: str, remedy: str) -> None:
     """Raise DataError if the file is not the one that the manifest names."""
     if file_digest(path, remedy) != sha256:
-        problem = "is not the file that the manifest names (its sha256 differs)"
-        raise DataError(str(path), problem, remedy)
+        raise digest_error(str(path), remedy)
+
+
+def digest_error(where: str, remedy: str) -> DataError:
+    """The error for a file that is not the one that the manifest names."""
+    return DataError(where, "is not the file that the manifest names (its sha256 differs)", remedy)
 
 
 def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:

@@ -54,7 +54,9 @@ def naming_failures(
         if error.is_said or whereabouts is None or whereabouts.in_start_up:
             raise
         where, problem, remedy = error.args
-        raise type(error)(f"{_here(info, whereabouts)}: {where}", problem, remedy) from error
+        named = type(error)(f"{_here(info, whereabouts)}: {where}", problem, remedy)
+        named.is_of_all_ranks = error.is_of_all_ranks
+        raise named from error
     except Exception as error:
         if getattr(error, "is_said", False):
             raise
@@ -76,7 +78,8 @@ def saying_failures(
 
     What is left then may take seconds, and a launcher may end the process meanwhile. The traceback
     of an error of ours follows at the end of the process, where errors of files and of memory have
-    their own words (__main__.py). `clear` is called first: it ends a line that is shown in place.
+    their own words (__main__.py). An error that all ranks raise together is said by rank 0. `clear`
+    is called first: it ends a line that is shown in place.
     """
     try:
         with naming_failures(info, whereabouts, patience):
@@ -89,7 +92,8 @@ def saying_failures(
             said = _note(info, whereabouts, error)
             error.__notes__.pop()  # says the same
         clear()
-        say_error(said)
+        if info.rank == 0 or not getattr(error, "is_of_all_ranks", False):
+            say_error(said)
         error.is_said = True  # type: ignore[attr-defined]
         raise
 

@@ -40,6 +40,7 @@ from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.index import LengthIndex, sets_sha256
 from mlperf_bert.data.loader import Loader
 from mlperf_bert.data.sampler import PublishedStrataSampler
@@ -59,7 +60,7 @@ from mlperf_bert.distributed.flat_reducer import (
     flat_weights,
     num_shards,
 )
-from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, on_every_rank
 from mlperf_bert.evaluation.batches import tokens_per_forward
@@ -136,6 +137,7 @@ class Parts:
     model: BertForPretraining
     optimizer: FlatOptimizer
     step: Step
+    contents: ContentsCheck
     loader: Loader
     evaluator: Evaluator
     evaluation: InTurn
@@ -217,6 +219,7 @@ def _assemble(
         model=model,
         optimizer=optimizer,
         step=step,
+        contents=_contents_check(run, data),
         loader=loader,
         evaluator=evaluator,
         evaluation=_schedule(config, evaluator, model, optimizer, log),
@@ -262,6 +265,17 @@ def _identity(run: Run, data: RunData) -> CheckpointState:
         vocabulary_sha256=data.train.manifest.vocabulary_sha256,
         data_sha256=sets_sha256(data.train_reader.set_dir, data.held_out_reader.set_dir),
         world_size=run.info.world_size,
+    )
+
+
+def _contents_check(run: Run, data: RunData) -> ContentsCheck:
+    """The check of the shards, which the first rank of each node makes."""
+    parallel, state = run.config.parallel, run.start.state
+    is_first = run.info.rank % parallel.ranks_per_node == 0
+    return ContentsCheck(
+        (data.train_reader, data.held_out_reader) if is_first else (),
+        known=None if state is None else state.blocks_sha256,
+        host=host_name() if parallel.nodes > 1 else "",
     )
 
 

@@ -1,8 +1,9 @@
 """Checks that a prepared set, or a pair of train/ and eval/, is complete and right.
 
-The fast checks read no sample: they compare manifest, vocabulary, sidecars, sizes and index with
-each other, and find a damaged, missing or foreign file in seconds. The full checks read every byte
-of every shard, in parallel. Nothing is trusted: names and counts may be hostile.
+The fast checks compare manifest, vocabulary, sidecars, sizes and index with each other, and find a
+damaged, missing or foreign file in seconds. They hash the shards too if those are small together,
+as a run does. The full checks read every byte of every shard as samples too, in parallel. Nothing
+is trusted: names and counts may be hostile.
 """
 
 import sys
@@ -15,7 +16,8 @@ import numpy as np
 
 from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import check_size, file_size
+from mlperf_bert.common.untrusted import check_digest, check_size, file_size
+from mlperf_bert.data.contents import SMALL_BYTES
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
     Manifest,
@@ -49,6 +51,7 @@ from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 PAIR = ("train", "eval")
+_PARTIAL = "not read: a partial stage (stage.json) holds some samples only"
 
 
 def verify(
@@ -84,6 +87,10 @@ def verify(
             _examine(sets, running, workers, quiet)
         for part in sets:
             part.judge()
+    else:
+        num_bytes = sum(part.shard_bytes for part in sets)
+        for part in sets:
+            part.hash_shards(num_bytes)
     reports = [SetReport(part.name, tuple(part.checks), part.statistics) for part in sets]
     if is_pair:
         reports.append(SetReport("train and eval", tuple(_between(*sets))))
@@ -123,6 +130,34 @@ class _Set:
             is_right = index.status == "ok"
             self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
 
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of the shards together, by their sidecars."""
+        return sum(sidecar.shard_bytes for sidecar in self.sidecars.values())
+
+    def hash_shards(self, num_bytes: int) -> None:
+        """Compare the shards with their digests if `num_bytes`, of all sets, are few."""
+        if self.manifest is None:
+            return
+        name, why = "shard digests", ""
+        if num_bytes > SMALL_BYTES:
+            why = f"not read: {num_bytes / 2**30:,.1f} GiB in all; --full reads every byte"
+        elif is_partial(self.set_dir):
+            why = _PARTIAL
+        if why:
+            self.checks.append(Check(name, why, was_made=False))
+            return
+        problems: list[DataError] = []
+        num_right = 0
+        for entry in self.manifest.shards:
+            path, sidecar = self.set_dir / "shards" / entry.file, self.sidecars.get(entry.file)
+            if sidecar is not None and _size(path) == sidecar.shard_bytes:  # else already reported
+                found = _problems_of(check_digest, path, entry.sha256, SHARD_REMEDY)
+                problems += found
+                num_right += not found
+        summary = f"{num_right} of {len(self.manifest.shards)}"
+        self.checks.append(Check(name, summary, tuple(problems)))
+
     def jobs(self, layouts: Sandbox) -> Iterator[VerifyJob]:
         """Jobs for the shards that the full check reads."""
         return iter(()) if self.full is None else self.full.jobs(layouts)
@@ -132,7 +167,7 @@ class _Set:
         if self.full is None:
             problem = "not read: manifest or vocabulary is wrong"
             if self.manifest is not None and is_partial(self.set_dir):
-                problem = "not read: a partial stage (stage.json) holds some samples only"
+                problem = _PARTIAL
             self.checks.append(Check("shards in full", problem, was_made=False))
             return
         checks, rates = self.full.checks()
