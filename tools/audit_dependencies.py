@@ -128,16 +128,8 @@ def findings_of_pip_audit(output: str) -> list[str]:
 
 def ask_pip_audit() -> list[str] | None:
     """Findings of pip-audit; None if it reaches no database."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip_audit",
-        "--format",
-        "json",
-        "--progress-spinner",
-        "off",
-    ]
+    command = [sys.executable, "-P", "-m", "pip_audit"]
+    command += ["--format", "json", "--progress-spinner", "off"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
