@@ -197,4 +197,7 @@ def _write(directory: Path, texts: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the script that asked says how to go on
+        sys.exit(130)
