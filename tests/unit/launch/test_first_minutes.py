@@ -228,7 +228,8 @@ def test_which_torch_and_by_what(
 
 
 def test_no_tick_is_dropped_where_they_come_late() -> None:
-    late = "sleep() { SECONDS=$((SECONDS + 3)); [ $SECONDS -lt 40 ]; }"
+    late = "unset SECONDS; SECONDS=0"  # a variable like others, which no clock moves
+    late += "; sleep() { SECONDS=$((SECONDS + 3)); [ $SECONDS -lt 40 ]; }"
     done = start("bash", "-c", f". '{LAUNCH}/ticking.sh'; {late}; tick 'echo on'")
     assert done.stdout.split() == ["0:12", "on", "0:24", "on", "0:36", "on"]
 
@@ -237,7 +238,7 @@ def test_a_quiet_command_ticks_and_the_recorder_measures_it(
     programs: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     """The model for a text is chosen in silence, and its answer is captured."""
-    quiet = "*choose*) sleep 4; echo a; echo b ;;"
+    quiet = "*choose*) sleep 6; echo a; echo b ;;"
     quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
     python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} *) echo 1 ;; esac\n')
     given = {"CORPUS": tmp_path, "PYTHON": python, "LOGDIR": tmp_path / "run"}
@@ -250,13 +251,13 @@ def test_a_quiet_command_ticks_and_the_recorder_measures_it(
         2,
         ["o", "own text: text, training, evaluation, export\r\n"],
     )
-    assert any(re.search("0:0[23] choosing a model for the text", event[2]) for event in events)
+    assert any(re.search(r"0:0\d choosing a model for the text", event[2]) for event in events)
     figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     begun, at_step, at_result, silence = (
         float(figures[name].split()[0])
         for name in ("first line", "first step", "result", "longest silence")
     )
-    assert begun <= at_step - 3.8 and at_step <= at_result  # said before the silence, not after it
+    assert begun < at_step - 3 and at_step <= at_result  # said before the silence, not after it
     assert silence == pytest.approx(max(np.diff(times)), abs=0.06)
     plain = start(
         *(sys.executable, RECORDER, tmp_path / "b.cast", "--as-file"),
