@@ -99,7 +99,7 @@ def test_reader_processes(
     before, after = opened(run_dir)
     assert "train.hdf5.json" in before  # readers prepare themselves
     assert not [name for name in before if name.endswith(".hdf5")]
-    assert "train.hdf5" in {name for _, name in after}
+    assert "train.hdf5" in {name for _, name, _ in after}
 
 
 def test_it_goes_on_bit_for_bit(
