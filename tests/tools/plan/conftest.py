@@ -28,10 +28,13 @@ def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The output of a question, or its one error line; words are split as a shell does."""
+    """The output of a question, or its one error line; text is split as a shell does, no path."""
 
     def of(*words: object, status: int = 0) -> str:
-        assert main(["plan", *shlex.split(" ".join(map(str, words)))]) == status
+        asked = ["plan"]
+        for each in words:
+            asked += [str(each)] if isinstance(each, Path) else shlex.split(str(each))
+        assert main(asked) == status
         said = capsys.readouterr()
         if status:
             assert said.out == "" and said.err.count("\n") == 1
