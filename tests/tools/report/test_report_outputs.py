@@ -178,7 +178,6 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(run: Path, told: Told) -> Non
         ("environment.json", '{"schema_version": 1, "device": ["cpu"]}', "holds a list, no text"),
         ("environment.json", '{"schema_version": 2}', "is 2, this program reads 1"),
         ("environment.json", "{", "is not valid JSON"),
-        ("metrics.jsonl", "{}\n", "line 1: step is None, no count"),
         ("config.toml", "a = ", "is not TOML"),
     ):
         path = run / "run_0" / name
