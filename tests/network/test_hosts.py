@@ -43,7 +43,7 @@ pytestmark = [
     ),
 ]
 PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
-(PAGE_LINE,) = re.findall(r"^\.venv/bin/torchrun +(.+)$", PAGE, re.MULTILINE)
+(PAGE_LINE,) = re.findall(r"^PYTHONSAFEPATH=1 \.venv/bin/torchrun +(.+)$", PAGE, re.MULTILINE)
 PAGE_LINE = " ".join(PAGE_LINE.split())
 HOOK = Path(__file__).parents[1] / "pickle_audit"
 TWO_NODES = ("parallel.nodes=2", "parallel.local_batch_size=8", "run.seed=11")
