@@ -205,7 +205,9 @@ def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(
     elsewhere = ["--data", tmp_path / "data"]  # of rank 1, as on another node
     statuses, outputs = slurm_tasks(options, [*options, *elsewhere])
     assert statuses == [2, 2], outputs
-    assert outputs[0].count("\n") == 1 and "train.hdf5" in outputs[0], outputs
+    # On a busy machine rank 0 may have said that it is still starting.
+    (refusal,) = [line for line in outputs[0].splitlines() if ": error: " in line]
+    assert "train.hdf5" in refusal and "Traceback" not in outputs[0], outputs
     assert outputs[1] == ""
     assert not (tmp_path / "run").exists()
 
