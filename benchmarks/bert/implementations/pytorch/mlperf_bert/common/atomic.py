@@ -134,11 +134,13 @@ def private_directory() -> tuple[Path, int]:
     """Make a directory of mode 0700 for temporary files, and remove those of killed processes.
 
     Returns it and a file descriptor that locks it; the lock ends with this process. Raises OSError.
+    Those of other machines are left alone, as their locks may not be seen here.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
+    prefix = f"{_PRIVATE}{_machine()}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
             _remove_abandoned(path)
-    made = Path(tempfile.mkdtemp(prefix=_PRIVATE))
+    made = Path(tempfile.mkdtemp(prefix=prefix))
     lock = os.open(made, os.O_RDONLY)
     with suppress(OSError):  # without locks nothing is removed either
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
