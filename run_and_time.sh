@@ -72,8 +72,7 @@ configs=$root/benchmarks/bert/implementations/pytorch/mlperf_bert/configs
 asked=${CONFIG:-} # own text chooses one where none is asked for
 if [ -n "${CORPUS:-}" ]; then CONFIG=${CONFIG:-own_text_cpu}; fi
 if [ -n "${ARCHITECTURE:-}" ] && [ -z "${CORPUS:-}" ]; then
-    echo "run_and_time.sh: error: ARCHITECTURE: is for CORPUS; without it CONFIG's model.architecture says it" >&2
-    exit 2
+    fail "ARCHITECTURE: is for CORPUS; without it CONFIG's model.architecture says it"
 fi
 CONFIG=${CONFIG:-cpu_tiny}
 config_name=$(basename "$CONFIG" .toml)

@@ -63,8 +63,8 @@ def table() -> str:
     lines = Path(__file__).with_name("heap.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines][1::4]
     rows = [[f"{value:,}" for value in record.values()] for record in records]
-    kinds = ("process", "heaps", "free in them", "in use")
-    return "\n".join(markdown(["seconds", "records", *(f"MB of {kind}" for kind in kinds)], rows))
+    kinds = ("of the process", "of the heaps", "free in them", "in use")
+    return "\n".join(markdown(["seconds", "records", *(f"MB {kind}" for kind in kinds)], rows))
 
 
 def main() -> None:

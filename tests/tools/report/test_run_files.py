@@ -88,6 +88,10 @@ def test_a_report_skips_damaged_lines_and_says_so(
     written = [record(step, 16, None) for step in range(1, 7)]
     path = write_run(tmp_path / "run", BATCH_16K, written) / "run_0" / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
+    too_large = json.dumps(record(830, 16, None)).encode() + b"\n"
+    path.write_bytes(b"".join([*lines[:2], too_large, *lines[3:]]))
+    assert list(read_only(tmp_path / "run").records) == [*written[:2], *written[3:]]
+    assert "line 4: goes back to step 4; skipped\n" in capsys.readouterr().err
     for damaged, said in (((2,), "; skipped\n"), ((2, 4), "; skipped (and 1 more)\n")):
         path.write_bytes(b"".join(b"x\n" if n in damaged else each for n, each in enumerate(lines)))
         run = read_only(tmp_path / "run")

@@ -219,6 +219,7 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
     for place in (old, its_place):
         (place / "store").write_text("")
         os.utime(place, (0, 0))
+    os.utime(killed[1][1])
     last, _ = begin()
     assert not old.exists()
     assert its_place.exists() and killed[1][1].exists()
@@ -237,5 +238,5 @@ def test_a_place_of_somebody_else_is_left_alone(
     os.close(other)
     os.chown(place, SOMEBODY, SOMEBODY)
     os.utime(place, (0, 0))
-    private_directory()
+    os.close(private_directory()[1])
     assert place.exists()

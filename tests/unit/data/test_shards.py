@@ -229,6 +229,8 @@ def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
     record = StageRecord(manifest_sha256=manifest_sha256(set_dir), part=part)
     (set_dir / STAGE_FILE).write_bytes(record.to_json())
     assert found() is None
+    with ContentsCheck((SampleReader(set_dir, made[1]),), known="before") as check:
+        assert check.result() == "before"  # for the next checkpoint
     monkeypatch.setattr(contents, "SMALL_BYTES", 2**60)
     path.write_bytes(bytes(path.stat().st_size))
     assert found() is None

@@ -1,6 +1,7 @@
 """No command takes code from the directory that it is started in, which may be another user's."""
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
@@ -20,7 +21,7 @@ with pathlib.Path({found!r}).open("a") as found:
 raise ImportError("another user's code ran")
 """
 # Where a shell or Python starts a Python: what follows its name.
-STARTS = re.compile(r"""("\$PYTHON"|sys\.executable,) ("?-[a-zA-Z]"?)""")
+STARTS = re.compile(r"""("\$PYTHON"|sys\.executable,)\s+("?-[a-zA-Z]"?)""")
 
 
 class Planted:
@@ -35,8 +36,8 @@ class Planted:
                 (directory / f"{name}.py").write_text(PLANTED.format(found=str(found)))
 
     def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        words = " ".join(f"'{word}'" for word in command)
-        return run_process("bash", "-c", f"cd '{self.directory}' && exec {words}", **variables)
+        words, directory = shlex.join(map(str, command)), shlex.quote(str(self.directory))
+        return run_process("bash", "-c", f"cd {directory} && exec {words}", **variables)
 
     def what_ran(self) -> list[str]:
         return self._found.read_text().split() if self._found.exists() else []
@@ -89,8 +90,8 @@ def test_a_script_for_the_data(planted: Planted, synthetic_data: Path) -> None:
 
 def test_what_is_printed_to_be_typed(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # no script beside the interpreter
-    planted.run("bash", "-c", typed("config", "show", CONFIGS / "cpu_tiny.toml"))
-    assert planted.what_ran() == []
+    done = planted.run("bash", "-c", typed("config", "show", CONFIGS / "cpu_tiny.toml"))
+    assert done.returncode == 0 and planted.what_ran() == []
 
 
 def test_every_start_of_python_leaves_this_directory_out() -> None:

@@ -336,3 +336,17 @@ def test_an_encoder_reaches_far_more_than_any_guess(tmp_path: Path) -> None:
     assert baseline is not None and baseline.context_free_accuracy < ENCODER_TARGET / 3
     assert rows[-1]["mlm_accuracy"] >= ENCODER_TARGET
     assert rows[-1]["step"] < 600
+
+
+@pytest.mark.parametrize("of_nodes", [["one", "", "one"], ["one", "", "other"]])
+def test_blocks_that_differ_between_nodes_are_refused(
+    of_nodes: list[str],
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("mlperf_bert.train.from_all_ranks", lambda *_: of_nodes)
+    assert train("run") == (TARGET_MISSED if "other" not in of_nodes else 2)
+    error = capsys.readouterr().err
+    assert ("is not the same on all nodes" in error) == ("other" in of_nodes)
+    assert error.count("\n") == ("other" in of_nodes)

@@ -70,8 +70,9 @@ def test_a_damaged_line_costs_a_resumed_run_that_line_alone(
     path = tmp_path / "metrics.jsonl"
     records = [json.dumps({"step": step}) for step in range(1, 8)]
     for damage, said in (
-        ({3: "x"}, "line 3: is no record and was dropped"),
-        ({1: "[1]", 2: "{}", 4: "\0" * 2**21}, "line 1: is no record and was dropped (and 2 more)"),
+        ({3: "x"}, "line 3: was no record of the run, and is dropped\n"),
+        ({1: "[1]", 2: '{"step": true}', 4: "\0" * 2**21}, "line 1: was no record of the run"),
+        ({2: '{"step": 802}', 5: "x"}, "line 2: was no record of the run, and is dropped (and 1 "),
         ({}, ""),
     ):
         lines = [damage.get(number, line) for number, line in enumerate(records, 1)]

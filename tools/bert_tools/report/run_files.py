@@ -192,12 +192,20 @@ def read_metrics(path: Path, *, skips: bool = False) -> list[dict[str, Any]]:
     skipped: list[DataError] = []
     for number, line in enumerate(lines, 1):
         last_step = records[-1]["step"] if records else None
+        where = f"{path}, line {number}"
         try:
-            records.append(read_metrics_record(line, f"{path}, line {number}", last_step))
+            record = read_metrics_record(line, where, None if skips else last_step)
         except DataError as error:
             if not skips:
                 raise
             skipped.append(error)
+            continue
+        if last_step is not None and record["step"] <= last_step:
+            skipped.append(DataError(where, f"goes back to step {record['step']}", AS_WRITTEN))
+            if len(records) > 1 and record["step"] <= records[-2]["step"]:
+                continue
+            records.pop()  # it is the one before that does not fit
+        records.append(record)
     if skipped:
         where, problem, _ = map(one_line, skipped[0].args)
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""

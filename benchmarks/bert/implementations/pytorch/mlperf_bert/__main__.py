@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.common.code_caches import (
-    import_nothing_from_here,
+    keep_this_directory_from_children,
     remove_temporary,
     set_code_caches,
 )
@@ -70,7 +70,7 @@ COMMANDS = {
 def entry() -> NoReturn:
     """Run the command of the command line and exit with its status."""
     try:
-        import_nothing_from_here()
+        keep_this_directory_from_children()
         end_with_script()
         with EndingInOrder():
             status = main()

@@ -1,13 +1,15 @@
 """The training loop, read top to bottom: init phase (untimed), run phase (timed), end."""
 
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.distributed.failures import saying_failures
-from mlperf_bert.distributed.session import on_every_rank
+from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.parts.build import Parts
 from mlperf_bert.run.outcome import RunOutcome
@@ -114,11 +116,21 @@ def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
 def _await_contents(parts: Parts) -> None:
     """Wait, before the first result, until the shards are known to be right.
 
-    Raises DataError on every rank if one of them found a wrong shard.
+    Raises DataError on every rank if one of them found a wrong shard, or if the nodes have copies
+    that differ. The wait is no training, but the clock goes on.
     """
-    if parts.contents.is_awaited:
-        found = on_every_rank(parts.run.info, parts.contents.result)
-        parts.saving.identity = replace(parts.saving.identity, blocks_sha256=found)
+    if parts.contents.was_asked:
+        return
+    run, began = parts.run, time.perf_counter()
+    found = on_every_rank(run.info, parts.contents.result)
+    of_nodes = set(filter(None, from_all_ranks(run.info, found or "")))
+    if len(of_nodes) > 1:
+        remedy = "find the shards that are wrong with `mlperf_bert verify --full` on each node"
+        error = DataError(str(run.data_dir), "is not the same on all nodes", remedy)
+        error.is_of_all_ranks = True
+        raise error
+    parts.saving.identity = replace(parts.saving.identity, blocks_sha256=found)
+    parts.metrics.exclude(time.perf_counter() - began)
 
 
 def _report(

@@ -17,7 +17,6 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify,
 )
-from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
 from mlperf_bert.common.health import Health
 from mlperf_bert.common.records import read_record
@@ -102,8 +101,7 @@ def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start
     """Find the start for `--resume`: "none", "auto", or a directory with a checkpoint.
 
     It reads every byte of a checkpoint. "auto" skips a damaged one, and starts from scratch only if
-    there never was a checkpoint; a run that was killed between its last checkpoint and its outcome
-    gets its outcome. Raises CheckpointError, ConfigError or DataError if the run cannot
+    there never was a checkpoint. Raises CheckpointError, ConfigError or DataError if the run cannot
     continue as asked, UnreadableError if a file cannot be read.
     """
     if resume == "none":
@@ -141,7 +139,6 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
                 mlm_accuracy=state.mlm_accuracy,
                 stopped_by=None,
             )
-            write_file(directory.outcome, ended.to_json())
         if ended is None:
             check_same(state, read_config(path), config)
         remarks.append(_in_words(path, state))

@@ -142,8 +142,11 @@ class Saving:
         if self.config.checkpoint.save == "never":
             self.reporter.line("nothing saved: checkpoint.save is 'never'")
             return
-        self.writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples), ended))
+        state = self._state(step, samples, _accuracy_of(evaluated, samples), ended)
         try:
+            if not self.writer.begin(state):  # one that was given up is written after all
+                self.writer.finish()
+                self.writer.begin(state)
             self.writer.finish()
         finally:
             self._tell()

@@ -271,9 +271,10 @@ class CheckpointWriter:
         # Tells this attempt's notes from those of another attempt.
         self._token: str = from_rank_zero(self.info, os.urandom(4).hex())
         on_rank_zero(self.info, self._set_up)
-        self._place: int | None = None  # file descriptor of the directory
+        self._run = self.directory.absolute().parent
+        self._place: int | None = None  # file descriptor of the run's directory
         with suppress(OSError):
-            self._place = os.open(self.directory, os.O_RDONLY)
+            self._place = os.open(self._run, os.O_RDONLY)
             weakref.finalize(self, os.close, self._place)
         self._has_told_place = False
 
@@ -285,23 +286,23 @@ class CheckpointWriter:
     def lines(self, *, look: bool = False) -> list[str]:
         """Messages of rank 0's thread since the last call.
 
-        With `look`, also one if the directory is no longer in its place, said once.
+        With `look`, also one if the run's directory is no longer in its place, said once.
         """
         lines, self._lines = self._lines, []
         if look:
             is_gone = not self._is_in_place()
             if is_gone and not self._has_told_place:
-                lines.append(f"{self.directory} {_GONE}: until it is back nothing is saved")
+                lines.append(f"{self._run} {_GONE}: until it is back nothing is saved")
             self._has_told_place = is_gone
         return lines
 
     def check_place(self) -> None:
-        """Raise CheckpointError on every rank if the directory is no longer in its place."""
+        """Raise CheckpointError on every rank if the run's directory is not in its place."""
 
         def check() -> None:
             if not self._is_in_place():
-                remedy = "give it its name back, and resume the run from its last checkpoint"
-                raise CheckpointError(str(self.directory), _GONE, remedy)
+                remedy = "give it its name back, then go on with --resume auto"
+                raise CheckpointError(str(self._run), _GONE, remedy)
 
         on_rank_zero(self.info, check)
 
@@ -353,7 +354,9 @@ class CheckpointWriter:
             if self.info.rank == 0 and not statuses[0].gives_up and self._is_in_place():
                 sweep(self.directory)  # parts of ranks that continued when another had failed
             final = step_directory(self.directory, self._writing)
-            raise CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
+            failure = CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
+            failure.is_of_all_ranks = True
+            raise failure
 
     def _copy(self) -> Part:
         return take_part(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
@@ -372,14 +375,14 @@ class CheckpointWriter:
         return [_Status(*each) for each in from_all_ranks(self.info, list(own))]
 
     def _is_in_place(self) -> bool:
-        """True if the directory is still the one that this run began with.
+        """True if the run's directory is still the one that it began with.
 
         Another run may have made a new one of its name.
         """
         if self._place is None:
             return True
         with suppress(OSError):
-            return os.path.samestat(os.fstat(self._place), os.lstat(self.directory))
+            return os.path.samestat(os.fstat(self._place), os.lstat(self._run))
         return False
 
     def _set_up(self) -> None:
@@ -394,7 +397,7 @@ class CheckpointWriter:
 
     def _refuse_another_place(self) -> None:
         if not self._is_in_place():
-            raise FileNotFoundError(errno.ENOENT, f"its directory {_GONE}")
+            raise FileNotFoundError(errno.ENOENT, f"the run's directory {_GONE}")
 
     def _work(self, state: CheckpointState, part: Part) -> None:
         """The work of the thread; it raises nothing."""
@@ -418,7 +421,8 @@ class CheckpointWriter:
             self._error = self._error or own  # another rank's error, if that rank failed first
             if self.info.rank == 0:
                 discard(partial)
-                problem = f"could not be written ({self._error}): {NO_ROOM}"
+                remedy = f": {NO_ROOM}" if self._is_in_place() else ""
+                problem = f"could not be written ({self._error}){remedy}"
                 self._lines.append(f"checkpoint {final.name} {problem}")
         else:
             size = sum(entry.size for entry in entries.values())

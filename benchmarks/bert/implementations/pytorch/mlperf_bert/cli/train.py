@@ -223,6 +223,8 @@ def _agree_on_start(
     """The run's start as rank 0 finds it, which looks only after it owns the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
+    from mlperf_bert.common.atomic import write_file
+    from mlperf_bert.common.untrusted import is_there
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
 
@@ -243,6 +245,8 @@ def _agree_on_start(
         if ended is None and found[0].checkpoint is None:
             check_first_weights(config, args.data)
         if ended is not None:
+            if not is_there(directory.outcome):  # killed right after its last checkpoint
+                write_file(directory.outcome, ended.to_json())
             line = f"run {directory.index} of {directory.root} ended before, "
             line += f"after {ended.steps:,} steps"
             if found[0].step < ended.steps:

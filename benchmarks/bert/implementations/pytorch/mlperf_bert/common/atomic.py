@@ -1,4 +1,8 @@
-"""All-or-nothing writing: temporary files and directories that are renamed, and whole lines."""
+"""Writing so that nothing is left half-written, and nothing left behind.
+
+Temporary files and directories are renamed when they are complete, lines are written whole, and
+directories for temporary files go with their process.
+"""
 
 import fcntl
 import hashlib

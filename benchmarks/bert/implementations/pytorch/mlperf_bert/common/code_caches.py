@@ -26,8 +26,8 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
-def import_nothing_from_here() -> None:
-    """Keep the current directory, which may be another user's, out of what children import.
+def keep_this_directory_from_children() -> None:
+    """Keep the current directory, which may be another user's, out of what child processes import.
 
     A child that Python starts by itself, as for a pool of processes, would look there first.
     """

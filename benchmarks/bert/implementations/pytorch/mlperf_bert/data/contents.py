@@ -49,7 +49,7 @@ class ContentsCheck:
         self._is_left = threading.Event()
         self._found: Future[str | None] = Future()
         self._thread = threading.Thread(target=self._check, name="contents", daemon=True)
-        self.is_awaited = True  # by the first result
+        self.was_asked = False
 
     def __enter__(self) -> Self:
         """The clock has started: samples may be read."""
@@ -66,7 +66,7 @@ class ContentsCheck:
 
         Raises DataError if a shard differs from its digest, or the blocks from those `known`.
         """
-        self.is_awaited = False
+        self.was_asked = True
         return self._found.result()
 
     def _check(self) -> None:
@@ -123,8 +123,8 @@ class ContentsCheck:
                     file.seek(place)
                     digest.update(file.read(num_bytes))
         except OSError as error:
-            missing = "was removed while it was used"
-            raise reading_error(path, error, missing=missing, remedy=SHARD_REMEDY) from None
+            missing, where = "was removed while it was used", Path(self._place(path))
+            raise reading_error(where, error, missing=missing, remedy=SHARD_REMEDY) from None
 
     def _place(self, path: Path) -> str:
         return f"{path} on {self._host}" if self._host else str(path)

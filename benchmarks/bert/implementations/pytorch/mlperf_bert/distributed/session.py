@@ -203,11 +203,12 @@ def in_session(
                 dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
             return status
         except UserError as error:
-            if error.is_of_all_ranks and (whereabouts is None or whereabouts.in_start_up):
+            if error.is_of_all_ranks:
                 if info.rank == 0:  # at once: when a rank leaves, launchers end the others
                     say_error(error)
                 error.is_said = True
-                leaves_together = device.type == "cpu"
+                in_start_up = whereabouts is None or whereabouts.in_start_up
+                leaves_together = in_start_up and device.type == "cpu"
             raise
         finally:
             # After an error of one rank the others wait for it in collectives, and to leave the

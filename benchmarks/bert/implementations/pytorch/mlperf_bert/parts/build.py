@@ -269,13 +269,13 @@ def _identity(run: Run, data: RunData) -> CheckpointState:
 
 
 def _contents_check(run: Run, data: RunData) -> ContentsCheck:
-    """The check of the shards, which the first rank of each node makes."""
-    parallel, state = run.config.parallel, run.start.state
-    is_first = run.info.rank % parallel.ranks_per_node == 0
+    """The check of the shards, which the first rank of each node makes, and rank 0."""
+    state = run.start.state
+    is_first = run.info.rank == 0 or run.info.local_rank == 0
     return ContentsCheck(
         (data.train_reader, data.held_out_reader) if is_first else (),
         known=None if state is None else state.blocks_sha256,
-        host=host_name() if parallel.nodes > 1 else "",
+        host=host_name() if run.config.parallel.nodes > 1 else "",
     )
 
 

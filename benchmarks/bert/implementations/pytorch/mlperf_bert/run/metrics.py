@@ -220,8 +220,8 @@ class MetricsFile:
     """Appends records to the file; without a path, on ranks other than 0, it writes nothing.
 
     `after_step` is the step after which a resumed run continues: later records are removed, because
-    the run writes them again, and damaged lines too. None starts a new file. Raises ConfigError or
-    DataError if the file cannot be read or written.
+    the run writes them again, and lines without a step too. None starts a new file. Raises
+    ConfigError or DataError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
@@ -254,7 +254,7 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
 
     An incomplete last line is that of a killed run, and not said.
     """
-    number, dropped = 1, list[int]()
+    number, dropped, later = 1, list[int](), list[int]()
     continues = False  # a line of more than _MOST_BYTES
     for part in _parts(path):
         step = None if continues else _step_of(part)
@@ -263,12 +263,16 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
             continue
         if step is None:
             dropped.append(number)
-        elif step <= last_step:
+        elif step > last_step:
+            later.append(number)
+        else:
+            dropped += later  # before an earlier step: not later, but damaged
+            later = []
             yield part
         number += 1
     if dropped:
         more = f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
-        _warn(f"{path}, line {dropped[0]}: is no record and was dropped{more}")
+        _warn(f"{path}, line {min(dropped)}: was no record of the run, and is dropped{more}")
 
 
 def _step_of(line: bytes) -> int | None:
@@ -277,7 +281,7 @@ def _step_of(line: bytes) -> int | None:
         step = json.loads(line)["step"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return step if isinstance(step, int) else None
+    return step if type(step) is int else None
 
 
 def _parts(path: Path) -> Iterator[bytes]:

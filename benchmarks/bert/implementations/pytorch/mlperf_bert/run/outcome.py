@@ -8,7 +8,7 @@ from mlperf_bert.common.records import Record, Share, parse, read_record, write_
 from mlperf_bert.common.untrusted import in_brief
 
 OUTCOME_SCHEMA_VERSION = 1
-REMEDY = "delete it, and --resume auto trains the run again from its last checkpoint"
+REMEDY = "delete it, and --resume auto makes it again, or goes on from the last checkpoint"
 
 Status = Literal["success", "aborted"]
 
