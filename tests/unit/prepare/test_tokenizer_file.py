@@ -1,6 +1,5 @@
 """Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
 
-import base64
 import json
 import shutil
 import sys
@@ -222,9 +221,6 @@ def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path: Path) -> None:
         path.write_bytes(contents)
         refusal(path)
     refusal(tmp_path / "nowhere.json")
-    for members in HOSTILE.values():
-        line = refusal(written(path, **members))
-        assert line.startswith(f"{path}: normalizer and pre_tokenizer: ") and "longer" in line
 
 
 ENDLESS = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
@@ -262,11 +258,6 @@ METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "al
 BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
 
 
-def byte_levels(count: int) -> dict[str, Any]:
-    """So many byte level steps."""
-    return in_turn("pretokenizers", *[{"type": "ByteLevel", **BYTE_LEVEL}] * count)
-
-
 def in_turn(key: str, *steps: object) -> dict[str, Any]:
     """Steps one after the other."""
     return {"type": "Sequence", key: list(steps)}
@@ -277,14 +268,6 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def charsmap(*texts: str) -> dict[str, Any]:
-    """A character map of these replacements, and a tree of four empty bytes."""
-    contents = b"".join(text.encode() + b"\0" for text in texts)
-    tree = (4).to_bytes(4, "little") + bytes(4)
-    encoded = base64.b64encode(tree + contents).decode()
-    return {"type": "Precompiled", "precompiled_charsmap": encoded}
-
-
 def written(path: Path, **members: object) -> Path:
     """A tokenizer of a few dozen tokens with these members."""
     made = Tokenizer(models.BPE())
@@ -293,28 +276,6 @@ def written(path: Path, **members: object) -> Path:
     values = {**json.loads(made.to_str()), **members}
     path.write_text(json.dumps(values), encoding="utf-8")
     return path
-
-
-WIDE = replace({"String": "a"}, "aa")
-HOSTILE: dict[str, dict[str, Any]] = {
-    "byte level, again and again": {"pre_tokenizer": byte_levels(101)},
-    "nested": {"pre_tokenizer": in_turn("pretokenizers", *[byte_levels(3)] * 4)},
-    "without a type": {
-        "normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 9}
-    },
-    "as normalizers": {"normalizer": in_turn("normalizers", *[{"type": "ByteLevel"}] * 9)},
-    "a letter as two": {"normalizer": in_turn("normalizers", *[WIDE] * 9)},
-    "one long text": {"normalizer": replace({"String": "a"}, "x" * 300)},
-    "an expression that finds nothing": {"normalizer": replace({"Regex": "x*"}, "x" * 300)},
-    "an empty string": {"normalizer": replace({"String": ""}, "x" * 300)},
-    "before each piece": {"normalizer": {"type": "Prepend", "prepend": "x" * 300}},
-    "a character map": {"normalizer": charsmap("a", "x" * 300)},
-    "two of them": {"normalizer": in_turn("normalizers", *[charsmap("x" * 30)] * 2)},
-    "both together": {
-        "normalizer": in_turn("normalizers", *[WIDE] * 5),
-        "pre_tokenizer": byte_levels(3),
-    },
-}
 
 
 IN_USE: dict[str, dict[str, Any]] = {

@@ -1,42 +1,20 @@
 """A tokenizer file of Hugging Face's library (tokenizer.json), in place of word pieces.
 
 Its special tokens are found by their role. The `tokenizers` package does the splitting; it is an
-optional extra. The file is read with a bound and parsed as strict JSON before that package sees it.
-
-The package runs every step that a file names. Each ByteLevel step writes a byte of 0x80 or above as
-a character of two such bytes, so thirty of them make a terabyte of one "é"; when the package gets
-no memory, it ends the process. `growth` computes from the file alone how much longer its steps can
-make a text, and files that go too far are refused first.
+optional extra, and its errors are passed on in one line.
 """
 
-import base64
-import binascii
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
 from mlperf_bert.vocabulary.word_pieces import token_dtype
-
-MOST_GROWTH = 256
-# Worst growth, in bytes of UTF-8, of steps with a fixed effect: common files have one of each,
-# which is free; further ones count. Kinds that are not here (Split, Digits, ...) add nothing.
-_FIXED = {
-    "ByteLevel": 4,  # one byte becomes two, and a space before each piece
-    "Metaspace": 8,  # a space becomes up to four bytes, and one before each piece
-    "BertNormalizer": 3,  # spaces around Chinese characters, accents decomposed
-    "Lowercase": 2,
-    "NFC": 3,  # the four normal forms: tables of Unicode's UAX 15, section 12
-    "NFD": 3,
-    "NFKC": 11,
-    "NFKD": 11,
-}
-_WITHOUT_TYPE = max(_FIXED.values())  # for a step without a kind the package guesses one
 
 # Names of each role's token in BERT's and RoBERTa's families; the first one present is used.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -51,73 +29,6 @@ REMEDY = "give the tokenizer.json of a masked language model"
 _NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
 _MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
 _MOST_TOKENS = 2**22
-
-
-def growth(values: dict[str, Any]) -> float:
-    """The factor by which a text can grow, beyond one step of each fixed kind.
-
-    `values` is a whole tokenizer file, whose members may be anything.
-    """
-    product, seen = 1.0, set()
-    for step in _steps([values.get("normalizer"), values.get("pre_tokenizer")]):
-        product *= _factor(step)
-        kind = step.get("type")
-        if not isinstance(kind, str):
-            kind = None
-        if kind in seen:
-            product *= _FIXED.get(kind, 1) if kind else _WITHOUT_TYPE
-        seen.add(kind)
-    return product
-
-
-def _steps(value: object) -> Iterator[dict[str, Any]]:
-    """Every object inside a value, however nested, except a step's search pattern."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, list):
-            waiting += each
-        elif isinstance(each, dict):
-            waiting += (inner for key, inner in each.items() if key != "pattern")
-            yield each
-
-
-def _factor(step: dict[str, Any]) -> float:
-    """The growth by a step that inserts texts written in it, whatever its name."""
-    factor = 1.0
-    content = step.get("content")
-    if isinstance(content, str):
-        pattern = step.get("pattern")
-        found = pattern.get("String") if isinstance(pattern, dict) else None
-        if isinstance(found, str) and found:
-            factor = max(1.0, _num_bytes(content) / _num_bytes(found))
-        else:  # an expression may match nothing, between any two characters
-            factor = 1.0 + _num_bytes(content)
-    prepended = step.get("prepend")
-    if isinstance(prepended, str):
-        factor *= 1.0 + _num_bytes(prepended)
-    charsmap = step.get("precompiled_charsmap")
-    if isinstance(charsmap, str):
-        factor *= _longest_entry(charsmap)
-    return factor
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
-
-
-def _longest_entry(charsmap: str) -> int:
-    """Bytes of the longest replacement in a character map of SentencePiece; at least 1.
-
-    The map is the size of its tree (four bytes, little endian), the tree, and all replacements,
-    each ended by a zero byte.
-    """
-    try:
-        contents = base64.b64decode(charsmap)
-    except (binascii.Error, ValueError):
-        return 1  # the package refuses it
-    texts = contents[4 + int.from_bytes(contents[:4], "little") :]
-    return max(1, max(map(len, texts.split(b"\0"))))
 
 
 if TYPE_CHECKING:
@@ -193,8 +104,8 @@ def load(path: Path) -> TokenizerFile:
     """Read a tokenizer.json.
 
     Raises ConfigError if the `tokenizers` package is not installed. Raises DataError for a file
-    that is missing, too large or no tokenizer, that splits text at random or makes it far longer,
-    or that lacks a token for a role.
+    that is missing, too large or no tokenizer, that splits text at random, or that lacks a token
+    for a role.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -211,9 +122,6 @@ def load(path: Path) -> TokenizerFile:
             f"is {in_brief(model['dropout'])}: the same text would give other tokens each time"
         )
         raise DataError(f"{path}: model: dropout", problem, "set it to null")
-    if growth(values) > MOST_GROWTH:
-        problem = f"have steps that can make a text more than {MOST_GROWTH} times longer"
-        raise DataError(f"{path}: normalizer and pre_tokenizer", problem, REMEDY)
     tokenizer = _tokenizer(path, contents)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocab_size = max(ids.values(), default=-1) + 1
