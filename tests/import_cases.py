@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from foreign_files import WRITERS, Example, examples_of
+from foreign_files import WRITERS, examples_of
 from mlperf_bert.data.index import Manifest, ShardSettings
-from mlperf_bert.prepare.foreign_rows import Rows
-from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES
 from mlperf_bert.prepare.import_examples import import_set
 from support import prepare_small
 
@@ -43,24 +41,8 @@ def shard_of(set_dir: Path, name: str) -> Path:
 
 
 def bring(files: list[Path], out: Path, **changes: Any) -> Manifest:
-    """`import_set` with small limits, the format by the file's ending."""
-    format_name = "hdf5" if files[0].suffix == ".hdf5" else "tfrecord"
-    options = {"workers": 1, "format_name": format_name, "vocab": VOCAB}
+    """`import_set` with small limits."""
+    options = {"workers": 1, "vocab": VOCAB}
     options = {name: changes.pop(name, value) for name, value in options.items()}
     settings = ShardSettings(**{**SMALL, "seed": 0, "dupe_factor": 1, **changes})
     return import_set(files, options.pop("vocab"), out, settings, quiet=True, **options)
-
-
-def as_dicts(rows: Rows) -> list[Example]:
-    """Every feature that is there by its name."""
-    found = []
-    for starts, counts in zip(rows.starts.tolist(), rows.counts.tolist(), strict=True):
-        spans = zip(FEATURES, starts, counts, strict=True)
-        found.append(
-            {
-                name: rows.values[start : start + count].tolist()
-                for name, start, count in spans
-                if count != ABSENT
-            }
-        )
-    return found

@@ -10,16 +10,10 @@ from pathlib import Path
 import numpy as np
 
 FIXTURES = Path(__file__).parent / "data" / "tensorflow"
-GOLDEN = Path(__file__).parent / "golden" / "data"
 
 # A BERT that the fixtures hold: (words, positions, hidden, intermediate, layers).
 VOCAB_SIZE, POSITIONS, HIDDEN, INTERMEDIATE, LAYERS, HEADS = 45, 16, 8, 16, 2, 2
 STEP = 28252
-
-EXAMPLES = GOLDEN / "own_seq64_dupe3_seed12345.npz"
-MAX_SEQ_LENGTH, MAX_PREDICTIONS = 64, 10
-RECORDS = FIXTURES / "own_seq64_dupe3_seed12345.tfrecord"
-RECORDS_GZ = FIXTURES / "own_seq64_dupe3_seed12345.tfrecord.gz"
 
 # As Google's code counts: prefix of a checkpoint's files.
 V2 = FIXTURES / "bert_v2" / f"model.ckpt-{STEP}"

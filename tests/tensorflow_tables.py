@@ -8,12 +8,21 @@ import google_crc32c
 from bert_tools.convert.protobuf import varint
 from bert_tools.convert.tensorflow_bundle import BundleTensor
 from bert_tools.convert.tensorflow_table import open_table
-from foreign_files import varint as encoded
 from mlperf_bert.common.crc32c import mask, masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57
 Field = tuple[int, "int | bytes | list[Field]"]
 Entries = Sequence[tuple[bytes, bytes]]
+
+
+def encoded(number: int) -> bytes:
+    """An integer of protocol buffers; a negative one has 64 bits."""
+    number %= 2**64
+    found = bytearray()
+    while number >= 128:
+        found.append(number % 128 | 128)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def message(*fields: Field) -> bytes:

@@ -1,12 +1,9 @@
 """A small pair of prepared sets, and ways to spoil a copy of it with or without new digests."""
 
-import atexit
 import dataclasses
-import functools
 import hashlib
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,7 @@ from mlperf_bert.data.index import (
 )
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.prepare.verify.full import LAYOUT_READER
 from mlperf_bert.prepare.verify.report import Check, Report
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
@@ -154,16 +149,7 @@ def write_signed(path: Path, values: dict[str, Any]) -> None:
 
 
 def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:
-    layouts = shared_sandbox() if full else None
-    return verify(directory, full=full, workers=workers, quiet=True, layouts=layouts)
-
-
-@functools.cache
-def shared_sandbox() -> Sandbox:
-    """One server for all checks of a test process: starting it takes longer than a check."""
-    running = ExitStack()
-    atexit.register(running.close)
-    return running.enter_context(sandbox(LAYOUT_READER))
+    return verify(directory, full=full, workers=workers, quiet=True)
 
 
 def first_checks(report: Report) -> dict[str, Check]:

@@ -22,8 +22,6 @@ import tensorflow_cases as cases
 
 def write_all(out: Path) -> None:
     """Write every fixture below a directory."""
-    write_records(out / cases.RECORDS.name, "")
-    write_records(out / cases.RECORDS_GZ.name, "GZIP")
     with tf.Graph().as_default():
         for name, value in cases.bert_values().items():
             tf.compat.v1.get_variable(name, initializer=value)
@@ -33,48 +31,6 @@ def write_all(out: Path) -> None:
         save(out / cases.V2_SHARDS.relative_to(cases.FIXTURES), sharded=True)
     write_objects(out / cases.OBJECTS.relative_to(cases.FIXTURES))
     np.savez_compressed(out / cases.SCORES.name, **scores(cases.bert_values()))
-
-
-def write_records(path: Path, compression: str) -> None:
-    """The project's own examples as the reference writes them: padded, one `Example` each."""
-    arrays = np.load(cases.EXAMPLES)
-    with tf.io.TFRecordWriter(str(path), compression) as writer:
-        for number in range(len(arrays["segment_b_start"])):
-            writer.write(example(arrays, number).SerializeToString(deterministic=True))
-
-
-def example(arrays: np.lib.npyio.NpzFile, number: int) -> tf.train.Example:
-    """Example `number`, with the reference's features."""
-    ids = _row(arrays, "input_ids", "offsets", number)
-    positions = _row(arrays, "masked_lm_positions", "masked_lm_offsets", number)
-    labels = _row(arrays, "masked_lm_ids", "masked_lm_offsets", number)
-    start_of_b = int(arrays["segment_b_start"][number])
-    segments = [int(place >= start_of_b) for place in range(len(ids))]
-    features = {
-        "input_ids": _integers(_padded(ids, cases.MAX_SEQ_LENGTH)),
-        "input_mask": _integers(_padded([1] * len(ids), cases.MAX_SEQ_LENGTH)),
-        "segment_ids": _integers(_padded(segments, cases.MAX_SEQ_LENGTH)),
-        "masked_lm_positions": _integers(_padded(positions, cases.MAX_PREDICTIONS)),
-        "masked_lm_ids": _integers(_padded(labels, cases.MAX_PREDICTIONS)),
-        "masked_lm_weights": tf.train.Feature(
-            float_list=tf.train.FloatList(value=_padded([1] * len(labels), cases.MAX_PREDICTIONS))
-        ),
-        "next_sentence_labels": _integers([int(arrays["next_sentence_label"][number])]),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features))
-
-
-def _row(arrays: np.lib.npyio.NpzFile, name: str, offsets: str, number: int) -> list[int]:
-    start, end = arrays[offsets][number : number + 2]
-    return [int(value) for value in arrays[name][start:end]]
-
-
-def _padded(values: list[int], size: int) -> list[int]:
-    return values + [0] * (size - len(values))
-
-
-def _integers(values: list[int]) -> tf.train.Feature:
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
 
 
 def make_odd_variables(values: dict[str, np.ndarray]) -> None:

@@ -116,10 +116,6 @@ COMMANDS: dict[str, Words] = {
     "prepare --embedded": lambda i, d: (
         *("prepare", "--embedded", "--config", CONFIGS / "cpu_tiny.toml", "--out", d / "set"),
     ),
-    "prepare --tfrecord": lambda i, d: (
-        *("prepare", "--tfrecord", *sorted((i.root / "foreign").glob("*.tfrecord"))),
-        *("--vocab", VOCAB, "--out", d / "set", "--workers", 1, *limits()),
-    ),
     "prepare --hdf5": lambda i, d: (
         *("prepare", "--hdf5", *sorted((i.root / "foreign").glob("*.fixed.hdf5"))),
         *("--vocab", VOCAB, "--out", d / "set", "--workers", 2, *limits()),

@@ -13,7 +13,7 @@ from mlperf_bert.config.options import find_config
 READ = {
     *("--checkpoint", "--corpus", "--data", "--dev", "--hdf5", "--histogram", "--init-checkpoint"),
     *("--join", "--mlcommons", "--model", "--predictions", "--results", "--root", "--space"),
-    *("--text", "--tfrecord", "--train", "--vocab"),
+    *("--text", "--train", "--vocab"),
 }
 RUN = "--run-dir"  # written by a run, and read by one that goes on
 OF_SCRIPTS = {"--status-file", "--hand-over"}

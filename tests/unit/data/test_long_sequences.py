@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from foreign_files import examples_of, write_packed, write_tfrecord
+from foreign_files import examples_of, write_fixed
 from import_cases import bring
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.files import load_config
@@ -256,11 +256,9 @@ def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path: Path) -> 
     shard = tmp_path / "set" / "shards" / "pairs.hdf5"
     wanted = LengthIndex.open(tmp_path / "set").masked_counts
     assert wanted.max() == round(0.15 * 2100)
-    for number, write in enumerate((write_packed, write_tfrecord)):
-        ending = "tfrecord" if write is write_tfrecord else "hdf5"
-        path = tmp_path / f"{number}.{ending}"
-        write(path, examples_of(shard), 2100, 320)
-        bring([path], tmp_path / f"set-{number}", vocab=vocab, **limits)
-        found = LengthIndex.open(tmp_path / f"set-{number}")
-        assert found.masked_counts.tolist() == wanted.tolist()
-        assert found.manifest.format_version == 3
+    path = tmp_path / "others.hdf5"
+    write_fixed(path, examples_of(shard), 2100, 320)
+    bring([path], tmp_path / "imported", vocab=vocab, **limits)
+    found = LengthIndex.open(tmp_path / "imported")
+    assert found.masked_counts.tolist() == wanted.tolist()
+    assert found.manifest.format_version == 3

@@ -1,17 +1,17 @@
-"""Examples of others: the same shards from any format; what is wrong is one line, and no shard."""
+"""Examples of others: the shards of the same text; what is wrong is one line, and no shard."""
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from foreign_files import WRITERS, Writer, examples_of, write_fixed, write_packed, write_ragged
-from import_cases import GOLDEN, NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
+from foreign_files import WRITERS, examples_of, write_fixed
+from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import (
@@ -22,19 +22,10 @@ from mlperf_bert.data.index import (
     read_sidecar,
 )
 from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.prepare.import_examples import (
-    READING,
-    ROWS_READER,
-    check_examples,
-    collect_examples,
-    read_hdf5,
-)
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
+from mlperf_bert.prepare.import_examples import check_examples, read_examples
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from support import contents, prepare_small
-
-OF_TENSORFLOW = Path(__file__).parents[2] / "data" / "tensorflow"
 
 
 @pytest.mark.parametrize("ending", WRITERS)
@@ -42,7 +33,7 @@ def test_every_format_gives_the_shards_of_the_text(
     foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, ending: str
 ) -> None:
     # Processes take their time to start: one format has two.
-    workers = 2 if ending == "packed.hdf5" else 1
+    workers = 2 if ending == "fixed.hdf5" else 1
     manifest = bring(foreign[ending][::-1], tmp_path / "set", workers=workers)
     assert [entry.num_samples for entry in manifest.shards] == [
         entry.num_samples for entry in Manifest.load(from_text).shards
@@ -61,25 +52,14 @@ def test_every_format_gives_the_shards_of_the_text(
     np.testing.assert_array_equal(found.masked_counts, expected.masked_counts)
 
 
-@pytest.mark.parametrize("ending", ["tfrecord", "tfrecord.gz"])
-def test_what_tensorflow_wrote_is_read_equal(tmp_path: Path, ending: str) -> None:
-    path = OF_TENSORFLOW / f"own_seq64_dupe3_seed12345.{ending}"
-    bring([path], tmp_path / "set")
-    arrays = Shard(shard_of(tmp_path / "set", path.stem)).arrays()
-    golden = np.load(GOLDEN / "own_seq64_dupe3_seed12345.npz")
-    assert len(golden["input_ids"]) > 6000
-    for name in golden:
-        np.testing.assert_array_equal(getattr(arrays, name), golden[name])
-
-
 def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(
     foreign: dict[str, list[Path]], tmp_path: Path
 ) -> None:
-    files = [Path(shutil.copy(path, tmp_path)) for path in foreign["tfrecord"]]
+    files = [Path(shutil.copy(path, tmp_path)) for path in foreign["fixed.hdf5"]]
     set_dir = tmp_path / "set"
     bring(files, set_dir)
     before = contents(set_dir)
-    kept, lost = (shard_of(set_dir, name) for name in NAMES)
+    kept, lost = (shard_of(set_dir, path.stem) for path in files)
     kept_since = kept.stat().st_mtime_ns
     shutil.rmtree(set_dir / "index")
     os.truncate(lost, lost.stat().st_size - 1)
@@ -124,8 +104,8 @@ def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path)
     text = from_text.parent / f"{NAMES[0]}.txt"
     prepare_small([text], vocab, tmp_path / "made", **SMALL, dupe_factor=1)
     expected = Shard(shard_of(tmp_path / "made", NAMES[0])).arrays()
-    path = tmp_path / f"{NAMES[0]}.tfrecord"
-    WRITERS["tfrecord"](path, examples_of(shard_of(tmp_path / "made", NAMES[0])), WIDTH, ROOM)
+    path = tmp_path / f"{NAMES[0]}.hdf5"
+    write_fixed(path, examples_of(shard_of(tmp_path / "made", NAMES[0])), WIDTH, ROOM)
     bring([path], tmp_path / "set", vocab=vocab)
     found = Shard(shard_of(tmp_path / "set", NAMES[0])).arrays()
     assert found.input_ids.dtype == np.uint32
@@ -138,25 +118,25 @@ def test_a_vocabulary_with_words_behind_that_no_random_token_is_of(
     for number in (200, 70_000):
         vocab = with_more_words(tmp_path, number)
         with pytest.raises(DataError, match="is larger than the one it was made with"):
-            bring(foreign["tfrecord"][:1], tmp_path / f"{number}", vocab=vocab)
+            bring(foreign["fixed.hdf5"][:1], tmp_path / f"{number}", vocab=vocab)
         assert not (tmp_path / f"{number}" / "index").exists()
 
 
 def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--vocab.*give the vocab\.txt"):
-        bring([tmp_path / "none.tfrecord"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
+        bring([tmp_path / "none.hdf5"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
 
 
 def test_the_same_examples_twice_are_found_in_any_form(
     foreign: dict[str, list[Path]], tmp_path: Path
 ) -> None:
-    path = foreign["tfrecord"][0]
-    twin = Path(shutil.copy(path, tmp_path / "twin.tfrecord"))
+    path = foreign["fixed.hdf5"][0]
+    twin = Path(shutil.copy(path, tmp_path / "twin.hdf5"))
     with pytest.raises(DataError, match="was made from the same text as part-0"):
         bring([path, twin], tmp_path / "twice")
-    kinds = ("tfrecord", "tfrecord.gz")
-    twins = [Path(shutil.copy(foreign[kind][0], tmp_path / f"{kind}.tfrecord")) for kind in kinds]
-    with pytest.raises(DataError, match=r"holds the same examples as tfrecord\.hdf5"):
+    kinds = ("fixed.hdf5", "fixed_gzip.hdf5")
+    twins = [Path(shutil.copy(foreign[kind][0], tmp_path / kind)) for kind in kinds]
+    with pytest.raises(DataError, match=r"holds the same examples as fixed\.hdf5"):
         bring(twins, tmp_path / "set")
     for kind, part in zip(kinds, ("train", "eval"), strict=True):
         bring(foreign[kind][:1], tmp_path / "pair" / part)
@@ -177,7 +157,7 @@ def test_the_same_examples_twice_are_found_in_any_form(
 def test_limits(
     foreign: dict[str, list[Path]], tmp_path: Path, limits: dict[str, int], problem: str | None
 ) -> None:
-    (path, _) = foreign["tfrecord"]
+    (path, _) = foreign["fixed.hdf5"]
     if problem is None:
         assert bring([path], tmp_path / "set", **limits).num_samples > 0
         return
@@ -189,33 +169,28 @@ def test_command_line(
     foreign: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--vocab", VOCAB, "--max-seq-length", WIDTH, "--max-predictions", ROOM)
-    words = (*foreign["packed.hdf5"], *words, "--workers", 1, "--out")
+    words = (*foreign["fixed.hdf5"], *words, "--workers", 1, "--out")
     assert main([str(word) for word in ("prepare", "--hdf5", *words, tmp_path / "set")]) == 0
     manifest = Manifest.load(tmp_path / "set")
     assert f"{manifest.num_samples} examples in 2 shards" in capsys.readouterr().out
     assert manifest.corpus == {"examples": "imported from HDF5 files"}
-    assert main([str(word) for word in ("prepare", "--tfrecord", *words, tmp_path / "other")]) == 2
+    assert (
+        main([str(word) for word in ("prepare", "--hdf5", VOCAB, *words, tmp_path / "other")]) == 2
+    )
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "part-0.packed.hdf5: record 0: has a length that differs" in error
+    assert "own_vocab.txt: cannot be read (" in error
 
 
 Change = Callable[[Path], None]
 
 
-@pytest.fixture(scope="module")
-def box() -> Iterator[Sandbox]:
-    """One for all tests: it takes longer to start than a test."""
-    with sandbox(ROWS_READER, READING) as running:
-        yield running
-
-
-def refusal(path: Path, box: Sandbox) -> str:
+def refusal(path: Path) -> str:
     """The line with which an HDF5 file is refused."""
     vocabulary = load_vocabulary(VOCAB)
     limits = ShardSettings(**SMALL, vocabulary_sha256=vocabulary.sha256, seed=0, dupe_factor=1)
     with pytest.raises(DataError) as raised:
-        examples = collect_examples(path, read_hdf5(path, box), vocabulary, limits)
+        examples = read_examples(path, vocabulary, limits)
         check_examples(path, examples, vocabulary, limits)
     return str(raised.value)
 
@@ -237,6 +212,28 @@ def put(name: str, place: object, value: int) -> Change:
     return changed(name, lambda values: values.__setitem__(place, value))
 
 
+def without(name: str) -> Change:
+    def function(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            del file[name]
+
+    return function
+
+
+def ragged(name: str) -> Change:
+    """Rows of their own lengths, as packed and unpadded files have them."""
+
+    def function(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            rows = file[name][()]
+            del file[name]
+            file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(np.int32))
+            for number, row in enumerate(rows):
+                file[name][number] = row
+
+    return function
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -247,53 +244,57 @@ def put(name: str, place: object, value: int) -> Change:
         (put("next_sentence_labels", ..., 2), r"row 0: has a next_sentence_labels other"),
         (put("input_ids", (6, 0), 7), r"does not begin with \[CLS\]: sample 6"),
         (put("masked_lm_positions", ..., 0), "row 0: has something else than zeros after"),
+        (put("masked_lm_ids", (2, 0), 480), r"row 2: has masked_lm_ids outside the vocabulary"),
+        (put("masked_lm_ids", (2, 0), -1), r"row 2: has masked_lm_ids outside the vocabulary"),
+        (put("input_mask", (3, 1), 0), "row 3: has an input_mask that is not ones and then zeros"),
+        (put("input_mask", (3, slice(4, None)), 0), "row 3: has something else than zeros where"),
         (put("next_sentence_labels", ..., 0), "labels are 1, half or more belong"),
-        (changed("input_ids", lambda ids: ids[:, :-1]), "row 0: has segment_ids or input_mask"),
-        (changed("input_ids", lambda ids: ids[None]), "input_ids has 3 dimensions"),
-        (changed("input_ids", lambda ids: ids + np.int64(2**40)), "32 bits cannot hold"),
+        (changed("input_ids", lambda ids: ids + np.int64(2**40)), "row 0: has input_ids outside"),
+        (changed("input_ids", lambda ids: ids[:, :-1]), "input_mask has the shape"),
+        (changed("input_ids", lambda ids: ids[None]), "input_ids has the shape"),
+        (changed("input_ids", lambda ids: ids + 0.5), "input_ids holds no integers"),
+        (changed("masked_lm_ids", lambda ids: ids[:, :-1]), "masked_lm_ids has the shape"),
+        (changed("next_sentence_labels", lambda labels: labels[1:]), "another number of rows"),
+        (without("input_mask"), "cannot be read .*input_mask"),
+        (ragged("segment_ids"), "segment_ids holds no integers in rows of one length"),
     ],
 )
 def test_a_wrong_row_is_named(
-    foreign: dict[str, list[Path]], tmp_path: Path, box: Sandbox, change: Change, problem: str
+    foreign: dict[str, list[Path]], tmp_path: Path, change: Change, problem: str
 ) -> None:
     path = Path(shutil.copy(foreign["fixed.hdf5"][0], tmp_path))
     change(path)
-    line = refusal(path, box)
+    line = refusal(path)
     assert line.startswith(f"{path}") and line.isprintable()
     assert re.search(problem, line)
 
 
-def test_examples_that_are_there_twice_are_refused(
-    from_text: Path, tmp_path: Path, box: Sandbox
-) -> None:
+def test_examples_that_are_there_twice_are_refused(from_text: Path, tmp_path: Path) -> None:
     examples = examples_of(shard_of(from_text, NAMES[0]))
-    writers: tuple[Writer, ...] = (write_fixed, write_ragged, write_packed)
-    for write in writers:
-        write(tmp_path / "a.hdf5", [*examples, *examples[::-1]], WIDTH, ROOM)
-        assert "examples are copies of others" in refusal(tmp_path / "a.hdf5", box)
+    write_fixed(tmp_path / "a.hdf5", [*examples, *examples[::-1]], WIDTH, ROOM)
+    assert "examples are copies of others" in refusal(tmp_path / "a.hdf5")
 
 
-def test_other_masking_is_refused(from_text: Path, tmp_path: Path, box: Sandbox) -> None:
+def test_other_masking_is_refused(from_text: Path, tmp_path: Path) -> None:
     examples = examples_of(shard_of(from_text, NAMES[0]))
     mask_id = load_vocabulary(VOCAB).mask_id
     for example in examples:
         for position in example["masked_lm_positions"]:
             example["input_ids"][position] = mask_id
-    write_ragged(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
-    assert "masked positions are [MASK], about" in refusal(tmp_path / "a.hdf5", box)
+    write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    assert "masked positions are [MASK], about" in refusal(tmp_path / "a.hdf5")
     for example in examples:
         for name in ("masked_lm_positions", "masked_lm_ids"):
             del example[name][1:]
-    write_ragged(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
-    assert "has not min(max_predictions, max(1, round(0.15" in refusal(tmp_path / "a.hdf5", box)
+    write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
+    assert "has not min(max_predictions, max(1, round(0.15" in refusal(tmp_path / "a.hdf5")
 
 
-@pytest.mark.parametrize("option", ["tfrecord", "hdf5"])
 @pytest.mark.parametrize("kind", ["garbage", "text", "zeros", "truncated", "a shard of ours"])
 def test_what_is_no_file_of_examples_is_one_line(
-    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, option: str, kind: str
+    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, kind: str
 ) -> None:
-    whole = foreign["tfrecord" if option == "tfrecord" else "ragged.hdf5"][0].read_bytes()
+    whole = foreign["fixed.hdf5"][0].read_bytes()
     contents_of = {
         "garbage": np.random.default_rng(7).bytes(5000),
         "text": b"One sentence.\nAnother.\n\nA document.\n",
@@ -301,10 +302,10 @@ def test_what_is_no_file_of_examples_is_one_line(
         "truncated": whole[: len(whole) // 2],
         "a shard of ours": shard_of(from_text, NAMES[0]).read_bytes(),
     }
-    path = tmp_path / f"wrong.{option}"
+    path = tmp_path / "wrong.hdf5"
     path.write_bytes(contents_of[kind])
     with pytest.raises(DataError) as raised:
-        bring([path], tmp_path / "set", format_name=option)
+        bring([path], tmp_path / "set")
     line = str(raised.value)
     assert line.startswith(f"{path}") and line.isprintable() and len(line) < 300
     assert contents(tmp_path / "set").keys() == {"vocab.txt"}

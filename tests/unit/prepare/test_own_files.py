@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,18 +311,6 @@ def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(
     assert of_parquet(path) == [text.split("\n") for text in texts if text]
     path = parquet(tmp_path / "b.parquet", pa.array([b"ok \xff"]).view(pa.string()))
     assert of_parquet(path) == [["ok \ufffd"]]
-
-
-def test_a_row_group_need_not_fit_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = [random.Random(number).randbytes(8000).hex() for number in range(4000)]
-    path = tmp_path / "a.parquet"  # its pages, which are held one by one, have 1 MiB
-    parquet(path, texts, use_dictionary=False, compression="none", write_batch_size=32)
-    limits = replace(own_files._PARQUET_LIMITS, memory_bytes=24 * 2**20)
-    monkeypatch.setattr(own_files, "_PARQUET_LIMITS", limits)
-    assert path.stat().st_size > 60 * 2**20
-    assert of_parquet(path) == [[text] for text in texts]
 
 
 def test_parquet_that_gives_no_text_is_one_line(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_fast_check_reads_small_shards_only(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(shard(pair), 8 * read_sidecar(shard(pair)).datasets["input_ids"].offset)
-    for full in (False, True):  # HDF5 can still read it
+    for full in (False, True):
         assert set(failed(check(pair, full=full))) == {"shard digests"}
     monkeypatch.setattr("mlperf_bert.prepare.verify.check.SMALL_BYTES", 0)
     assert failed(check(pair)) == {}
@@ -163,11 +163,12 @@ def test_an_unread_shard_is_not_called_right(pair: Path) -> None:
     flip(shard(pair), 5)
     report = check(pair, full=True)
     problems, found = failed(report), first_checks(report)
-    assert set(problems) == {"shard digests", CHECK}
-    assert f"{shard(pair)}: cannot be read (" in problems[CHECK]
+    assert set(problems) == {"shard digests"}
     unread = ("skipped", "2 of 3; not read: b.hdf5")
-    for name in ("shard contents", "index contents"):
+    for name in (CHECK, "shard contents", "index contents"):
         assert (found[name].status, found[name].summary) == unread
+    sign(pair / "train")
+    assert f"{shard(pair)}: cannot be read (" in failed(check(pair, full=True))[CHECK]
     sidecar_path(shard(pair)).unlink()
     structure = first_checks(check(pair, full=True))[CHECK]
     assert (structure.status, structure.summary) == unread
@@ -330,24 +331,18 @@ def lie_outside(file: h5py.File) -> None:
     file.create_dataset("masked_lm_ids", shape, "<u2", external=external)
 
 
-def add_many(file: h5py.File) -> None:
-    for number in range(70):
-        file.create_group(f"more{number}")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (remade(), "masked_lm_ids: has offset"),
-        (remade(dtype="<u4"), "masked_lm_ids: has dtype '<u4' where its sidecar says '<u2'"),
-        (remade(chunks=(16,)), "masked_lm_ids: has kind 'chunked'"),
-        (remade(shape=(-1, 1)), "masked_lm_ids: has shape '"),
-        (rename, "masked_lm_ids: is not in the file"),
+        (remade(), "masked_lm_ids: has dtype, shape and offset ('<u2', ("),
+        (remade(dtype="<u4"), "masked_lm_ids: has dtype, shape and offset ('<u4', ("),
+        (remade(chunks=(16,)), ", None) where its sidecar says ('<u2', ("),
+        (remade(shape=(-1, 1)), ", 1), "),
+        (rename, "masked_lm_ids: is no dataset of the file"),
         (rename, r"'masked\nids': is no dataset of a shard"),
-        (group, "masked_lm_ids: has kind 'group'"),
-        (link_outside, "masked_lm_ids: has kind 'link'"),
-        (lie_outside, "masked_lm_ids: has kind 'in other files'"),
-        (add_many, "it has 77 entries, at most 64"),
+        (group, "masked_lm_ids: is no dataset of the file"),
+        (link_outside, "masked_lm_ids: is no dataset of the file"),
+        (lie_outside, ", None) where its sidecar says ('<u2', ("),
     ],
 )
 def test_hdf5_that_differs_from_its_sidecar(pair: Path, change: Change, words: str) -> None:

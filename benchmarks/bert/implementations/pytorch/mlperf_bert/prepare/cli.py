@@ -25,7 +25,6 @@ _NUMBERS = {
     "seed": SEED,
 }
 _OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
-_IMPORTED = ("vocab", "max_seq_length", "max_predictions", "workers", "pick_eval")
 _VOCAB_SIZE = 30_522
 
 _Prepare = Callable[[argparse.Namespace], int]
@@ -62,7 +61,7 @@ _OPTIONS: tuple[_Option, ...] = (
     _option("text", "UTF-8 text files, one shard each", "FILE", nargs="+"),
     _option(
         "pick_eval",
-        "with --text, --tfrecord, --hdf5: keep N examples, evenly out of all (10000)",
+        "with --text, --hdf5: keep N examples, evenly out of all (10000)",
         "N",
     ),
     _option(
@@ -103,14 +102,8 @@ _OPTIONS: tuple[_Option, ...] = (
         nargs="*",
     ),
     _option(
-        "tfrecord",
-        "TFRecord files of the reference, plain or gz, one shard each",
-        "FILE",
-        nargs="+",
-    ),
-    _option(
         "hdf5",
-        "HDF5 files of published submissions: padded, of variable length, or packed",
+        "HDF5 files of published submissions, one padded example a row, one shard each",
         "FILE",
         nargs="+",
     ),
@@ -224,17 +217,16 @@ def _prepare_mlcommons(args: argparse.Namespace) -> int:
 
 
 def _prepare_import(args: argparse.Namespace) -> int:
-    """`prepare --tfrecord` and `prepare --hdf5`: other programs' examples to one prepared set."""
+    """`prepare --hdf5`: examples of published submissions to one prepared set."""
     from mlperf_bert.prepare.import_examples import import_set
 
     # Only the maker of the examples knows seed and passes; these files do not hold them.
     settings = _settings(args, seed=0, dupe_factor=1, pick_eval=args.pick_eval)
     manifest = import_set(
-        args.hdf5 or args.tfrecord,
+        args.hdf5,
         _needed_vocabulary(args),
         args.out,
         settings,
-        format_name="hdf5" if args.hdf5 else "tfrecord",
         workers=_workers(args),
     )
     print(_summary(args.out, manifest))
@@ -269,8 +261,10 @@ _SOURCES: dict[str, tuple[_Prepare, tuple[str, ...]]] = {
         (*_OF_EXAMPLES, "workers", "vocab_size", "documents", "text_field", "held_out"),
     ),
     "mlcommons": (_prepare_mlcommons, ("vocab", "workers", "parts", "join")),
-    "tfrecord": (_prepare_import, _IMPORTED),
-    "hdf5": (_prepare_import, _IMPORTED),
+    "hdf5": (
+        _prepare_import,
+        ("vocab", "max_seq_length", "max_predictions", "workers", "pick_eval"),
+    ),
     "embedded": (_prepare_embedded, ("config", "set", "seed")),
 }
 

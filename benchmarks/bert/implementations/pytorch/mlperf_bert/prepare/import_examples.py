@@ -1,24 +1,23 @@
-"""Other programs' files of examples to a prepared set: one shard per file, in parallel, checked.
+"""HDF5 files of published submissions to a prepared set: one shard per file, in parallel, checked.
 
-An HDF5 file is read in a child of the sandbox. A hostile file may control that child, so its answer
-is not trusted either.
+The files have the layout of MLPerf's and NVIDIA's BERT: one row per example, padded with zeros.
+input_ids, input_mask and segment_ids have the shape [n, S], masked_lm_positions and masked_lm_ids
+[n, P], next_sentence_labels [n] or [n, 1]. Other datasets of the file are ignored.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import h5py
 import numpy as np
+from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import usable_cache
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.untrusted import file_digest
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.data.shards import ShardArrays
-from mlperf_bert.prepare import tf_example
 from mlperf_bert.prepare.build import (
     ShardJob,
     check_settings,
@@ -29,137 +28,114 @@ from mlperf_bert.prepare.build import (
     shard_jobs,
     store_shard,
 )
-from mlperf_bert.prepare.examples import joined, used_part
-from mlperf_bert.prepare.foreign_rows import PROBLEMS, RIGHT, Bounds, Rows, room_for, take_rows
-from mlperf_bert.prepare.hdf5_reader import ABSENT, FEATURES, MOST_ROWS, MOST_VALUES, NUM_ROWS
-from mlperf_bert.prepare.sandbox import Limits, Sandbox, sandbox
-from mlperf_bert.prepare.tf_example import read_records
+from mlperf_bert.prepare.examples import joined
 from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.prepare.verify.contents import check_arrays
+from mlperf_bert.prepare.verify.contents import MIN_LENGTH, check_arrays
 from mlperf_bert.prepare.verify.full import MAX_COPIED_SHARE, rate_checks
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
-_HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
-ROWS_READER = "mlperf_bert.prepare.hdf5_reader:read_rows"
-# Hundreds of rows take hundredths of a second; ten minutes are enough for millions. Damaged files
-# send libhdf5 into endless loops, so no piece may take long. The child also waits for us.
-READING = Limits(cpu_seconds=600, piece_cpu_seconds=10, wall_seconds=3600, answer_bytes=2**36)
-
-_VALUE_BYTES = 4
-
 REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
-# Limit of one file, which is held in memory: an official part of 500 has 80 million.
-MOST_TOKENS = 2**28
-Format = Literal["tfrecord", "hdf5"]
-FORMATS: dict[Format, str] = {"tfrecord": "TFRecord files", "hdf5": "HDF5 files"}
+_HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
+_OF_TOKENS = ("input_ids", "input_mask", "segment_ids")
+_OF_MASKS = ("masked_lm_positions", "masked_lm_ids")
+_NEXT = "next_sentence_labels"
+_ROWS_AT_A_TIME = 4096
+_CACHE_BYTES = 32 * 2**20  # a dataset: so that no chunk is unpacked again for every piece
+
+Rows = dict[str, NDArray[Any]]  # name of a dataset -> some of its rows
 
 
-def read_hdf5(path: Path, sandbox: Sandbox) -> Iterator[Rows]:
-    """Yield all rows of a file, some hundreds at a time; `sandbox` runs ROWS_READER.
+def read_examples(path: Path, vocabulary: Vocabulary, settings: ShardSettings) -> ShardArrays:
+    """The examples of all rows of an HDF5 file, in order.
 
-    Raises DataError if the file is no HDF5 file of examples, or breaks its reader.
+    Raises DataError if it is no such file, or if a row, named from 0, holds no example of this
+    vocabulary within the limits of `settings`.
     """
-    answer = _Answer(path, sandbox.read_pieces(path, _HDF5_REMEDY))
-    while head := answer.take(NUM_ROWS.size, may_end=True):
-        (num_rows,) = NUM_ROWS.unpack(head)
-        if not 1 <= num_rows <= MOST_ROWS:
-            raise answer.error()
-        shape = (num_rows, len(FEATURES))
-        counts = np.frombuffer(answer.take(_VALUE_BYTES * num_rows * len(FEATURES)), "<i4")
-        counts = counts.reshape(shape).astype(np.int64)
-        present = np.maximum(counts, 0)
-        if counts.min() < ABSENT or present.sum(axis=0).max() > MOST_VALUES:
-            raise answer.error()
-        # Feature after feature, each in the order of the rows.
-        ends = np.cumsum(present.T).reshape(shape[::-1]).T
-        values = np.frombuffer(answer.take(_VALUE_BYTES * int(present.sum())), "<i4")
-        starts = np.ascontiguousarray(ends - present)
-        yield Rows(values.astype(np.int32, copy=False), starts, counts)
-
-
-class _Answer:
-    """The bytes that a child sends, taken in portions of a given size."""
-
-    def __init__(self, path: Path, pieces: Iterator[bytearray]) -> None:
-        self._path = path
-        self._pieces = pieces
-        self._held = bytearray()
-
-    def take(self, size: int, *, may_end: bool = False) -> bytearray:
-        """The next `size` bytes; empty at the end of the answer, if it may end here."""
-        while len(self._held) < size:
-            piece = next(self._pieces, None)
-            if piece is None:
-                if may_end and not self._held:
-                    return bytearray()
-                raise self.error()
-            self._held += piece
-        taken, self._held = self._held[:size], self._held[size:]
-        return taken
-
-    def error(self) -> DataError:
-        """The error for a malformed answer."""
-        return DataError(str(self._path), "makes its reader process answer no rows", _HDF5_REMEDY)
-
-
-def compile_reading() -> None:
-    """Compile the code that reads examples, or load it from the cache.
-
-    The first use after an installation takes about 15 s, later ones a fraction of a second.
-    Raises ConfigError when the cache is damaged or cannot be written.
-    """
-    rows = tf_example.room_for_rows(1, 0)
-    with usable_cache(tf_example.parse_examples):
-        no_bytes, ends = np.empty(0, np.uint8), np.zeros(2, np.int64)
-        tf_example.parse_examples(no_bytes, ends, rows)
-    with usable_cache(take_rows):
-        take_rows(rows, Bounds(1, 0, 1, 1), room_for(rows))
-
-
-def read_tfrecord(path: Path) -> Iterator[Rows]:
-    """Yield the rows of a TFRecord file, one per record.
-
-    Raises DataError like `read_records`, and if a record is no tf.train.Example of integers.
-    """
-    for block in read_records(path):
-        rows = tf_example.room_for_rows(len(block.ends) - 1, len(block.contents))
-        problem, record = tf_example.parse_examples(block.contents, block.ends, rows)
-        if problem != RIGHT:
-            where = f"{path}: record {block.first + record}"
-            raise DataError(where, tf_example.PROBLEMS[problem], REMEDY)
-        yield rows
-
-
-def collect_examples(
-    path: Path, lots: Iterable[Rows], vocabulary: Vocabulary, settings: ShardSettings
-) -> ShardArrays:
-    """The examples of all rows of the file `path`, in order; the rows come in lots.
-
-    Raises DataError if there are none or too many, or if a row, named from 0, holds no example.
-    """
-    bounds = Bounds(
-        len(vocabulary), vocabulary.pad_id, settings.max_seq_length, settings.max_predictions
-    )
-    dtype = token_dtype(len(vocabulary))
     parts: list[ShardArrays] = []
-    num_rows, num_tokens = 0, 0
-    for rows in lots:
-        found = room_for(rows)
-        count, problem, row = take_rows(rows, bounds, found)
-        if problem != RIGHT:
-            raise DataError(f"{path}: row {num_rows + row}", PROBLEMS[problem], REMEDY)
-        part = used_part(found, count)
-        # Copies, because the arrays are as long as the padded rows.
-        tokens, labels = part.input_ids.astype(dtype), part.masked_lm_ids.astype(dtype)
-        parts.append(replace(part, input_ids=tokens, masked_lm_ids=labels))
-        num_rows += len(rows.counts)
-        num_tokens += int(found.offsets[count])
-        if num_tokens > MOST_TOKENS:
-            problem_of_all = f"holds more than {MOST_TOKENS:,} tokens"
-            raise DataError(str(path), problem_of_all, "split it into several files")
-    if not num_tokens:
+    try:
+        with h5py.File(path, "r", locking=False, rdcc_nbytes=_CACHE_BYTES) as file:
+            first = 0
+            for rows in _pieces(file):
+                parts.append(_take(path, first, rows, vocabulary, settings))
+                first += len(rows["input_ids"])
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(str(path), f"cannot be read ({error})", _HDF5_REMEDY) from None
+    if not parts:
         raise DataError(str(path), "holds no examples", "give another file")
     return joined(parts)
+
+
+def _pieces(file: h5py.File) -> Iterator[Rows]:
+    """Yield the rows, some thousands at a time; ValueError if these datasets make no examples."""
+    datasets = {name: file[name] for name in (*_OF_TOKENS, *_OF_MASKS, _NEXT)}
+    for name, dataset in datasets.items():
+        if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "iu":
+            raise ValueError(f"{name} holds no integers in rows of one length")
+    shapes = {name: dataset.shape for name, dataset in datasets.items()}
+    for names in (_OF_TOKENS, _OF_MASKS):
+        expected = shapes[names[0]]
+        for name in names:
+            if len(shapes[name]) != 2 or shapes[name] != expected:
+                problem = f"{name} has the shape {shapes[name]}, {names[0]} has {expected}"
+                raise ValueError(f"{problem}; [rows, length] is needed, alike in both")
+    num_rows = shapes["input_ids"][0]
+    if shapes["masked_lm_ids"][0] != num_rows or shapes[_NEXT] not in ((num_rows,), (num_rows, 1)):
+        raise ValueError(f"masked_lm_ids or {_NEXT} has another number of rows than input_ids")
+    for first in range(0, num_rows, _ROWS_AT_A_TIME):
+        end = first + _ROWS_AT_A_TIME
+        yield {name: dataset[first:end] for name, dataset in datasets.items()}
+
+
+def _take(
+    path: Path, first: int, rows: Rows, vocabulary: Vocabulary, settings: ShardSettings
+) -> ShardArrays:
+    """The examples of rows of which row `first` of the file is the first."""
+    ids, mask, segments = (rows[name] for name in _OF_TOKENS)  # [n, S]
+    positions, labels = (rows[name] for name in _OF_MASKS)  # [n, P]
+    next_labels = rows[_NEXT].reshape(-1)
+    lengths = (mask != 0).sum(axis=1)
+    counts = (positions != 0).sum(axis=1)  # no mask is on [CLS], which is at position 0
+    starts_of_b = ((mask != 0) & (segments == 0)).sum(axis=1)
+    places = np.arange(ids.shape[1])
+    is_token = places < lengths[:, None]
+    is_masked = np.arange(positions.shape[1]) < counts[:, None]
+    is_padding = (ids == 0) | (ids == vocabulary.pad_id)
+    problems = {
+        "has input_ids outside the vocabulary": (ids < 0) | (ids >= len(vocabulary)),
+        "has an input_mask that is not ones and then zeros": mask != is_token,
+        "has something else than zeros where input_mask is zero": ~is_token
+        & ~(is_padding & (segments == 0)),
+        "has something else than zeros after its masked positions": ~is_masked
+        & ((positions != 0) | (labels != 0)),
+        f"has an example of fewer than {MIN_LENGTH} tokens": lengths < MIN_LENGTH,
+        "has an example of more tokens than --max-seq-length": lengths > settings.max_seq_length,
+        "has an example without masked positions": counts == 0,
+        "has an example of more masked positions than --max-predictions": (
+            counts > settings.max_predictions
+        ),
+        "has segment_ids that are not zeros and then ones": (
+            is_token & (segments != (places >= starts_of_b[:, None]))
+        ),
+        "has masked_lm_ids outside the vocabulary": (labels < 0) | (labels >= len(vocabulary)),
+        "has masked_lm_positions outside its example": (
+            is_masked & ((positions < 0) | (positions >= lengths[:, None]))
+        ),
+        "has a next_sentence_labels other than 0 and 1": (next_labels < 0) | (next_labels > 1),
+    }
+    for problem, is_wrong in problems.items():
+        wrong_rows = np.flatnonzero(is_wrong.reshape(len(ids), -1).any(axis=1))
+        if len(wrong_rows):
+            raise DataError(f"{path}: row {first + wrong_rows[0]}", problem, REMEDY)
+    dtype = token_dtype(len(vocabulary))
+    return ShardArrays(
+        input_ids=ids[is_token].astype(dtype),
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
+        segment_b_start=starts_of_b.astype(np.uint16),
+        masked_lm_positions=positions[is_masked].astype(np.uint16),
+        masked_lm_ids=labels[is_masked].astype(dtype),
+        masked_lm_offsets=np.concatenate(([0], np.cumsum(counts))),
+        next_sentence_label=next_labels.astype(np.uint8),
+    )
 
 
 def check_examples(
@@ -189,7 +165,6 @@ def import_set(
     out_dir: Path,
     settings: ShardSettings,
     *,
-    format_name: Format,
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
@@ -205,27 +180,22 @@ def import_set(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
-    # Once, here, so that the workers do not all compile and write the same cache.
-    compile_reading()
-    with sandbox(ROWS_READER, READING) if format_name == "hdf5" else nullcontext() as running:
-        manifest = make_set(
-            jobs,
-            partial(import_shard, running=running),
-            vocabulary,
-            workers=workers,
-            with_baseline=settings.pick_eval is not None,
-            corpus={"examples": f"imported from {FORMATS[format_name]}"},
-            quiet=quiet,
-            words=("imported", "files"),
-        )
+    manifest = make_set(
+        jobs,
+        import_shard,
+        vocabulary,
+        workers=workers,
+        with_baseline=settings.pick_eval is not None,
+        corpus={"examples": "imported from HDF5 files"},
+        quiet=quiet,
+        words=("imported", "files"),
+    )
     verify(out_dir, full=False, workers=1, quiet=True).raise_if_wrong()
     return manifest
 
 
-def import_shard(job: ShardJob, *, running: Sandbox | None) -> None:
+def import_shard(job: ShardJob) -> None:
     """Make one shard of a file with examples unless the shard exists.
-
-    `running` reads an HDF5 file; None for a TFRecord file.
 
     Raises DataError for a faulty file or vocabulary, and if memory is short.
     """
@@ -235,7 +205,6 @@ def import_shard(job: ShardJob, *, running: Sandbox | None) -> None:
         if is_finished(job, source_sha256):
             return
         vocabulary = load_vocabulary(job.vocab_path)
-        lots = read_tfrecord(path) if running is None else read_hdf5(path, running)
-        examples = collect_examples(path, lots, vocabulary, settings)
+        examples = read_examples(path, vocabulary, settings)
         check_examples(path, examples, vocabulary, settings)
         store_shard(job, examples, source_sha256, ("holds", "pick fewer"))

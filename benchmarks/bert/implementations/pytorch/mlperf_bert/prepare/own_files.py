@@ -26,7 +26,6 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.untrusted import file_digest, in_brief, open_regular_file
-from mlperf_bert.prepare.sandbox import Limits, sandbox
 
 Form = Literal["text", "json_lines"]
 Packing = Literal["plain", "gzip", "zstd", "parquet"]  # the Parquet reader yields lines of JSON
@@ -49,9 +48,6 @@ LONG_READ_BYTES = 2**30  # takes seconds: print a line
 _ZSTD_WINDOW_BYTES = 2**27  # memory that files written by `zstd --long` need
 _ZSTD_INPUT_BYTES = 1024  # may unpack to 32 MiB
 _BUFFER_BYTES = 2**20
-PARQUET_READER = "mlperf_bert.prepare.parquet_reader:read_lines"
-# The reader waits for cleaning, so it gets long limits; its output is bounded by MOST_EXPANSION.
-_PARQUET_LIMITS = Limits(cpu_seconds=36_000, wall_seconds=10 * 86_400, answer_bytes=2**50)
 
 DocumentRule = Literal["empty-line", "line", "file"]
 SECTION_CHARS = 2**16  # about 12,000 words
@@ -207,11 +203,7 @@ def _unpacked(file: io.FileIO, path: Path, packing: Packing, text_field: str) ->
     elif packing == "zstd":
         yield _Joined(_zstd_pieces(io.BufferedReader(file, _BUFFER_BYTES)))
     elif packing == "parquet":
-        with sandbox(f"{PARQUET_READER}:{text_field}", _PARQUET_LIMITS) as running:
-            remedy = (
-                "give whole Parquet files, and the name of their column of text as --text-field"
-            )
-            yield _Joined(running.read_pieces(path, remedy))
+        yield _Joined(_parquet_lines(path, text_field))
     else:
         yield file
 
@@ -233,6 +225,18 @@ class _Joined:
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
+
+
+def _parquet_lines(path: Path, text_field: str) -> Iterator[bytes]:
+    """Yield the rows of a Parquet file as lines of JSON. Raises DataError with pyarrow's words."""
+    from mlperf_bert.prepare.parquet_reader import read_lines  # imports pyarrow, which is an extra
+
+    try:
+        yield from read_lines(text_field, str(path))
+    except (OSError, ValueError, NotImplementedError) as error:
+        problem = f"cannot be read ({error})"
+        remedy = "give whole Parquet files, and the name of their column of text as --text-field"
+        raise DataError(str(path), problem, remedy) from None
 
 
 def _zstd_pieces(file: io.BufferedReader) -> Iterator[bytes]:

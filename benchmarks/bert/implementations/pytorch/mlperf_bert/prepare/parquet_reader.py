@@ -1,7 +1,6 @@
 """Reader of Parquet files of own text: each row's text becomes one line of JSON.
 
-It runs only in a child of the sandbox. It starts no threads, which the sandbox forbids, and holds
-one page and one batch of rows, whatever the size of the row groups.
+It starts no threads and holds one page and one batch of rows, whatever the size of the row groups.
 """
 
 import json

@@ -8,7 +8,6 @@ is trusted: names and counts may be hostile.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,7 @@ from mlperf_bert.data.set_checks import (
     wrong_settings,
 )
 from mlperf_bert.prepare.pool import finished_in_sight
-from mlperf_bert.prepare.sandbox import Sandbox, sandbox
 from mlperf_bert.prepare.verify.full import (
-    LAYOUT_READER,
     SAMPLES_AT_A_TIME,
     FullCheck,
     VerifyJob,
@@ -60,17 +57,15 @@ def verify(
     full: bool,
     workers: int,
     quiet: bool = False,
-    layouts: Sandbox | None = None,
 ) -> Report:
     """Check `directory`: one prepared set, or the parent of the sets train/ and eval/.
 
     Args:
         directory: the set or the pair.
         full: read the shards too, in `workers` processes, and show progress unless `quiet`.
-        layouts: a running sandbox with LAYOUT_READER for a full check; None: start one.
 
     Raises:
-        ConfigError: `workers` out of range, or no sandbox can be started.
+        ConfigError: `workers` out of range.
         DataError: there is no such directory, or a worker process died. What is wrong with the
             files is in the report.
     """
@@ -83,8 +78,7 @@ def verify(
     names = {name: directory / name for name in PAIR} if is_pair else {"set": directory}
     sets = [_Set(set_dir, name, full=full) for name, set_dir in names.items()]
     if full:
-        with nullcontext(layouts) if layouts else sandbox(LAYOUT_READER) as running:
-            _examine(sets, running, workers, quiet)
+        _examine(sets, workers, quiet)
         for part in sets:
             part.judge()
     else:
@@ -158,9 +152,9 @@ class _Set:
         summary = f"{num_right} of {len(self.manifest.shards)}"
         self.checks.append(Check(name, summary, tuple(problems)))
 
-    def jobs(self, layouts: Sandbox) -> Iterator[VerifyJob]:
+    def jobs(self) -> Iterator[VerifyJob]:
         """Jobs for the shards that the full check reads."""
-        return iter(()) if self.full is None else self.full.jobs(layouts)
+        return iter(()) if self.full is None else self.full.jobs()
 
     def judge(self) -> None:
         """Add the full checks after every shard was read."""
@@ -175,9 +169,9 @@ class _Set:
         self.statistics |= rates
 
 
-def _examine(sets: list[_Set], layouts: Sandbox, workers: int, quiet: bool) -> None:
+def _examine(sets: list[_Set], workers: int, quiet: bool) -> None:
     parts = {part.set_dir: part for part in sets}
-    jobs = [job for part in sets for job in part.jobs(layouts)]
+    jobs = [job for part in sets for job in part.jobs()]
     for job, findings in finished_in_sight(
         verify_shard,
         jobs,
