@@ -112,16 +112,6 @@ def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path)
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
 
 
-def test_a_vocabulary_with_words_behind_that_no_random_token_is_of(
-    foreign: dict[str, list[Path]], tmp_path: Path
-) -> None:
-    for number in (200, 70_000):
-        vocab = with_more_words(tmp_path, number)
-        with pytest.raises(DataError, match="is larger than the one it was made with"):
-            bring(foreign["fixed.hdf5"][:1], tmp_path / f"{number}", vocab=vocab)
-        assert not (tmp_path / f"{number}" / "index").exists()
-
-
 def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--vocab.*give the vocab\.txt"):
         bring([tmp_path / "none.hdf5"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
@@ -248,7 +238,7 @@ def ragged(name: str) -> Change:
         (put("masked_lm_ids", (2, 0), -1), r"row 2: has masked_lm_ids outside the vocabulary"),
         (put("input_mask", (3, 1), 0), "row 3: has an input_mask that is not ones and then zeros"),
         (put("input_mask", (3, slice(4, None)), 0), "row 3: has something else than zeros where"),
-        (put("next_sentence_labels", ..., 0), "labels are 1, half or more belong"),
+        (put("next_sentence_labels", ..., 0), "next_sentence_label: is 0 in all "),
         (changed("input_ids", lambda ids: ids + np.int64(2**40)), "row 0: has input_ids outside"),
         (changed("input_ids", lambda ids: ids[:, :-1]), "input_mask has the shape"),
         (changed("input_ids", lambda ids: ids[None]), "input_ids has the shape"),
@@ -269,20 +259,8 @@ def test_a_wrong_row_is_named(
     assert re.search(problem, line)
 
 
-def test_examples_that_are_there_twice_are_refused(from_text: Path, tmp_path: Path) -> None:
+def test_another_share_of_masks_is_refused(from_text: Path, tmp_path: Path) -> None:
     examples = examples_of(shard_of(from_text, NAMES[0]))
-    write_fixed(tmp_path / "a.hdf5", [*examples, *examples[::-1]], WIDTH, ROOM)
-    assert "examples are copies of others" in refusal(tmp_path / "a.hdf5")
-
-
-def test_other_masking_is_refused(from_text: Path, tmp_path: Path) -> None:
-    examples = examples_of(shard_of(from_text, NAMES[0]))
-    mask_id = load_vocabulary(VOCAB).mask_id
-    for example in examples:
-        for position in example["masked_lm_positions"]:
-            example["input_ids"][position] = mask_id
-    write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
-    assert "masked positions are [MASK], about" in refusal(tmp_path / "a.hdf5")
     for example in examples:
         for name in ("masked_lm_positions", "masked_lm_ids"):
             del example[name][1:]

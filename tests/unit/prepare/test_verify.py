@@ -80,11 +80,11 @@ def test_json(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError):
         call(pair, "--full", "--json", "--workers", "1")
     values = json.loads(capsys.readouterr().out)
-    assert (values["schema_version"], values["mode"], values["is_right"]) == (1, "full", False)
+    assert (values["schema_version"], values["mode"], values["is_right"]) == (2, "full", False)
     found = {one["name"]: one for one in values["sets"]["train"]["checks"]}
     assert found["shard digests"]["status"] == "WRONG"
     assert found["shard digests"]["problems"][0]["where"] == str(shard(pair))
-    assert values["sets"]["eval"]["statistics"]["mask_share"] == pytest.approx(0.8, abs=0.1)
+    assert values["sets"]["eval"]["statistics"]["random_next_share"] == pytest.approx(0.5, abs=0.2)
     manifest = Manifest.load(pair / "eval")
     assert values["sets"]["eval"]["statistics"]["samples"] == manifest.num_samples
 

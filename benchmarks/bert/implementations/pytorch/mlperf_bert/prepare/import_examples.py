@@ -31,7 +31,7 @@ from mlperf_bert.prepare.build import (
 from mlperf_bert.prepare.examples import joined
 from mlperf_bert.prepare.verify.check import verify
 from mlperf_bert.prepare.verify.contents import MIN_LENGTH, check_arrays
-from mlperf_bert.prepare.verify.full import MAX_COPIED_SHARE, rate_checks
+from mlperf_bert.prepare.verify.full import rate_checks
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
 REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
@@ -143,8 +143,8 @@ def check_examples(
 ) -> None:
     """Raise DataError if `verify --full` would refuse a shard of these examples.
 
-    It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked, of these
-    80 % [MASK], 10 % kept, 10 % replaced; next-sentence labels, unknown words, and copies.
+    It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked; that
+    next-sentence labels change; and unknown words.
     """
     manifest = manifest_of(vocabulary, limits)
     contents = check_arrays(examples, manifest)
@@ -154,9 +154,6 @@ def check_examples(
     for check in rate_checks(path, manifest, {path: tally}, tally):
         for problem in check.problems:
             raise DataError(problem.args[0], problem.args[1], REMEDY)
-    if contents.copied > MAX_COPIED_SHARE * tally.samples:
-        problem_of_all = f"{contents.copied:,} of {tally.samples:,} examples are copies of others"
-        raise DataError(str(path), problem_of_all, "get the file again: it was made wrongly")
 
 
 def import_set(

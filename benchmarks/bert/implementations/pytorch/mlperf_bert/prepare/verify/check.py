@@ -40,7 +40,6 @@ from mlperf_bert.prepare.verify.full import (
     SAMPLES_AT_A_TIME,
     FullCheck,
     VerifyJob,
-    check_leak,
     verify_shard,
 )
 from mlperf_bert.prepare.verify.report import Check, Report, SetReport, length_statistics
@@ -206,8 +205,6 @@ def _between(train: _Set, held_out: _Set) -> Iterator[Check]:
         yield Check("one vocabulary", "", tuple(problems))
     problems = shared_texts(held_out.set_dir, train.sidecars, held_out.sidecars)
     yield Check("separate texts", "", tuple(problems))
-    if train.full is not None and held_out.full is not None:
-        yield check_leak(held_out.set_dir, train.full.texts.values, held_out.full.texts.values)
 
 
 def check_manifest(set_dir: Path) -> tuple[Check, Manifest | None]:

@@ -1,10 +1,9 @@
-"""Vectorised checks of one shard's arrays: structure, ranges, masked counts, tallies, hashes.
+"""Vectorised checks of one shard's arrays: structure, ranges, masked counts, tallies.
 
 Shape letters: n samples of one chunk, T their tokens, P their masked positions, V vocabulary.
 The rules are those of examples.py; a sample's text is its tokens with the labels put back.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,17 +18,13 @@ from mlperf_bert.data.shards import ShardArrays
 TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 MIN_LENGTH_SINGLE = 3  # [CLS] a [SEP]
-# Two maskings of one text agree by chance at most once in 2**32: an equal example is a copy.
-COPY_BITS = 32
-EQUAL_INPUT_CHANCE = 0.8**2 + 0.1**2  # both [MASK] or both kept; equal random tokens are rarer
 
 Flags = NDArray[np.bool_]
-Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over some samples, and the highest token id; two tallies add up."""
+    """Counts over some samples; two tallies add up."""
 
     samples: int = 0
     tokens: int = 0
@@ -38,30 +33,19 @@ class Tally:
     kept: int = 0  # of them, input is the label
     unknown: int = 0  # [UNK] in the text
     random_next: int = 0  # samples with label 1
-    highest_id: int = 0  # of all inputs and labels
 
     def __add__(self, other: "Tally") -> "Tally":
         names = [field.name for field in fields(self)]
-        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
-        counts["highest_id"] = max(self.highest_id, other.highest_id)
-        return Tally(**counts)
+        return Tally(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
 class ShardContents:
-    """Findings from the arrays of one shard.
-
-    `faults` is empty if all is right; `texts` hashes the text of each sample, `copies` each whole
-    sample with so many possible maskings that an equal one must be a copy. `copied` counts the
-    samples that are copies of others in this shard.
-    """
+    """Findings from the arrays of one shard; `faults` is empty if all is right."""
 
     faults: tuple[str, ...]
     tally: Tally
     label_counts: NDArray[np.int64]  # [V], labels where the input is [MASK]
-    texts: Hashes
-    copies: Hashes
-    copied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +85,15 @@ class _Faults:
 def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
     """Check all samples of a shard whose offset tables already ascend within their limits.
 
-    Memory beside the mapped file: a few megabytes and 16 bytes per sample (hashes).
+    Memory beside the mapped file: a few megabytes.
     """
     checker = _Checker(manifest)
-    hashes = [checker.check(chunk) for chunk in _chunks(arrays)]
-    texts, copies = (np.concatenate(part) for part in zip(*hashes, strict=True))
+    for chunk in _chunks(arrays):
+        checker.check(chunk)
     return ShardContents(
         faults=checker.faults.in_words(),
         tally=checker.tally,
         label_counts=checker.label_counts,
-        texts=texts,
-        copies=copies,
-        copied=repeated(np.sort(copies)),
     )
 
 
@@ -125,11 +106,6 @@ def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
         masked_tokens=tally.masked,
         mask_inputs=tally.mask_inputs,
     )
-
-
-def repeated(hashes: Hashes) -> int:
-    """The number of sorted hashes that equal the one before."""
-    return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
 
 
 def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
@@ -172,32 +148,18 @@ class _Checker:
         self._masked_counts = masked_count_table(
             longest, manifest.max_predictions, STORED_MASKING_RATE
         ).astype(np.int64)
-        self._is_copy = self._choice_bits() >= COPY_BITS
-        # A text's hash is the sum over its tokens of token key x position key, modulo 2**64.
-        keys = np.random.default_rng(0)
-        self._token_keys = keys.integers(0, 2**64, manifest.vocab_size, dtype=np.uint64)
-        self._position_keys = keys.integers(0, 2**64, longest, dtype=np.uint64)
-        self._input_keys = keys.integers(0, 2**64, longest, dtype=np.uint64)
 
-    def check(self, chunk: _Chunk) -> tuple[Hashes, Hashes]:
-        """Note faults and tallies; returns the hashes of texts and of whole samples."""
-        nothing = np.empty(0, dtype=np.uint64)
+    def check(self, chunk: _Chunk) -> None:
+        """Note faults and tallies."""
         # Only numbers within their ranges can be used as indices.
         if self._has_wrong_ranges(chunk) or self._has_wrong_positions(chunk):
-            return nothing, nothing
+            return
         rows = chunk.starts[chunk.sample_of_masked] + chunk.positions
         text = chunk.tokens.copy()
         text[rows] = chunk.labels
         if self._has_wrong_structure(chunk, text):
-            return nothing, nothing
-        inputs = chunk.tokens[rows]
-        self._count(chunk, text, inputs)
-        texts = self._text_hashes(chunk, text)
-        factors = self._token_keys[inputs] | np.uint64(1)
-        products = factors * self._input_keys[chunk.positions]
-        masked_starts = np.cumsum(chunk.counts) - chunk.counts
-        copies = texts + np.add.reduceat(products, masked_starts)
-        return texts, copies[self._is_copy[chunk.lengths]]
+            return
+        self._count(chunk, text, chunk.tokens[rows])
 
     def _has_wrong_ranges(self, chunk: _Chunk) -> bool:
         vocab_size = self._manifest.vocab_size
@@ -274,23 +236,7 @@ class _Checker:
             kept=int(np.count_nonzero(inputs == chunk.labels)),
             unknown=int(np.count_nonzero(text == self._manifest.unk_id)),
             random_next=int(np.count_nonzero(chunk.next_labels)),
-            highest_id=int(max(chunk.tokens.max(), chunk.labels.max())),
         )
-
-    def _choice_bits(self) -> NDArray[np.float64]:
-        """For each text length, -log2 of the chance that two maskings of one text agree."""
-        bits = np.zeros(len(self._masked_counts))
-        for length in range(self._min_length, len(bits)):
-            candidates, count = length - self._special, int(self._masked_counts[length])
-            ways = math.lgamma(candidates + 1) - math.lgamma(count + 1)
-            ways -= math.lgamma(candidates - count + 1)
-            bits[length] = (ways - count * math.log(EQUAL_INPUT_CHANCE)) / math.log(2)
-        return bits
-
-    def _text_hashes(self, chunk: _Chunk, text: NDArray[Any]) -> Hashes:
-        positions = np.arange(len(text)) - np.repeat(chunk.starts, chunk.lengths)
-        products = self._token_keys[text] * self._position_keys[positions]
-        return np.add.reduceat(products, chunk.starts)
 
 
 def _owners(chunk: _Chunk, bad_tokens: Flags) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import Any
 from mlperf_bert.common.errors import DataError, one_line
 from mlperf_bert.common.machine import usable_cpus
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_PROBLEM_LINES = 20
 HISTOGRAM_ROWS = 10
 BAR_WIDTH = 40
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dir", type=Path, metavar="DIR", help="prepared set, or directory with train/ and eval/"
     )
     parser.add_argument(
-        "--full", action="store_true", help="read every shard: digests, contents, duplicates"
+        "--full", action="store_true", help="read every shard: digests, structure, contents"
     )
     parser.add_argument(
         "--workers",
