@@ -22,8 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bert_tools.convert.protobuf import fields, octets, text
-from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of
+from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of, fields
 from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
 from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
 
@@ -34,7 +33,6 @@ _COUNTERS = (
 )
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = "/.OPTIMIZER_SLOT/"  # in the keys of an optimizer's state of a variable
-_MOST_VARIABLES = 50_000
 # A variable's name in the second release, or its beginning -> the first release's.
 _SECOND_WHOLE = MappingProxyType(
     {
@@ -188,14 +186,9 @@ def _reshaped(name: str, tensor: SourceTensor) -> SourceTensor:
 
 
 def _variables(graph: bytes) -> Iterator[tuple[str, str]]:
-    """Key and name of each variable of a `TrackableObjectGraph`. Raises ValueError."""
-    count = 0
+    """Key and name of each variable of a `TrackableObjectGraph`. Raises ValueError, IndexError."""
     for number, node in fields(memoryview(graph)):
-        for kind, attribute in fields(octets(node)) if number == 1 else ():
-            if kind != 2:
-                continue
-            count += 1
-            if count > _MOST_VARIABLES:
-                raise ValueError(f"has a graph of more than {_MOST_VARIABLES:,} variables")
-            found = {field: text(value) for field, value in fields(octets(attribute)) if field < 4}
-            yield found.get(3, ""), found.get(2, "")
+        for kind, attribute in fields(node) if number == 1 else ():
+            if kind == 2:
+                found = dict(fields(attribute))
+                yield bytes(found.get(3, b"")).decode(), bytes(found.get(2, b"")).decode()

@@ -12,9 +12,8 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from bert_tools.convert.tensorflow_bundle import damage_of, read_bundle
+from bert_tools.convert.tensorflow_bundle import MAX_INDEX_BYTES, damage_of, read_bundle
 from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
-from bert_tools.convert.tensorflow_table import MAX_INDEX_BYTES
 from mlperf_bert.checkpoint.huggingface.weights import Source, SourceTensor, Weight, read_settings
 from mlperf_bert.common.errors import CheckpointError, DataError
 from mlperf_bert.common.records import read_record
