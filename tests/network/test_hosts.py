@@ -234,7 +234,7 @@ def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[obj
     return {
         "train": ["train", *given, "--run-dir", directory / "run", *two, *endless],
         "evaluate": ["evaluate", "--checkpoint", weights, "--data", data, "--ranks", 2],
-        "doctor": ["doctor", "--only", "network", "--device", "cpu"],
+        "network-test": ["network-test", "--config", config, *two],
         "squad": ["squad", "train", "--engine", "pipeline:2", "--run-dir", directory / "s", *squad],
         "tune": ["tune", *given, "--space", "around", "--out", directory / "study", *two],
     }

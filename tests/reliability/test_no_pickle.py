@@ -72,8 +72,7 @@ def test_fine_tuning(engine: str, tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_the_network_test(tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    config = ("--config", tiny[1], *TWO_RANKS, "--device", "cpu")
-    watched(tmp_path, "doctor", "--only", "network", *config, status=0)
+    watched(tmp_path, "network-test", "--config", tiny[1], *TWO_RANKS, status=0)
 
 
 def test_it_would_be_seen(tmp_path: Path) -> None:

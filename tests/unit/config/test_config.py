@@ -10,6 +10,8 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_to_toml, config_value, load_config
 from mlperf_bert.config.options import add_config, find_config
+from mlperf_bert.config.run_config import has_bert_large_sizes, is_bert_large
+from mlperf_bert.config.sections import ModelSection
 from support import CONFIGS, TINY_CONFIG, refusal
 
 
@@ -279,3 +281,10 @@ def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said
+
+
+def test_dropout_changes_the_model_but_not_what_its_steps_cost(tiny_config: Path) -> None:
+    large, without_dropout = ModelSection(), ModelSection(hidden_dropout=0.0)
+    assert is_bert_large(large) and has_bert_large_sizes(large)
+    assert not is_bert_large(without_dropout) and has_bert_large_sizes(without_dropout)
+    assert not has_bert_large_sizes(load_config(tiny_config).model)

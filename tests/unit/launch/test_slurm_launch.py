@@ -113,7 +113,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
-    words = f"{sys.executable} -P -m mlperf_bert network-test --timeout 300"
+    words = f"{sys.executable} -P -m mlperf_bert network-test"
     assert network.endswith(f"{words} --config {DGX} --set run.device=cpu")
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 sh -c sync" in caches
     assert size in train
@@ -274,5 +274,5 @@ def test_a_failed_network_stops_before_training(job: dict[str, str]) -> None:
     srun_that(job, "*network-test*", "exit 1")
     done, asked = run(job)
     assert done.returncode == 1
-    assert "ranks cannot reach each other" in done.stderr
+    assert "the all-reduce of the ranks failed, see above; NETWORK_TEST=0 skips" in done.stderr
     assert len(asked) == 1

@@ -3,25 +3,17 @@
 import importlib.metadata
 import importlib.util
 import re
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from bert_tools.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.common.machine import read_machine
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.network_test.findings import Finding, Options, fail, info, ok, warn
 
 RULESET = "5.0.0"  # of MLPerf training, the last one with BERT
 _INSTALL = "run in the checkout: tools/venv.sh"
-_MPI = "mpi"
-_MPI_SECONDS = 20
-_ASK_MPI = (
-    "import mpi4py; mpi4py.rc.initialize = False; mpi4py.rc.finalize = False; "
-    "from mpi4py import MPI; print(MPI.Get_library_version())"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +49,34 @@ OPTIONAL = (
         "apex", "amp_C", "no optim.implementation 'apex'", source="an image that has NVIDIA's apex"
     ),
     Package("nvidia-dali", "nvidia.dali", "no data.loader 'dali'", source="extra 'dali'"),
-    Package("matplotlib", "matplotlib", "no pictures", (3, 9), source="extra 'plots'"),
     Package("triton", "triton", "no fused kernels on a GPU", source="triton"),
-    Package("transformers", "transformers", "no `bench against`", source="transformers"),
-    Package("pynvml", "pynvml", "no GPU temperatures and clocks here", source="nvidia-ml-py"),
+    Package("mpi4py", "mpi4py", "no data.loader 'mpi_readers'", source="extra 'mpi' and an MPI"),
 )
 
 
-def check(options: Options) -> list[Finding]:
-    """Check the needed packages, or all; only an MPI is imported, in another process."""
-    needed = needed_here(options.config, has_gpus=bool(read_machine().gpus))
-    findings = [judge(package, installed_version(package)) for package in NEEDED]
-    findings.append(judge_ruleset(installed_rulesets()))
-    for package in OPTIONAL:
-        if options.all_packages or package.name in needed:
-            version = installed_version(package)
-            findings.append(judge(package, version, is_needed=package.name in needed))
-    if options.all_packages or _MPI in needed:
-        findings.append(judge_mpi(*_mpi_library(), is_needed=_MPI in needed))
-    return findings
+def check(config: RunConfig | None) -> list[Finding]:
+    """Check the packages that are needed everywhere, and those that this config or a GPU needs."""
+    needed = needed_here(config, has_gpus=bool(read_machine().gpus))
+    packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
+    findings = [judge(package, installed_version(package)) for package in packages]
+    return [*findings, judge_ruleset(installed_rulesets())]
 
 
 def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
     """The optional packages that the config, or a GPU, needs."""
-    needed = {"triton", "pynvml"} if has_gpus else set()
+    needed = {"triton"} if has_gpus else set()
     if config is not None:
-        choices = {"apex": "apex", "dali": "nvidia-dali", "mpi_readers": _MPI}
+        choices = {"apex": "apex", "dali": "nvidia-dali", "mpi_readers": "mpi4py"}
         chosen = {config.optim.implementation, config.data.loader}
         needed |= {choices[each] for each in chosen & choices.keys()}
     return needed
 
 
-def judge(package: Package, version: str | None, *, is_needed: bool = True) -> Finding:
+def judge(package: Package, version: str | None) -> Finding:
     """The finding on a package; `version` is None if not installed, empty if not known."""
     name = f"packages.{package.name}"
     if version is None and package.source:
-        lacks = warn if is_needed else info
-        return lacks(name, f"not found: {package.cost}", f"if you need it: {package.source}")
+        return warn(name, f"not found: {package.cost}", f"if you need it: {package.source}")
     if version is None:
         return fail(name, f"missing: {package.cost}", _INSTALL)
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
@@ -114,17 +97,6 @@ def judge_ruleset(rulesets: tuple[str, ...] | None) -> Finding:
         found = f"this mlperf-logging does not know {RULESET}"
         return fail(name, found, _INSTALL)
     return ok(name, f"mlperf-logging knows {RULESET}")
-
-
-def judge_mpi(library: str | None, reason: str, *, is_needed: bool = True) -> Finding:
-    """The finding on MPI: `library` is its own description, `reason` why there is none."""
-    name = f"packages.{_MPI}"
-    if library is None:
-        remedy = "if you need it: extra 'mpi' and an MPI"
-        return (warn if is_needed else info)(
-            name, f"{reason}: no data.loader 'mpi_readers'", remedy
-        )
-    return ok(name, library)
 
 
 def installed_version(package: Package) -> str | None:
@@ -149,8 +121,6 @@ def _distributions(package: Package) -> list[str]:
     if package.module == "nvidia.dali":  # its name ends in the version of CUDA
         names = importlib.metadata.packages_distributions().get("nvidia", [])
         names = [name for name in names if "dali" in name]
-    if package.module == "pynvml":
-        names.append("nvidia-ml-py")
     return names
 
 
@@ -162,23 +132,3 @@ def installed_rulesets() -> tuple[str, ...] | None:
     folder = Path(next(iter(spec.submodule_search_locations))) / "compliance_checker"
     found = folder.glob("training_*.*")
     return tuple(sorted(path.name.removeprefix("training_") for path in found if path.is_dir()))
-
-
-def _mpi_library() -> tuple[str | None, str]:
-    # In a separate process, because loading an unfit MPI library may end it.
-    if importlib.util.find_spec("mpi4py") is None:
-        return None, "mpi4py not found"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK_MPI],
-            capture_output=True,
-            text=True,
-            timeout=_MPI_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None, "mpi4py does not answer"
-    if done.returncode != 0:
-        return None, "mpi4py finds no MPI library"
-    version = importlib.metadata.version("mpi4py")
-    return f"mpi4py {version} with {done.stdout.strip().splitlines()[0].strip()}", ""

@@ -217,7 +217,7 @@ def find_alerts(
     shares = shares_waited(history.recent)
     if shares and median(shares) > WAITING_SHARE:
         text = f"steps wait for data: {median(shares):.0%} of rank 0's time"
-        yield Alert("waits", "mild", f"{text}; mlperf_bert doctor --only disk")
+        yield Alert("waits", "mild", text)
     yield from (Alert("file", "mild", problem) for problem in problems)
 
 

@@ -54,7 +54,10 @@ COMMANDS = {
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
     "verify": ("mlperf_bert.prepare.verify.report", "check prepared data"),
     "stage-data": ("mlperf_bert.cli.stage_data", "copy a node's part of the data to local disk"),
-    "network-test": ("mlperf_bert.cli.network_test", "check the network between a job's ranks"),
+    "network-test": (
+        "mlperf_bert.cli.network_test",
+        "one all-reduce over the ranks: right, and how fast",
+    ),
     "config": ("mlperf_bert.cli.config", "check a config, print it, say what it means"),
     "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
     "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, memory, time"),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.distributed.failures import saying_failures
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
+from mlperf_bert.distributed.sum_check import check_sums
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.parts.build import Parts
 from mlperf_bert.run.outcome import RunOutcome
@@ -26,6 +27,7 @@ def train(parts: Parts) -> RunOutcome:
     """
     run, log, at = parts.run, parts.log, parts.run.whereabouts.at
     at("warm-up")
+    check_sums(run.info, run.device)
     warm_up(run.config, parts.step, parts.model, parts.optimizer, run.device)
     parts.evaluation.prepare()
     parts.saving.prepare()

@@ -1,43 +1,50 @@
-"""The sub-command `network-test`: check that the ranks of a job reach each other, and how fast."""
+"""The sub-command `network-test`: one all-reduce over the ranks, exactly right, and its rate."""
 
 import argparse
-from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import FAULT, STOPPED
 from mlperf_bert.config.options import add_config
-from mlperf_bert.distributed.network_test.findings import Finding, Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.distributed.launch import RankInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `network-test`."""
     add_config(parser)
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="time limit of the test, and of the wait for a rank (default 60)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings on rank 0, like `doctor --only network`; 0, or 1 if the test fails.
+    """Print on rank 0 what was found; return 0.
 
-    Without a launcher it starts one node's ranks of the config. Raises ConfigError.
+    Without a launcher it starts one node's ranks of the config. Raises ConfigError for a config
+    that cannot work, UserError for wrong sums, LostRanksError if ranks do not reach each other.
     """
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.network_test.all_ranks import examine
+    from mlperf_bert.distributed.session import in_session
     from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.distributed.sum_check import measure
+    from mlperf_bert.signals.signal_watch import SignalWatch
 
-    config, info = load_config(args.config, args.set), read_rank_info()
-    options = Options(config=config, timeout_s=args.timeout)
-    if info.launcher == "single":
-        ranks = config.parallel.ranks_per_node
-        return run_on_ranks(args.command_line, ranks, agreed_statuses=(FAULT, STOPPED))
-    return examine(info, (), options, _print)
+    config = load_config(args.config, args.set)
+    parallel = config.parallel
+    if read_rank_info().launcher == "single" and parallel.ranks_per_node > 1:
+        return run_on_ranks(args.command_line, parallel.ranks_per_node)
 
+    def run_rank(info: "RankInfo", device: "torch.device") -> int:
+        found = measure(info, device)
+        if info.rank == 0:
+            print(f"all-reduce: {found}", flush=True)
+        return 0
 
-def _print(findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        print(finding.line(), flush=True)
+    # Half of the processes of `mpi_readers` use no GPU in training.
+    share = "allow" if config.data.loader == "mpi_readers" else parallel.share_gpu
+    patience = timedelta(seconds=config.run.hang_timeout_s)
+    with SignalWatch(None, speaks=False):
+        return in_session(
+            run_rank, config.run.device, share, patience=patience, binding=parallel.binding
+        )

@@ -1,1 +1,0 @@
-"""The network test: do the ranks of a job reach each other, and how fast."""
