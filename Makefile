@@ -69,7 +69,6 @@ bench: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python logs/2026-11-21-presort/bench_readers.py
 
 # What would be submitted, checked by all of MLCommons' checkers and our own (docs/start/submission.md).
 package: setup

@@ -4,8 +4,7 @@
 
 JSON, an object per kernel: registers per thread, bytes of stack, spilled loads and stores, shared
 memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of
-16, and instructions per element. `tests/unit/model/test_kernel_gate.py` keeps their bounds, and
-`logs/2026-11-22-kernels/step_budget.py` turns them into times.
+16, and instructions per element. `tests/unit/model/test_kernel_gate.py` keeps their bounds.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Tables of this log's README.md, docs/how/cluster_model.md and docs/how/scaling.md.
 
     python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
-    python logs/2026-11-22-cluster-model/cluster_tables.py --write   reckons all anew (a minute)
 
 Every time to train is `bert_tools.plan.forecast`'s, which `plan suggest` and `plan cluster` print.
 """
@@ -16,17 +15,10 @@ TABLES = Path(__file__).with_name("tables.json")
 
 
 def main(words: list[str]) -> None:
-    """Print a table as Markdown, or write all."""
-    if words == ["--write"]:
-        sys.path.insert(0, str(Path(__file__).parent))
-        from cluster_answers import reckoned
-
-        text = json.dumps(reckoned(with_fits=True), indent=0, ensure_ascii=False)
-        TABLES.write_text(text + "\n", "utf-8")
-        return
+    """Print a table as Markdown."""
     tables: dict[str, Table] = json.loads(TABLES.read_text("utf-8"))
     if len(words) != 1 or words[0] not in tables:
-        raise SystemExit(f"give --write, or one of {', '.join(tables)}")
+        raise SystemExit(f"give one of {', '.join(tables)}")
     print(markdown(tables[words[0]]))
 
 
