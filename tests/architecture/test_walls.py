@@ -70,7 +70,6 @@ def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
         *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
         "config show cpu_tiny",
         "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16",
-        "plan memory --config dgxa100_1x8x56x1",
     ]
     done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)
     assert done.returncode == 0, done.stderr

@@ -15,12 +15,9 @@ from torch import Tensor
 from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
 from mlperf_bert.model.heads import pretraining_loss
-from mlperf_bert.model.saved_bytes import Forward
-from mlperf_bert.parts.memory_plan import refuse_what_cannot_fit
 from mlperf_bert.step import eager
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from report_pages import checked
@@ -264,23 +261,6 @@ def test_contradictions_are_one_line(
     assert train("run", *overrides) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
-
-
-def test_what_cannot_fit_is_refused_before_it_is_built(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def small_gpu(config: RunConfig, _: object, largest_forward: Callable[[], Forward]) -> None:
-        refuse_what_cannot_fit(config, largest_forward(), 2**20)
-
-    monkeypatch.setattr("mlperf_bert.parts.build.check_memory", small_gpu)
-    monkeypatch.setattr("mlperf_bert.parts.build.make_model", lambda *_: pytest.fail("was built"))
-    assert train("run") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "parallel.local_batch_size: 16 sequences" in line and "grad_accum_steps 4" in line
-    assert not (tmp_path / "run").exists()
 
 
 def test_room_for_more_masks_than_any_example_has_is_not_needed(

@@ -20,10 +20,8 @@ from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.parts.build import build_step, check_memory, make_model
-from mlperf_bert.parts.memory_plan import forward_of_lengths, forward_of_shape
 from mlperf_bert.step.captured import Step
 from mlperf_bert.step.warm_up import synthetic_batch
 
@@ -84,7 +82,7 @@ def training_run(
     shapes: tuple[StaticShape, ...] = ()
     if config.run.step_mode == "captured":
         shapes = run_shapes(config) if tokens is None else (shape_of(config, updates),)
-    check_memory(config, device, lambda: _largest_forward(config, updates, shapes), evaluates=False)
+    check_memory(config, device)
     with own_stream(device):
         model = make_model(config, seed, device)
         torch.manual_seed(derive_seed(seed, "dropout of others' kernels"))
@@ -193,17 +191,3 @@ def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
     }
     shape = next((shape for shape in shapes if shape.holds(**sizes)), None)
     return update if shape is None else tuple(pad(batch, shape) for batch in update)
-
-
-def _largest_forward(
-    config: RunConfig, updates: list[Update], shapes: tuple[StaticShape, ...]
-) -> Forward:
-    """The largest forward of these updates, padded to the smallest of `shapes` that holds it."""
-    batches = [batch for update in updates for batch in update]
-    largest = max(batches, key=lambda batch: len(batch.input_ids))
-    tokens, masked = len(largest.input_ids), len(largest.labels)
-    fitting = (each for each in shapes if each.tokens >= tokens and each.masked >= masked)
-    shape = next(fitting, None)
-    if shape is not None:
-        return forward_of_shape(shape)
-    return forward_of_lengths(config, np.array(largest.lengths), np.array(largest.masked_counts))

@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, add, text in (
         ("balance", _balance, "balance of the ranks' work, for every sampler and balance policy"),
         ("buckets", _buckets, "gradient buckets, and how early each can be sent"),
-        ("memory", _memory, "memory of one rank, part by part; the largest batch"),
         ("suggest", _suggest, "a config for a job of any size"),
         ("law", _law, "law of time over number of accelerators, fitted to results"),
         ("cluster", _cluster, "simulate a step and a run on any machine"),
@@ -91,12 +90,6 @@ def _buckets(parser: argparse.ArgumentParser) -> None:
         help="attention's three projections, separate or as one (default separate)",
     )
     _picture(parser)
-
-
-def _memory(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    text = "GB as in the GPU's name: 80, 141; also finds the largest batch that fits"
-    _number(parser, "device-memory", None, text, "GB", float)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,6 @@ class Accelerator:
     matrix_fp8_tflops: float
     matrix_fp32_tflops: float
     multiprocessors: int
-    memory_gb: float
     memory_gb_s: float
     link_gb_s: float
     nics: int

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from bert_tools.plan.cluster.device import MODEL
 from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
@@ -15,7 +14,6 @@ from bert_tools.plan.cluster.machine import (
     Scope,
     Software,
     StepOptimizer,
-    accelerators,
     default_constants,
     make_machine,
     programs,
@@ -28,19 +26,14 @@ from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
-from mlperf_bert.model.saved_bytes import Forward
-from mlperf_bert.parts.memory_plan import USABLE_OF_NAMED, refuse_what_cannot_fit
 
 MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
 MOST_DRAWS = 1000
 MOST_RANKS_OF_A_NODE = 576  # the largest NVLink domain that its maker names
 LAST_RANKS = 100_000  # of a sweep
-# Limits of the config whose memory is planned: more nodes and ranks add nothing to a rank.
-_MOST_NODES, _MOST_RANKS_OF_A_NODE, _MOST_LOCAL = 2, 16, 2**14
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16  # of every published run
@@ -217,8 +210,6 @@ def simulate(
 ) -> Simulated:
     """Drawn steps and the run they make up. Raises ConfigError if the batch cannot be drawn."""
     works = question.works(index)
-    if question.program == "ours":
-        _refuse_what_cannot_fit(question, works)
     return timed(question, works, constants or default_constants())
 
 
@@ -238,41 +229,6 @@ def timed(question: Question, works: list[Workload], constants: Constants) -> Si
         interval=question.evaluation_interval,
     )
     return Simulated(question=question, timings=timings, works=works, run=run, estimate=estimate)
-
-
-def _refuse_what_cannot_fit(question: Question, works: Sequence[Workload]) -> None:
-    """Raise ConfigError if, by `plan memory`, the largest forward drawn does not fit."""
-    ways = {"none": "flat", "node": "shard_node", "world": "shard_world"}
-    one = question.world_size == 1
-    tables = {
-        "run": {
-            "device": "cuda",
-            "step_mode": "captured" if question.software.capture == "on" else "eager",
-        },
-        "model": {"precision": question.precision},
-        "parallel": {
-            "nodes": min(question.nodes, _MOST_NODES),
-            "ranks_per_node": min(question.gpus_per_node, _MOST_RANKS_OF_A_NODE),
-            "local_batch_size": min(question.local_batch_size, _MOST_LOCAL),
-            "grad_accum_steps": min(question.grad_accum_steps, 2),
-            "data_parallel": "ddp" if one else ways[question.software.sharding],
-        },
-        "optim": {
-            "name": "muon" if question.optimizer == "muon" else "adamw",
-            "learning_rate": 1e-4,
-        },
-        "schedule": {"decay_steps": 1},
-        "eval": {"target_accuracy": 0.72},
-    }
-    forward = Forward(
-        sequences=question.local_batch_size,
-        tokens=round(max(float(work.tokens.max()) for work in works)),
-        masked=round(max(float(work.masked.max()) for work in works)),
-        longest=MODEL.max_position_embeddings,
-        mean_length=float(np.mean([work.tokens.sum() / work.sequences.sum() for work in works])),
-    )
-    usable = accelerators()[question.accelerator].memory_gb * USABLE_OF_NAMED
-    refuse_what_cannot_fit(config_from_tables(tables, "plan cluster"), forward, usable)
 
 
 def simulate_steps(job: Job, works: Sequence[Workload], seed: int = 0) -> list[StepTiming]:

@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if DEBUG in words or not is_out_of_memory(error):
             raise
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
-        problem, remedy = one_line(str(error).partition("\n")[0]), "see `mlperf_bert plan memory`"
-        say_error(f"{part}: out of memory ({problem}); use a smaller batch or model, {remedy}")
+        problem = one_line(str(error).partition("\n")[0])
+        say_error(f"{part}: out of memory ({problem}); use a smaller batch or model")
         return MISTAKE
     except Ended as ended:
         say(f"interrupted by {ended}")

@@ -3,7 +3,6 @@
 No training or evaluation sample is read here, only the vocabulary's digest, sidecars and index.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -68,7 +67,6 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.evaluation.schedule import Beside, InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.choices import AttentionChoice
-from mlperf_bert.model.saved_bytes import Forward
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
 from mlperf_bert.optim.noise_meter import make_noise_meter
@@ -76,7 +74,6 @@ from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.parts.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.parts.loader import build_loader
-from mlperf_bert.parts.memory_plan import forward_of_run, refuse_what_cannot_fit
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
@@ -174,9 +171,7 @@ def build(run: Run) -> Parts:
     loader, shapes = build_loader(
         config, planner, data.train_reader, run.seed, info, device, run.process, start.step + 1
     )
-    on_every_rank(
-        info, lambda: check_memory(config, device, lambda: forward_of_run(config, shapes))
-    )
+    on_every_rank(info, lambda: check_memory(config, device))
     vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
     continues = start.continues
     begun = run.directory.begun
@@ -340,20 +335,12 @@ def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPre
     return model
 
 
-def check_memory(
-    config: RunConfig,
-    device: torch.device,
-    largest_forward: Callable[[], Forward],
-    *,
-    evaluates: bool = True,
-) -> None:
-    """Raise ConfigError if a device cannot hold the plan, before anything is built.
+def check_memory(config: RunConfig, device: torch.device) -> None:
+    """Raise ConfigError if a CPU's memory cannot hold weights and gradients.
 
-    A CPU's memory must hold weights and gradients; others use the rest too.
+    Whether a batch fits a GPU is found at warm-up.
     """
     if device.type == "cuda":
-        num_bytes = torch.cuda.get_device_properties(device).total_memory
-        refuse_what_cannot_fit(config, largest_forward(), num_bytes, evaluates=evaluates)
         return
     needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
     if needed > memory_bytes():
