@@ -37,7 +37,6 @@ LEFT_OUT = {
 }
 # Numbers that switch something on: values that differ in what runs. The first is the plain one.
 NUMBERS: dict[str, tuple[Value, ...]] = {
-    "run.noise_interval_steps": (0, 2),
     "run.warm_up_steps": (1, 0),
     "model.hidden_dropout": (0.0, 0.2),
     "model.attention_dropout": (0.0, 0.2),

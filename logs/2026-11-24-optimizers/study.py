@@ -63,7 +63,6 @@ LARGER = {  # the rate goes with one over the width
 }
 LARGER_RATE = {"adamw": 0.5, "muon": 0.5}
 ENDS = {0: "reached", TARGET_MISSED: "missed", STOPPED: "aside"}
-NOISE_UPDATES = 32  # between measurements of the gradient's noise, in runs of fresh seeds
 
 
 @dataclass(eq=False)
@@ -88,7 +87,6 @@ class Training:
 
     def options(self, guess):
         """Words of `train` for it."""
-        steps = BUDGETS[self.batch] // self.batch
         local = min(LOCAL, self.batch)
         values = {
             "run.seed": self.seed,
@@ -100,8 +98,6 @@ class Training:
             "eval.interval_samples": INTERVALS[self.batch],
             **self.settings,
         }
-        if self.kind != "trial":
-            values["run.noise_interval_steps"] = min(NOISE_UPDATES, max(1, steps // 50))
         return [word for key, each in values.items() for word in ("--set", f"{key}={each}")]
 
     def target(self, guess):

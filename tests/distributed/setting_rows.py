@@ -47,7 +47,7 @@ IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
 COMPUTED = ("run.step_mode", "model.attention", "model.kernels", "model.head")
 # What has no part in a step.
 APART = (
-    *("run.warm_up_steps", "run.noise_interval_steps", "data.loader", "eval.overlap"),
+    *("run.warm_up_steps", "data.loader", "eval.overlap"),
     *("data.exchange_window_steps", "checkpoint.save", "checkpoint.interval_steps"),
 )
 # Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.

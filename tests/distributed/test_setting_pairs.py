@@ -59,7 +59,6 @@ REFUSED = (
     ("data.sampler strata_6_3_2_5", "model.kernels", "fused"),
     ("model.architecture modern", "model.objective", "mlm_nsp"),
     ("model.head chunked", "model.precision", "fp16"),
-    ("run.step_mode captured", "run.noise_interval_steps", "2"),
 )
 SHARDED = ("shard_node", "shard_world")
 

@@ -85,21 +85,11 @@ def flat(accuracy: float, **values: Any) -> list[dict[str, Any]]:
     return records_16k(wobbling, **values)
 
 
-def failing(at: int, **values: Any) -> list[dict[str, Any]]:
-    """The published run, with `values` from a step on."""
-    good = records_16k([(step, 0.36) for step in range(1, 200)])
-    return [each | values if each["step"] >= at else each for each in good]
-
-
 DECISIVE = {
     "repeated_samples": flat(0.625),
     "stays_at_initial": flat(0.341),
     "no_learning_rate": flat(0.341, learning_rate=0.0),
     "other_vocabulary": flat(0.001),
-    "not_finite": failing(100, loss=None),
-    "skipped": failing(100, skipped_steps=1),
-    "diverged": failing(100, loss=9.0),
-    "collapsed": failing(100, mlm_accuracy=0.05),
     "other_held_out_set": flat(0.21, loss=0.5),
 }
 
@@ -112,15 +102,6 @@ def test_a_known_symptom_makes_a_run_off(name: str, tmp_path: Path) -> None:
     if name != "no_learning_rate":  # which stays at the initial accuracy as well
         assert names(found)[0] == name
     assert all(cause.evidence and cause.remedy for cause in found.causes)
-
-
-def test_what_has_recovered_is_told_and_leaves_the_verdict(tmp_path: Path) -> None:
-    good = records_16k([(step, 0.36) for step in range(1, 20)])
-    good[9]["loss"] = None
-    found = diagnosed(tmp_path, BATCH_16K, good)
-    assert found.verdict.kind == "on track" and names(found) == ["not_finite"]
-    assert found.causes[0].evidence == "step 10: the loss is no number; it has recovered since"
-    assert "optim.initial_loss_scale" in found.causes[0].remedy
 
 
 def test_what_a_log_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
@@ -183,7 +164,6 @@ def test_anybodys_log_is_judged(tmp_path: Path) -> None:
         (PUBLISHED, "success", "on track", []),
         ([(20, 0.3409)], "success", "off", ["false_success"]),
         ([(step, 0.625) for step in EVERY_20], None, "off", ["repeated_samples"]),
-        ([*PUBLISHED[:4], (140, 0.2)], "aborted", "off", ["collapsed"]),
     )
     for points, status, kind, causes in cases:
         path.write_text(log_of(points, 16_384, status), encoding="ascii")

@@ -95,16 +95,8 @@ def test_alerts_stay_where_there_is_little_room(tmp_path: Path) -> None:
     records = [tiny(step, loss=None, slowest_over_median=2.5) for step in range(1, 15)]
     write_watched(tmp_path / "run", records)
     lines = text_of(look_at(tmp_path / "run"), 60, 6).splitlines()
-    assert "the loss is no number" in lines[1] and "2.50 times the median" in lines[2]
-    assert lines[3].startswith("step")
-
-
-def test_many_alerts_are_counted(tmp_path: Path) -> None:
-    slow = [f"rank {n} on n{n} is slow: 1 s for its own work" for n in range(9)]
-    write_watched(tmp_path / "run", [tiny(1)], log=slow)
-    text = text_of(look_at(tmp_path / "run"))
-    assert "rank 3 on n3" in text and "rank 4 on n4" not in text
-    assert "5 more alerts" in text
+    assert "2.50 times the median" in lines[1]
+    assert lines[2].startswith("step")
 
 
 def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:

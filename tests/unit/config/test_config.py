@@ -140,7 +140,6 @@ UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_p
             "clip.bucket_limit=equal_share clip.policy=bucket_before_allreduce",
             *("clip.policy=whole_before_allreduce", "clip.bucket_limit: 'equal_share' with"),
         ),
-        ("run.step_mode=captured", "run.noise_interval_steps=5", "run.noise_interval_steps: is 5"),
         (
             "run.step_mode=captured parallel.ranks_per_node=2",
             *("clip.policy=bucket_before_allreduce", "data_parallel: is 'ddp'.*bucket.* to 'flat'"),

@@ -201,7 +201,6 @@ def test_an_error_arrives_as_it_is_shown(info: RankInfo) -> None:
                 seed=3,
                 mlm_accuracy=0.1,
                 vocabulary_sha256="v",
-                health={"loss": 0.1},
             ),
             continues=True,
             is_resumed=True,

@@ -157,15 +157,6 @@ def test_in_turn_the_result_is_there_at_once_and_once(synthetic_data: Path) -> N
     assert schedule.poll(7, wait=True) is None
 
 
-def test_a_share_stays_while_the_next_evaluation_is_under_way(synthetic_data: Path) -> None:
-    evaluator, model = evaluator_of(synthetic_data), small_model(1)
-    evaluator(model)
-    share = evaluator.own_share
-    assert share[0] > 0
-    evaluator.count(model)
-    assert evaluator.own_share == share
-
-
 def test_beside_the_weights_are_those_of_the_beginning(synthetic_data: Path) -> None:
     evaluator = evaluator_of(synthetic_data)
     trained, snapshot = small_model(1), small_model(2)

@@ -16,7 +16,6 @@ from typing import Any
 from bert_tools.report.published import Kind, Verdict, judge, published_samples
 from bert_tools.report.run import Run
 from mlperf_bert.common.errors import one_line
-from mlperf_bert.common.health import MASKED_TOKENS_IF_UNKNOWN, Health
 from mlperf_bert.data.index import Baseline
 
 SCHEMA_VERSION = 1
@@ -91,7 +90,7 @@ def diagnose(run: Run, baseline: Baseline | None = None) -> Diagnosis:
     """Diagnose a run; `baseline` is the accuracy of a guess without context on its held-out set."""
     guess = baseline.context_free_accuracy if baseline else run.guess
     verdict = judge(run.task, run.evaluations, guess)
-    causes = _alarms(run, baseline) + _found(
+    causes = _found(
         false_success=_false_success(run),
         no_learning_rate=_no_learning_rate(run),
         not_initial=_not_initial(run),
@@ -132,6 +131,9 @@ def _what_next(run: Run, guess: float | None) -> str:
     return ". It rises no more: a larger model, more text or another learning rate may reach more"
 
 
+_MASKED_TOKENS_IF_UNKNOWN = 1_000
+
+
 @cache
 def _known() -> dict[str, dict[str, Any]]:
     text = resources.files(__package__).joinpath("causes.toml").read_text("utf-8")
@@ -145,25 +147,6 @@ def _found(**evidence: str | None) -> list[Cause]:
         for name, seen in evidence.items()
         if seen is not None
     ]
-
-
-def _alarms(run: Run, baseline: Baseline | None) -> list[Cause]:
-    """Alarms that `health` would have raised; decisive if the run has not recovered."""
-    # A log has neither loss nor skipped steps: use its evaluations.
-    records: Sequence[Mapping[str, Any]] = run.records or [
-        {"step": number, "loss": 1.0, "mlm_accuracy": each.accuracy, "skipped_steps": 0}
-        for number, each in enumerate(run.evaluations, 1)
-    ]
-    health = Health(baseline.masked_tokens if baseline else None)
-    last = {alarm.kind: alarm for record in records for alarm in health.alarms(record)}
-    lasting = health.state()
-    causes = []
-    for kind, alarm in last.items():
-        seen = alarm.seen + ("" if lasting[kind] else "; it has recovered since")
-        words: dict[str, Any] = {"remedy": alarm.remedy, "decisive": bool(lasting[kind])}
-        causes.append(Cause(name=kind, evidence=seen, **_known()[kind], **words))
-    order = list(_known())
-    return sorted(causes, key=lambda cause: (not cause.decisive, order.index(cause.name)))
 
 
 def _hyper_parameters(run: Run) -> str:
@@ -273,7 +256,7 @@ def _stays_at_guess(run: Run, baseline: Baseline | None) -> str | None:
     if baseline is None or _last_plateau(run) is None:
         return None
     guess, best = baseline.context_free_accuracy, run.best_accuracy
-    tokens = baseline.masked_tokens or MASKED_TOKENS_IF_UNKNOWN
+    tokens = baseline.masked_tokens or _MASKED_TOKENS_IF_UNKNOWN
     if best > guess + GUESS_ERRORS * math.sqrt(guess * (1 - guess) / tokens):
         return None
     known = f"the best guess without context has {guess:.4f} on this set"
@@ -292,8 +275,7 @@ def _throughput_drop(run: Run) -> str | None:
 
 def _slow_rank(run: Run) -> str | None:
     known = run.known("slowest_over_median")
-    factor = run.config.run.straggler_factor if run.config else SLOW_RANK
-    if not known or median(known) <= factor:
+    if not known or median(known) <= SLOW_RANK:
         return None
     seen = f"the slowest rank needs {median(known):.2f} times the median for its own work"
     return f"{seen} (median of {len(known)} records)"

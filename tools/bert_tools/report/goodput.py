@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from bert_tools.report.chart import Chart, Point, Series, curve_label, significant
 from bert_tools.report.facts import RunFacts
+from bert_tools.squad.noise_scale import efficiency, goodput, learning_rate_gain
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.optim.noise_scale import efficiency, goodput, learning_rate_gain
 
 Floats = npt.NDArray[np.float64]
 

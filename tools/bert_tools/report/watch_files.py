@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 from bert_tools.report.run import Evaluation
 from bert_tools.report.run_files import MAX_LINE_BYTES, read_metrics_record
 from mlperf_bert.common.errors import DataError, UserError, one_line
-from mlperf_bert.common.health import Alarm, AlarmKind, Health
 from mlperf_bert.common.untrusted import open_regular_file
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -39,10 +38,8 @@ _LONGEST_MS = 1e12  # limit of a step's time: thirty years
 _MAX_SAID_BYTES = 2 * 2**10  # read of a line of stdout.log
 _FIRST_SAID_BYTES = 256 * 2**10  # read of a long log, whose end counts
 _KEPT_LINES = 8
-_MOST_NAMED = 9  # a run names eight slow ranks and counts the others
 _TIME = re.compile(r"\d\d:\d\d:\d\d ")
 _EVALUATION = re.compile(r"evaluation at [\d,]{1,20} samples: .*\((\d{1,9}\.\d) s\)")
-_SLOW_RANK = re.compile(r"rank \d{1,9} on .* is slow: |\d{1,9} more ranks are slow$")
 _START_UP = re.compile(r"sampler \w{1,40}, balance \w{1,40}")  # among its first lines
 _PROGRESS = re.compile(r"step \d{1,19}/\d{1,19}  ")
 
@@ -187,7 +184,6 @@ class Remarks:
     def __init__(self) -> None:
         self.evaluation_s: float | None = None  # duration of the last evaluation
         self.is_start_up = False  # the run, or its resumption, has begun and no step has ended
-        self.slow_ranks: list[str] = []  # from the last comparison
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)  # the last lines, without progress
 
     def add(self, line: bytes) -> None:
@@ -200,9 +196,6 @@ class Remarks:
         self.is_start_up |= _START_UP.fullmatch(said) is not None
         if match := _EVALUATION.fullmatch(said):
             self.evaluation_s = float(match[1])
-            self.slow_ranks = []  # the ranks are compared right after it
-        elif _SLOW_RANK.match(said) and len(self.slow_ranks) < _MOST_NAMED:
-            self.slow_ranks.append(said)
         self.lines.append(text)
 
 
@@ -249,8 +242,6 @@ class History:
         self.trained_s = 0.0  # without evaluations
         self.steps_between = 0  # the last two records
         self.added: list[Record] = []  # at the last look
-        self._health = Health(None)
-        self._alarms: dict[AlarmKind, Alarm] = {}
 
     def add(self, record: Record) -> None:
         """Take a record of a later step, checked by `run_files`."""
@@ -268,16 +259,9 @@ class History:
             self.accuracy.add(samples, accuracy)
             self.evaluations.append(Evaluation(samples, accuracy))
             self.best_accuracy = max(accuracy, self.best_accuracy or 0.0)
-        self._alarms |= {alarm.kind: alarm for alarm in self._health.alarms(record)}
         self.recent.append(record)
         self.added.append(record)
         self.last = record
-
-    @property
-    def alarms(self) -> list[Alarm]:
-        """The alarms of `train` that have not recovered."""
-        lasting = self._health.state()
-        return [alarm for kind, alarm in self._alarms.items() if lasting[kind]]
 
     def newest(self, key: str, most: int = RECENT) -> list[float]:
         """A key's numbers in the newest records that have it."""

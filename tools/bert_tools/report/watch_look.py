@@ -39,7 +39,7 @@ _SECONDS_OF_DAY, _MOST_DAYS = 86_400, 9_999
 
 # `no run`: no directory yet; `start-up`: no metrics yet.
 Phase = Literal["no run", "start-up", "running", "ended"]
-Kind = Literal["silent", "health", "slow", "slow_rank", "waits", "late", "file"]
+Kind = Literal["silent", "slow", "slow_rank", "waits", "late", "file"]
 Basis = Literal["published runs", "its curve"]
 
 
@@ -207,13 +207,12 @@ def find_alerts(
 ) -> Iterator[Alert]:
     """Yield all alerts, the gravest first."""
     yield from _silence(config, history, remarks, silent_s)
-    yield from (Alert("health", "grave", alarm.line) for alarm in history.alarms)
     verdict = judge(task_of(config) if config else Task(), history.evaluations)
     if verdict.kind in ("behind", "off"):
         text = f"{verdict.kind}: {verdict.why}; mlperf_bert report doctor says more"
         yield Alert("late", "mild" if verdict.kind == "behind" else "grave", text)
     yield from _slower(history)
-    yield from _slow_ranks(config, history, remarks)
+    yield from _slow_rank(history)
     shares = shares_waited(history.recent)
     if shares and median(shares) > WAITING_SHARE:
         text = f"steps wait for data: {median(shares):.0%} of rank 0's time"
@@ -248,15 +247,13 @@ def _slower(history: History) -> Iterator[Alert]:
         yield Alert("slow", "mild", text)
 
 
-def _slow_ranks(config: RunConfig | None, history: History, remarks: Remarks) -> Iterator[Alert]:
-    """Alert for slow ranks that the run has named, or for the slowest rank."""
-    if remarks.slow_ranks:
-        yield from (Alert("slow_rank", "mild", one_line(text)) for text in remarks.slow_ranks)
-        return
+def _slow_rank(history: History) -> Iterator[Alert]:
+    """Alert for the slowest rank if it is much slower than the median."""
     ratio = history.last.get("slowest_over_median") if history.last else None
-    factor = config.run.straggler_factor if config else SLOW_RANK
-    if ratio is not None and ratio > factor:
-        text = f"the slowest rank needs {ratio:.2f} times the median for its own work"
+    if ratio is not None and ratio > SLOW_RANK:
+        rank = history.last.get("slowest_rank") if history.last else None
+        who = "the slowest rank" if rank is None else f"rank {rank}"
+        text = f"{who} needs {ratio:.2f} times the median for its own work"
         yield Alert("slow_rank", "mild", text)
 
 

@@ -14,6 +14,7 @@ import torch
 from bert_tools.bench.flops import measure_peak
 from bert_tools.common.figures import png
 from bert_tools.squad.comparison import RESULT, Comparison, RunRecord, read_run
+from bert_tools.squad.noise_scale import learning_rate_gain
 from bert_tools.squad.plot import goodput_figure, timeline_figure
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.table import TITLE, in_words, published_study
@@ -24,7 +25,6 @@ from mlperf_bert.common.machine import read_machine, usable_cpus
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.distributed.spawn import run_on_ranks
-from mlperf_bert.optim.noise_scale import learning_rate_gain
 
 Begun = Literal["new", "same", "other"]
 RateRule = Literal["square_root", "keep"]

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 from bert_tools.common.log_reader import is_number
 from bert_tools.common.means import mean_and_half_width
 from bert_tools.squad.bubble import Kind, Span
+from bert_tools.squad.noise_scale import efficiency
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import Record, read_record
-from mlperf_bert.optim.noise_scale import efficiency
 
 RESULT = "squad_result.json"
 NOISE = "plain_noise_scale"  # earlier records also have that of the gradient as Adam scales it

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from bert_tools.squad.batches import UpdatePlan
 from bert_tools.squad.bubble import Span, StageClock
 from bert_tools.squad.engines import Engine, MakeBatch
+from bert_tools.squad.noise_scale import NoiseScale, covariance_trace, gradient_square
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.optim.flat_optimizer import is_exempt
-from mlperf_bert.optim.noise_scale import NoiseScale, covariance_trace, gradient_square
 from mlperf_bert.optim.schedule import learning_rate
 
 BETAS = (0.9, 0.999)

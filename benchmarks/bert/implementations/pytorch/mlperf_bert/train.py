@@ -55,7 +55,7 @@ def train(parts: Parts) -> RunOutcome:
         for batch in batches:
             step = batch.plan.step
             at("step", step)
-            parts.stragglers.step_begins(batch)
+            parts.slowest_rank.step_begins(batch)
             result = parts.step(step, batch.micro_batches)
             samples += run.config.parallel.global_batch_size
             parts.metrics.add(batch, result)
@@ -143,13 +143,10 @@ def _report(
     A row of skipped steps that has ended does not count: the run has recovered.
     """
     _await_contents(parts)
-    remarks = parts.stragglers.compare(parts.evaluator.own_share) if evaluated else []
     accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
-    record = parts.metrics.record(samples, accuracy, parts.stragglers.slowest_over_median)
+    record = parts.metrics.record(samples, accuracy, parts.slowest_rank.compare())
     parts.metrics_file.write(record)
     parts.reporter.progress(record, latest.accuracy.mlm_accuracy if latest else None)
-    for remark in remarks + [alarm.line for alarm in parts.health.alarms(record)]:
-        parts.reporter.line(remark)
     if evaluated:
         parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
     skipped = parts.metrics.skipped_in_a_row()

@@ -51,7 +51,6 @@ _OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_NUMBERS = 1000
 _MOST = 10**6  # ranks, and skipped steps
 
 
@@ -113,8 +112,6 @@ class CheckpointState:
     seconds: float = 0.0  # of training, over all attempts
     skipped_in_a_row: Annotated[int, 0, _MOST] = 0  # steps up to this one
     best_mlm_accuracy: Share | None = None  # over all evaluations
-    health: Mapping[str, float] = field(default_factory=dict)  # of `health.Health`
-    noise: Mapping[str, float] = field(default_factory=dict)  # of `noise_meter.NoiseRecord`
     # What "auto" in the config became on the machine of the run; None before 2026-11-28.
     attention: AttentionName | None = None
     kernels: KernelsName | None = None
@@ -277,8 +274,6 @@ def read_state(directory: Path) -> CheckpointState:
             CheckpointState,
             record,
             ended=read_status(record, "ended") if record.has("ended") else None,
-            health=_numbers(record, "health"),
-            noise=_numbers(record, "noise") if record.has("noise") else {},  # since 2026-11-22
         )
     same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
     is_named_so = step_of(directory) in (-1, state.step)
@@ -298,13 +293,6 @@ def verify(directory: Path) -> CheckpointState:
         raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
     return read_state(directory)
-
-
-def _numbers(record: Record, key: str) -> dict[str, float]:
-    numbers = record.record(key)
-    if len(numbers.values) > _MOST_NUMBERS:
-        raise record.error(key, f"has {len(numbers.values)} entries")
-    return {name: numbers.number(name) for name in numbers.values}
 
 
 def prune(directory: Path, keep_last: int) -> None:

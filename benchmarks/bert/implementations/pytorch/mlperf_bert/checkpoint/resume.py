@@ -18,7 +18,6 @@ from mlperf_bert.checkpoint.manifest import (
     verify,
 )
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
-from mlperf_bert.common.health import Health
 from mlperf_bert.common.records import read_record
 from mlperf_bert.common.untrusted import is_there, open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
@@ -258,11 +257,6 @@ def _check_fixed(state: CheckpointState, old: RunConfig, new: RunConfig) -> None
     if state.step >= new.max_steps:
         problem = f"is {new.max_steps:,}, the checkpoint is of step {state.step:,}"
         raise ConfigError("run.max_steps", problem, "raise it above that step")
-    try:
-        Health(None).restore(state.health)  # before anything is written
-    except CheckpointError as error:
-        _, problem, remedy = error.args
-        raise CheckpointError(f"step {state.step}: health", problem, remedy) from None
 
 
 def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:

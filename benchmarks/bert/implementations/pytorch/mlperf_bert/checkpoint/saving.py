@@ -10,7 +10,6 @@ from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import Start
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.health import Health
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.evaluation.schedule import Evaluated
 from mlperf_bert.run.metrics import Metrics
@@ -38,7 +37,6 @@ class Saving:
     start_of_run: Start
     writer: CheckpointWriter
     metrics: Metrics
-    health: Health
     reporter: "Reporter"
     write_outcome: Callable[[RunOutcome], None]  # called by every rank
 
@@ -59,9 +57,8 @@ class Saving:
         if state is None:
             self.metrics.start()
         else:
-            self.metrics.start(state.skipped_in_a_row, state.noise)
+            self.metrics.start(state.skipped_in_a_row)
             self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
-            self.health.restore(state.health)
 
     def __enter__(self) -> Self:
         return self
@@ -189,8 +186,6 @@ class Saving:
             seconds=self._seconds(),
             skipped_in_a_row=self.metrics.skipped_in_a_row(),
             best_mlm_accuracy=self._best if self._best >= 0 else None,
-            health=self.health.state(),
-            noise=self.metrics.noise_state(),
         )
 
     def _seconds(self) -> float:

@@ -271,10 +271,7 @@ def _check_first_buckets(config: RunConfig) -> None:
 
 def _check_captured(config: RunConfig) -> None:
     """Raise ConfigError for what a captured step cannot do (docs/how/captured_step.md)."""
-    interval, parallel = config.run.noise_interval_steps, config.parallel
-    if interval:
-        problem = f"is {interval} with run.step_mode 'captured', whose graphs measure nothing"
-        raise ConfigError("run.noise_interval_steps", problem, "set it to 0, or use 'eager'")
+    parallel = config.parallel
     if parallel.data_parallel != "ddp" or parallel.world_size == 1:
         return
     # Clipping before the all-reduce and another dtype on the wire use a communication hook of

@@ -124,9 +124,7 @@ class RunSection(_Section):
 
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
     each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
-    the run, so the slowest rank must have started by then. An evaluation names each rank whose own
-    work takes more than `straggler_factor` times the median. Every `noise_interval_steps` updates
-    the gradient's noise is measured (docs/how/goodput.md); 0: never. `init_checkpoint` is a
+    the run, so the slowest rank must have started by then. `init_checkpoint` is a
     directory of first weights ("": none), and `init_checkpoint_sha256` their required digest ("":
     any). `init_state = "training"` takes the optimizer's state from there too: a phase of training
     that follows another (docs/how/encoder_recipe.md).
@@ -139,8 +137,6 @@ class RunSection(_Section):
     warm_up_steps: Annotated[int, Bounds(0, 10_000)] = 3
     step_mode: StepMode = "eager"
     hang_timeout_s: Annotated[float, Bounds(0.1, 604_800.0)] = 600.0
-    straggler_factor: Annotated[float, Bounds(1.001, 1000.0)] = 1.5
-    noise_interval_steps: Annotated[int, _STEPS_OR_NONE] = 0
     init_checkpoint: str = ""
     init_checkpoint_sha256: str = ""
     init_state: Literal["weights", "training"] = "weights"

@@ -79,16 +79,6 @@ class Evaluator:
         self.on_batch: Callable[[int, int], None] = lambda done, of: None
 
     @property
-    def own_share(self) -> tuple[float, int]:
-        """Seconds that this rank's part of the last evaluation took, and its tokens.
-
-        Waiting for other ranks does not count. Valid once the accuracy was asked for, also while
-        the next evaluation is under way.
-        """
-        tokens = sum(batch.input_ids.numel() for batch in self._batches.static)
-        return self._seconds, tokens
-
-    @property
     def num_samples(self) -> int:
         """Sequences of the whole held-out set."""
         return self._manifest.num_samples

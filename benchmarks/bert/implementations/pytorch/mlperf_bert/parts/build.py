@@ -33,7 +33,6 @@ from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
 from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.health import Health
 from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
@@ -69,7 +68,6 @@ from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.tensor_names import tensorflow_name
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
-from mlperf_bert.optim.noise_meter import make_noise_meter
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.parts.kernels_in_use import agree_on_kernels, changed_kernels
@@ -77,7 +75,7 @@ from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
-from mlperf_bert.run.stragglers import StragglerWatch
+from mlperf_bert.run.slowest_rank import SlowestRank
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
 from mlperf_bert.step.captured import CapturedStep, Step, use_capturable_stream
@@ -139,10 +137,9 @@ class Parts:
     evaluator: Evaluator
     evaluation: InTurn
     stop: StopRequest
-    stragglers: StragglerWatch
+    slowest_rank: SlowestRank
     metrics: Metrics
     metrics_file: MetricsFile
-    health: Health
     saving: Saving
     reporter: "Reporter"
     log: MlperfLog
@@ -206,9 +203,8 @@ def _assemble(
         reporter.line(on_every_rank(info, first))
     optimizer, step = _begin_training(run, digest, model, shapes, reporter)
     evaluator = make_evaluator(config, data.held_out, data.held_out_reader, info, device)
-    baseline = data.held_out.manifest.baseline
     metrics = Metrics(config, info.world_size, device)
-    health = Health(None if baseline is None else baseline.masked_tokens)
+    replays = device.type == "cuda" and config.run.step_mode == "captured"
     return Parts(
         run=run,
         model=model,
@@ -219,17 +215,15 @@ def _assemble(
         evaluator=evaluator,
         evaluation=_schedule(config, evaluator, model, optimizer, log),
         stop=StopRequest(info.world_size, device),
-        stragglers=StragglerWatch(config.run, info, model, device),
+        slowest_rank=SlowestRank(info, model.body.embeddings, device, replays=replays),
         metrics=metrics,
         metrics_file=_start_metrics_file(run),
-        health=health,
         saving=Saving(
             config=config,
             identity=identity,
             start_of_run=run.start,
             writer=_writer(run, model, optimizer),
             metrics=metrics,
-            health=health,
             reporter=reporter,
             write_outcome=partial(run.directory.write_outcome, info),
         ),
@@ -405,7 +399,6 @@ def build_step(
         clipping,
         model.step,
         config.model.precision,
-        make_noise_meter(config, buffers, optimizer),
     )
     if not shapes:
         return optimizer, step

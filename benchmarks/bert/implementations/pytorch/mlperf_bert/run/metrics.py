@@ -10,13 +10,12 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,8 @@ from mlperf_bert.config.sections import BalanceModel
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
-from mlperf_bert.optim.noise_meter import NoiseRecord
+from mlperf_bert.run.slowest_rank import Slowest
 
-NO_STATE: Mapping[str, float] = MappingProxyType({})
 _STATUS = Path("/proc/self/status")
 _MOST_BYTES = 2**20  # limit of a line, far above our own
 
@@ -45,7 +43,6 @@ class StepResult:
     loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
     clip: ClipOutcome
     learning_rate: Tensor
-    noise: Tensor | None = None  # if `NoiseMeter` measured the update
 
 
 class Metrics:
@@ -60,15 +57,13 @@ class Metrics:
         self._config = config
         self._world_size = world_size
         self._device = device
-        self._noise = NoiseRecord(config, world_size)
         self.start()
 
-    def start(self, skipped_in_a_row: int = 0, noise: Mapping[str, float] = NO_STATE) -> None:
+    def start(self, skipped_in_a_row: int = 0) -> None:
         """Drop all counts and start counting now.
 
-        A resumed run passes its number of skipped steps in a row and its `noise_state`.
+        A resumed run passes its number of skipped steps in a row.
         """
-        self._noise.restore(noise)
         self._last_step = 0
         self._samples_since_evaluation = 0
         self._evaluated = time.perf_counter()
@@ -119,7 +114,6 @@ class Metrics:
         clipped = result.clip.clipped_fraction.double()
         self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
         self._skipped_until_now = (self._skipped_until_now + skip) * skip
-        self._noise.add(result.noise)
         self._last = result
 
     @property
@@ -134,12 +128,8 @@ class Metrics:
         """
         return int(self._skipped_until_now.item())  # host sync, once an interval or checkpoint
 
-    def noise_state(self) -> dict[str, float]:
-        """The smoothed noise up to the last record, for a checkpoint."""
-        return self._noise.state()
-
     def record(
-        self, samples: int, mlm_accuracy: float | None, slowest_over_median: float | None = None
+        self, samples: int, mlm_accuracy: float | None, slowest: Slowest | None = None
     ) -> dict[str, Any]:
         """Close an interval of at least one step; its record (keys: docs/reference/glossary.md).
 
@@ -169,8 +159,8 @@ class Metrics:
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
             "wait_ms": self._wait_ms / count,
-            "slowest_over_median": slowest_over_median,
-            **self._noise.values(),
+            "slowest_over_median": slowest.over_median if slowest else None,
+            "slowest_rank": slowest.rank if slowest else None,
         }
         self._start_interval()
         return record

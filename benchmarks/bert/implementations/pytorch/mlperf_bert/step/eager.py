@@ -16,7 +16,6 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clipping import Clipping
 from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.optim.noise_meter import NoiseMeter
 from mlperf_bert.run.metrics import StepResult
 
 MakeBatch = Callable[[StaticShape], UnpaddedBatch]
@@ -39,7 +38,6 @@ class EagerStep:
         clip: Clipping,
         step: Tensor,
         precision: Precision,
-        noise: NoiseMeter | None = None,
     ) -> None:
         self._model = model
         self.optimizer = optimizer
@@ -47,12 +45,9 @@ class EagerStep:
         self.number = step
         self._clip = clip
         self._precision: Precision = precision
-        self._noise = noise
 
     def __enter__(self) -> Self:
-        """Begin the run phase: forget measurements of synthetic steps."""
-        if self._noise is not None:
-            self._noise.forget()
+        """Begin the run phase, for which an eager step needs nothing."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,8 +63,6 @@ class EagerStep:
         correction do not change. The schedule follows the step's number, which advances.
         """
         self.number.fill_(step)
-        if self._noise is not None:
-            self._noise.begin(step)
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
@@ -80,10 +73,9 @@ class EagerStep:
             for index, batch in enumerate(micro_batches)
         ]
         outcome = self._clip.finish()
-        noise = None if self._noise is None else self._noise.end(outcome)
         learning_rate = self._learning_rates.index_select(0, self.number).squeeze()
         self.optimizer.step(learning_rate, outcome.gradient_factor, outcome.skip)
-        return StepResult(torch.stack(losses).sum(), outcome, learning_rate, noise)
+        return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
         """Add one micro-batch's gradients; the last one averages them over the ranks."""

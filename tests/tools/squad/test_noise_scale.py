@@ -1,20 +1,12 @@
 """Noise scale, efficiency, goodput and gain by hand or of known noise; what a run records of it."""
 
-import json
 import math
-import shutil
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.optim.noise_meter import NoiseRecord
-from mlperf_bert.optim.noise_scale import (
+from bert_tools.squad.noise_scale import (
     NoiseScale,
     covariance_trace,
     efficiency,
@@ -22,8 +14,6 @@ from mlperf_bert.optim.noise_scale import (
     gradient_square,
     learning_rate_gain,
 )
-from resume_cases import MISSED, run_train, weights
-from support import metrics_records
 
 
 def test_estimates_invert_the_expected_squares() -> None:
@@ -145,92 +135,3 @@ def test_adascale_gain_counts_steps() -> None:
     assert learning_rate_gain(0.0, 16, 64, "adascale") == 1  # no noise: a larger batch adds nothing
     assert learning_rate_gain(1e9, 16, 64, "adascale") == pytest.approx(4, rel=1e-6)
     assert learning_rate_gain(30.0, 16, 64, "square_root") == pytest.approx(2)
-
-
-KEY = "noise_scale_plain"
-FORWARDS = ("parallel.grad_accum_steps=2", "parallel.local_batch_size=8")
-
-
-def noise_scales(directory: Path) -> list[float | None]:
-    return [record[KEY] for record in metrics_records(directory)]
-
-
-def config(tiny_config: Path, *settings: str) -> RunConfig:
-    return load_config(tiny_config, ("run.noise_interval_steps=1", *FORWARDS, *settings))
-
-
-@pytest.mark.parametrize("forwards", [FORWARDS, ()], ids=["two forwards", "one forward"])
-def test_a_run_records_its_noise_and_trains_as_without(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, forwards: tuple[str, ...]
-) -> None:
-    def trained(interval: int) -> list[float | None]:
-        directory = tmp_path / f"every {interval}"
-        settings = (*forwards, f"run.noise_interval_steps={interval}")
-        assert run_train(tiny_config, synthetic_data, directory, *settings) == MISSED
-        return noise_scales(directory)
-
-    off, on = trained(0), trained(4)
-    assert off == [None] * 20
-    assert on[:3] == [None] * 3  # nothing is measured before step 4
-    for first in (3, 7, 11, 15):
-        assert on[first : first + 4] == on[first : first + 1] * 4  # until the next measurement
-    checkpoint = tmp_path / "every 4/run_0/checkpoints/step_00000020"
-    smoothed = json.loads((checkpoint / "state.json").read_text())["noise"]
-    assert smoothed[f"{KEY}.trace"] > 0
-    square = smoothed[f"{KEY}.gradient_square"]
-    # So few steps that noise may hide the gradient: it is not known then.
-    expected = smoothed[f"{KEY}.trace"] / square if square > 0 else None
-    assert on[-1] == (None if expected is None else pytest.approx(expected))
-    assert any(each is not None for each in on)
-    assert weights(tmp_path / "every 4") == weights(tmp_path / "every 0")
-
-
-def test_a_resumed_run_goes_on_smoothing(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
-    same = (*FORWARDS, "run.noise_interval_steps=2", "checkpoint.interval_steps=8")
-    same += ("checkpoint.keep_last=9", "eval.interval_samples=100000")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run_train(tiny_config, synthetic_data, whole, *same) == MISSED
-    shutil.copytree(whole, killed)
-    (killed / "run_0/outcome.json").unlink()
-    for step in (16, 20):  # as if it had been killed after step 8 was saved
-        shutil.rmtree(killed / f"run_0/checkpoints/step_{step:08d}", ignore_errors=True)
-    assert (killed / "run_0/checkpoints/step_00000008").is_dir()
-    assert run_train(tiny_config, synthetic_data, killed, *same, resume="auto") == MISSED
-    scales = noise_scales(killed)
-    assert scales == noise_scales(whole)
-    assert scales[-1] != scales[7]
-
-
-def test_captured_steps_are_refused_in_one_line(tiny_config: Path) -> None:
-    with pytest.raises(ConfigError, match=r"noise_interval_steps.*captured.*eager") as caught:
-        config(tiny_config, "run.step_mode=captured")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="noise_interval_steps: is -1"):
-        config(tiny_config, "run.noise_interval_steps=-1")
-
-
-def test_a_record_is_made_of_what_counts(tiny_config: Path) -> None:
-    """Batches of 8 and 16: 10 and 7 are |G|^2 = 2 * 7 - 10 = 4 and tr(Sigma) = 3 * 16 = 48."""
-    record = NoiseRecord(config(tiny_config), world_size=1)
-    assert record.values() == {KEY: None}
-    record.add(torch.tensor([10.0, 7.0, 1.0], dtype=torch.float64))
-    record.add(None)  # a step that was not measured
-    record.add(torch.tensor([1e9, 1.0, 0.0], dtype=torch.float64))  # clipped before
-    record.add(torch.tensor([float("nan"), float("nan"), 0.0], dtype=torch.float64))  # skipped
-    values = record.values()
-    assert values == {KEY: pytest.approx(12.0)}
-    assert record.values() == values  # until there is a new one
-
-
-def test_a_state_of_another_version_is_begun_anew(tiny_config: Path) -> None:
-    record = NoiseRecord(config(tiny_config), world_size=1)
-    record.add(torch.tensor([10.0, 7.0, 1.0], dtype=torch.float64))
-    values, state = record.values(), record.state()
-    other = NoiseRecord(config(tiny_config), world_size=1)
-    other.restore(state)
-    assert other.values() == values
-    for wrong in ({}, {"a": 1.0}, dict(list(state.items())[1:]), {**state, "more": 0.0}):
-        other.restore(wrong)
-        assert set(other.values().values()) == {None}
