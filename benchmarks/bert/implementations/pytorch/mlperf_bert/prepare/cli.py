@@ -81,8 +81,8 @@ _OPTIONS: tuple[_Option, ...] = (
     ),
     _option(
         "documents",
-        "with --corpus: where a document of plain text ends (default: file, or where the text of "
-        "fewer than 32 files has empty lines or line ends)",
+        "with --corpus: where a document of plain text ends (default: file, or empty-line for "
+        "fewer than 32 files)",
         choices=("empty-line", "line", "file"),
     ),
     _option("text_field", "with --corpus: of JSON lines and Parquet (default text)", "NAME"),

@@ -2,9 +2,9 @@
 
 Plain text has three layouts (`DocumentRule`): `empty-line`, an empty line ends a document and the
 lines of a document are joined; `line`, each line is a document; `file`, each file is a document and
-an empty line ends a paragraph. If the user names none, `layout_of` decides and has short neighbours
-of one file joined. A line of JSON or a row of Parquet is one document, and each line of its text is
-a paragraph.
+an empty line ends a paragraph. If the user names none, the number of files decides (`layout_of`),
+and short neighbours of one file are joined. A line of JSON or a row of Parquet is one document, and
+each line of its text is a paragraph.
 
 A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
 separate documents, but stay on one side of the train/held-out split.
@@ -54,9 +54,7 @@ SECTION_CHARS = 2**16  # about 12,000 words
 _MOST_JSON_BYTES = 64 * 2**20
 
 FEWEST_FILES = 32  # for a document per file: 1/16 of them is held out, and must be two
-FEWEST_BLOCKS = 8
-LINES_A_BLOCK = 100  # with more lines, an empty line ends no document
-SAMPLE_BYTES = 2**18  # of each file, to count lines and blocks
+SAMPLE_BYTES = 2**18  # of each file, to count the characters of a small text
 # About 350 words fill a sequence of 512 tokens; a small text gets less, to have 64 documents.
 JOINED_CHARS = 2**11
 _JOINED_SHARE = 64
@@ -82,7 +80,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(files: Sequence[TextFile], asked: DocumentRule | None) -> Layout:
-    """Decide where documents end: as asked, by the number of files, or by how a few of them begin.
+    """Decide where documents end: as asked, or by the number of files.
 
     Raises DataError for a file that cannot be read.
     """
@@ -96,22 +94,15 @@ def layout_of(files: Sequence[TextFile], asked: DocumentRule | None) -> Layout:
         return Layout(
             "file", 0, f"each of {len(plain):,} files of plain text is a document" + other
         )
-    blocks = lines = num_chars = 0
+    num_chars = 0
     for file in plain:
         with opened(file.path, file.packing) as stream:
-            for block, opens in _plain_paragraphs(_lines(stream, SAMPLE_BYTES), "empty-line", 0):
-                blocks += opens
-                lines += 1 + block.strip().count("\n")
-                num_chars += len(block)
-    rule: DocumentRule = "line"
-    if blocks >= max(FEWEST_BLOCKS, lines / LINES_A_BLOCK):
-        rule = "empty-line"
-    ends = {"line": "lines", "empty-line": "blocks between empty lines"}[rule]
-    few = "one file" if len(plain) == 1 else f"{len(plain)} files, fewer than {FEWEST_FILES},"
-    found = f"with {blocks:,} blocks and {lines:,} lines in the first {SAMPLE_BYTES // 1024} KiB"
+            paragraphs = _plain_paragraphs(_lines(stream, SAMPLE_BYTES), "empty-line", 0)
+            num_chars += sum(len(paragraph) for paragraph, _ in paragraphs)
+    few = "one file" if len(plain) == 1 else f"{len(plain)} files, fewer than {FEWEST_FILES}"
     join_chars = min(JOINED_CHARS, num_chars // _JOINED_SHARE)
-    why = f"{few} {found}: {ends} are documents, joined to {join_chars:,} characters"
-    return Layout(rule, join_chars, why + other)
+    ends = f"blocks between empty lines are documents, joined to {join_chars:,} characters"
+    return Layout("empty-line", join_chars, f"{few}: {ends}{other}")
 
 
 def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
@@ -122,18 +113,35 @@ def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
     """
     if not source.is_dir():
         return [_text_file(source, source.name, "text")]
-    found = []
+    found = [
+        _text_file(path, path.relative_to(source).as_posix(), None)
+        for path in _files_below(source, leave_out)
+        if _kind(path)[0] is not None
+    ]
+    if not found:
+        raise DataError(str(source), "has no text files", f"these are read: {READ}")
+    return sorted(found, key=lambda file: file.name)
+
+
+def unread_files(source: Path, leave_out: Path | None = None) -> list[str]:
+    """The names of files of other kinds, which `find_files` leaves out, sorted; not hidden ones."""
+    names = (
+        path.relative_to(source).as_posix()
+        for path in _files_below(source, leave_out)
+        if _kind(path)[0] is None
+    )
+    return sorted(names)
+
+
+def _files_below(source: Path, leave_out: Path | None) -> Iterator[Path]:
+    """All files of a directory at any depth but hidden ones and `leave_out`; none of a file."""
     for directory, subdirectories, names in os.walk(source):
         subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
         for name in names:
             path = Path(directory) / name
-            if leave_out is not None and path.resolve() == leave_out.resolve():
-                continue
-            if not name.startswith(".") and _kind(path)[0] is not None:
-                found.append(_text_file(path, path.relative_to(source).as_posix(), None))
-    if not found:
-        raise DataError(str(source), "has no text files", f"these are read: {READ}")
-    return sorted(found, key=lambda file: file.name)
+            is_left_out = leave_out is not None and path.resolve() == leave_out.resolve()
+            if not name.startswith(".") and not is_left_out:
+                yield path
 
 
 def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:

@@ -2,14 +2,8 @@
 
 A job's input depends only on names and sizes of the files, never on the number of workers, so the
 same files give the same parts. The digest of a document's text (of its first section, if it is cut)
-decides if it is held out, so new documents move no others.
-
-Evaluation keeps few held-out documents, and none that training text repeats. A document's letters
-and digits, in lower case and without other characters, are compared in windows of WINDOW
-characters, each as a 64-bit hash. A window is about eight words of a language with spaces, and
-works without spaces too. The repeated share of a held-out document is the share of its distinct
-windows that occur anywhere in the training text. Memory: 8 bytes per character of the held-out
-text, and less for each part of the training text that is compared at the same time.
+decides if it is held out, so new documents move no others, and copies of a document stay on one
+side. Evaluation keeps few held-out documents, and each text once.
 """
 
 import hashlib
@@ -17,23 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import compress
 from pathlib import Path
 from typing import Annotated
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.records import Record, parse, read_record, write_json
 from mlperf_bert.prepare.documents import (
-    DIGIT,
-    LETTER,
     REASONS,
     clean_document,
-    codes_of,
     digest_of,
-    kind_table,
 )
 from mlperf_bert.prepare.own_files import (
     DocumentRule,
@@ -43,7 +29,6 @@ from mlperf_bert.prepare.own_files import (
     next_document,
     sections,
 )
-from mlperf_bert.prepare.pool import finished_files
 
 CLEANING_VERSION = 2  # version of the rules that turn text into parts
 RECORD_VERSION = 1
@@ -56,19 +41,11 @@ EXPANSION = 4  # of packed text, roughly
 
 LARGEST_SHARE = 1 / 16
 WANTED_HELD_OUT = 4  # of few documents, if no share is asked for
-Hashes = NDArray[np.uint64]
-
-WINDOW = 32
-MOST_SHARE = 0.5  # most of a held-out document that training text may repeat
-
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 
 # An evaluation should cost little: this gives about half a million tokens in two passes, and a
 # standard error of the accuracy of 0.002.
 EVAL_BYTES = 2**20
-CANDIDATE_BYTES = 4 * EVAL_BYTES
-HELD_OUT_BYTES = CANDIDATE_BYTES  # the most that is held out, unless a share is asked for
-HASHES = "held_out_windows.u64"
+HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out, unless a share is asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,105 +315,15 @@ def _parts(record: Record, key: str) -> tuple[Part, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOutWindows:
-    """All windows of the held-out documents.
-
-    `hashes` are distinct and sorted; `of_document[i]` has the places of document i's hashes.
-    """
-
-    hashes: Hashes
-    of_document: list[NDArray[np.int64]]
-
-
-def windows_of(text: str) -> Hashes:
-    """The hash of each window of a text, uint64 [n]; n = 0 for a text shorter than a window."""
-    codes = codes_of(text.casefold())
-    kinds = kind_table()[codes]
-    kept = codes[(kinds == LETTER) | (kinds == DIGIT)].astype(np.uint64)
-    num_windows = len(kept) - WINDOW + 1
-    if num_windows <= 0:
-        return np.empty(0, dtype=np.uint64)
-    # A polynomial in the window's characters, from differences of running sums; all modulo
-    # 2**64, as numpy's unsigned integers wrap around.
-    powers, inverses = _powers(_BASE, len(kept)), _powers(pow(_BASE, -1, 2**64), num_windows)
-    sums = np.zeros(len(kept) + 1, dtype=np.uint64)
-    np.cumsum(kept * powers, out=sums[1:])
-    return _mixed((sums[WINDOW:] - sums[:num_windows]) * inverses)
-
-
-def held_out_windows(documents: list[str]) -> HeldOutWindows:
-    """The windows of held-out documents, before any comparison with training text."""
-    found = [np.unique(windows_of(text)) for text in documents]
-    hashes = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *found]))
-    return HeldOutWindows(hashes, [np.searchsorted(hashes, each) for each in found])
-
-
-def mark_seen(text: str, hashes: Hashes, seen: NDArray[np.bool_]) -> None:
-    """Set `seen`, bool [len(hashes)], for those of the sorted `hashes` that occur in the text."""
-    found = windows_of(text)
-    if len(found) and len(hashes):
-        places = np.minimum(np.searchsorted(hashes, found), len(hashes) - 1)
-        seen[places[hashes[places] == found]] = True
-
-
-def shares(windows: HeldOutWindows, seen: NDArray[np.bool_]) -> list[float]:
-    """The share of each document's windows that were seen; 0 for a document without windows."""
-    return [float(seen[places].mean()) if len(places) else 0.0 for places in windows.of_document]
-
-
-def _powers(base: int, count: int) -> Hashes:
-    factors = np.full(count, base, dtype=np.uint64)
-    factors[0] = 1
-    powers: Hashes = np.cumprod(factors)
-    return powers
-
-
-def _mixed(hashes: Hashes) -> Hashes:
-    """Mix the bits of each hash (the finaliser of splitmix64, Steele et al. 2014)."""
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Hashes = hashes ^ (hashes >> np.uint64(31))
-    return mixed
-
-
-@dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The documents to evaluate on, and the counts of the others."""
+    """The documents to evaluate on, and the count of the others."""
 
     documents: list[str]
-    near_duplicates: LeftOut
     not_needed: LeftOut
 
 
-def choose_held_out(
-    held_out: Sequence[Path], train: Sequence[Path], workers: int, *, quiet: bool
-) -> HeldOut:
-    """Choose documents of the parts `held_out` to evaluate on, by their digests; resumable.
-
-    `train` are the parts with all other documents.
-    """
-    candidates, total = candidates_of(held_out)
-    windows = held_out_windows(candidates)
-    if train:
-        hashes = windows.hashes.astype("<u8")
-        write_file(train[0].with_name(HASHES), hashes.tobytes())
-    seen = np.zeros(len(windows.hashes), dtype=bool)
-    words = ("compared", "parts with held-out text")
-    for _, found in finished_files(find_seen, train, workers, words, quiet=quiet):
-        seen |= found
-    repeated = np.array(shares(windows, seen)) > MOST_SHARE
-    documents = _first_bytes([*compress(candidates, ~repeated)], EVAL_BYTES)
-    copies = [*compress(candidates, repeated)]
-    near_duplicates = LeftOut(len(copies), sum(map(len, copies)))
-    seen_chars = near_duplicates.num_chars + sum(map(len, documents))
-    not_needed = LeftOut(
-        total.documents - len(copies) - len(documents), total.num_chars - seen_chars
-    )
-    return HeldOut(documents, near_duplicates, not_needed)
-
-
-def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], LeftOut]:
-    """The documents with the lowest digests, about CANDIDATE_BYTES, and the count of all."""
+def choose_held_out(held_out: Iterable[Path]) -> HeldOut:
+    """The documents of these parts with the lowest digests, each once, about EVAL_BYTES."""
     found: list[tuple[int, str]] = []
     total, num_bytes = LeftOut(), 0
     for path in held_out:
@@ -444,42 +331,22 @@ def candidates_of(held_out: Iterable[Path]) -> tuple[list[str], LeftOut]:
             total += LeftOut(1, len(document))
             num_bytes += len(document)
             found.append((digest_of(document), document))
-            if num_bytes > 2 * CANDIDATE_BYTES:
+            if num_bytes > 2 * EVAL_BYTES:
                 found = _lowest(found)
                 num_bytes = sum(len(text) for _, text in found)
-    return [text for _, text in _lowest(found)], total
-
-
-def find_seen(path: Path) -> NDArray[np.bool_]:
-    """Mask, bool, of held-out windows in a part; saved beside it, after a digest of both."""
-    seen_path = path.with_suffix(".seen")
-    hashes = np.fromfile(path.with_name(HASHES), dtype="<u8")
-    made_of = hashlib.sha256(hashes.tobytes() + path.read_bytes()).digest()
-    num_bytes = len(made_of) + (len(hashes) + 7) // 8
-    if seen_path.exists() and seen_path.stat().st_size == num_bytes:
-        before = seen_path.read_bytes()
-        if before.startswith(made_of):
-            packed = np.frombuffer(before[len(made_of) :], dtype=np.uint8)
-            return np.unpackbits(packed, count=len(hashes)).astype(bool)
-    seen = np.zeros(len(hashes), dtype=bool)
-    for document in documents_of(path):
-        mark_seen(document, hashes, seen)
-    write_file(seen_path, made_of + np.packbits(seen).tobytes())
-    return seen
+    documents = [text for _, text in _lowest(found)]
+    num_chars = sum(map(len, documents))
+    not_needed = LeftOut(total.documents - len(documents), total.num_chars - num_chars)
+    return HeldOut(documents, not_needed)
 
 
 def _lowest(found: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    found = sorted(set(found))  # copies of a document have one digest
-    return found[: len(_first_bytes([text for _, text in found], CANDIDATE_BYTES))]
-
-
-def _first_bytes(documents: list[str], most: int) -> list[str]:
-    """The first documents with `most` characters in all; at least one."""
-    kept: list[str] = []
+    """The lowest digests with EVAL_BYTES characters in all; at least one."""
+    kept: list[tuple[int, str]] = []
     num_chars = 0
-    for document in documents:
-        if kept and num_chars + len(document) > most:
+    for digest, document in sorted(set(found)):  # copies of a document have one digest
+        if kept and num_chars + len(document) > EVAL_BYTES:
             break
-        kept.append(document)
+        kept.append((digest, document))
         num_chars += len(document)
     return kept

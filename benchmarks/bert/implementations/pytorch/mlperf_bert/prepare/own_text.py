@@ -1,6 +1,6 @@
 """A user's own text to a training and a held-out set, with a vocabulary.
 
-    files -> cleaned parts, split by document -> held-out text without near-duplicates
+    files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
 The request (`OwnText`) is checked before the text is read, and compared with existing results. Each
@@ -18,6 +18,7 @@ from pathlib import Path
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.documents import LEAST_CHARS, clean_document
@@ -29,6 +30,7 @@ from mlperf_bert.prepare.own_files import (
     digests,
     find_files,
     layout_of,
+    unread_files,
 )
 from mlperf_bert.prepare.own_parts import (
     CLEANING_VERSION,
@@ -61,12 +63,11 @@ LEAST_DOCUMENTS = 2  # in each part: the reference pairs a document with another
 MOST_HELD_OUT, SHARE_STEP = 2, 1.25  # most characters, over the share; factor between shares
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
 SHOWN, LOOKED_AT = 3, 256  # documents shown, out of the first ones looked at
-REPEATED, NOT_NEEDED = "held out, but repeated by training text", "held out, but not needed"
+NOT_NEEDED = "held out, but not needed"
 REMEDIES = {
     "not UTF-8": "convert such files to UTF-8",
     "too short": f"fewer than {LEAST_CHARS} letters and digits: join them, or give no --documents",
     "few letters": "figures and rules of tables: write what matters of them as words",
-    REPEATED: "remove the copies of such documents",
     NOT_NEEDED: "give a smaller --held-out to train on more",
 }
 
@@ -193,6 +194,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     layout = layout_of(files, wanted.documents)
     rules = rules_of(wanted, files, layout)
     decided = _show_decided(files, rules, layout.why)
+    _show_unread(unread_files(wanted.source, wanted.vocab_path))
     contents = digests(files, quiet=quiet)
     settings = settings_of(wanted, fingerprint(files, contents, rules))
     if is_ready(out_dir, settings):
@@ -210,9 +212,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
         cleaned = clean_with(rules)
     begin_sets(out_dir, wanted, settings["text"])
     train = _training_parts(cleaned, text_dir, wanted)
-    held_out = choose_held_out(
-        [text_dir / part.file for part in cleaned.held_out], train, workers, quiet=quiet
-    )
+    held_out = choose_held_out(text_dir / part.file for part in cleaned.held_out)
     eval_path = _eval_text(held_out, cleaned, text_dir, wanted)
     vocab_path = _vocabulary(wanted, out_dir, train, workers, quiet)
     corpus = _provenance(files, cleaned, held_out)
@@ -239,6 +239,13 @@ def _show_decided(files: Sequence[TextFile], rules: Rules, why: str) -> dict[str
         if len(shown) == SHOWN:
             break
     return {"why": why, "first_documents": shown}
+
+
+def _show_unread(names: Sequence[str]) -> None:
+    """Print how many files of other kinds there are."""
+    if names:
+        kind = "file of another kind" if len(names) == 1 else "files of other kinds"
+        print(f"not read: {len(names):,} {kind}, first {in_brief(names[0])}", flush=True)
 
 
 def _clean_fitting(rules: Rules, clean_with: Callable[[Rules], Cleaned]) -> tuple[Rules, Cleaned]:
@@ -325,7 +332,7 @@ def _too_few(wanted: OwnText, what: str, number: int, cleaned: Cleaned) -> DataE
         found = sorted(cleaned.left_out.items())
         reasons = (f"{each.documents:,} {reason}" for reason, each in found)
         problem += f" (left out: {', '.join(reasons)})"
-    remedy = "give more text"
+    remedy = "give more text, or say where a document ends with --documents"
     if wanted.documents is not None:
         ends = {"empty-line": "an empty line", "line": "a line end", "file": "a file's end"}
         remedy = f"a document ends at {ends[wanted.documents]}: leave out --documents, or {remedy}"
@@ -377,7 +384,6 @@ def _finish(
     documents = {
         "train": _total(cleaned.train).documents,
         "eval": len(held_out.documents),
-        REPEATED: held_out.near_duplicates.documents,
         NOT_NEEDED: held_out.not_needed.documents,
         **{f"left out, {name}": each.documents for name, each in found if each.documents},
     }
@@ -398,7 +404,7 @@ def _finish(
 def _show_left_out(cleaned: Cleaned, held_out: HeldOut) -> dict[str, object]:
     """Print the left-out share of the text and the reasons, as a warning if it is large."""
     total = cleaned.num_chars + sum(each.num_chars for each in cleaned.left_out.values())
-    others = {REPEATED: held_out.near_duplicates, NOT_NEEDED: held_out.not_needed}
+    others = {NOT_NEEDED: held_out.not_needed}
     found = [(name, each) for name, each in (cleaned.left_out | others).items() if each.num_chars]
     found.sort(key=lambda item: -item[1].num_chars)
     lost = sum(each.num_chars for _, each in found)
