@@ -145,10 +145,6 @@ COMMANDS: dict[str, Words] = {
         *("--data", i.root, "--out", d / "study", "--trials", 1, "--repeats", 0),
         *("--set", "eval.target_accuracy=0.01"),
     ),
-    "tune --workers 2": lambda i, d: (
-        *COMMANDS["tune"](i, d),
-        *("--workers", 2, "--trials", 2),
-    ),
     "squad train": lambda i, d: squad("train", d / "run"),
     "squad evaluate": lambda i, d: (
         *("squad", "evaluate", "--model", i.root / "squad" / "model", "--max-length", 64),

@@ -4,8 +4,8 @@
 AdamW and 2e-2 for LAMB; accuracy after evaluation k is min(1, quality * k / 10), so a quality of 1
 reaches 0.5 at the fifth one. MODE: `quick`; `patient`: of quality 1 in the directories of trials
 0 to 3, of quality 0.05 in others, where it waits for SIGTERM, after which trial 5 reaches the
-target all the same; `stuck`: always waits; `together`: trials 2n and 2n + 1 wait for each other;
-`diverges`: ends after the first evaluation; `fails`: status 1; `mistaken`: status 2.
+target all the same; `stuck`: always waits; `diverges`: ends after the first evaluation; `fails`:
+status 1; `mistaken`: status 2.
 """
 
 import json
@@ -25,15 +25,6 @@ def quality_of(config: dict) -> float:
     return math.exp(-abs(math.log(config["optim"]["learning_rate"] / best)))
 
 
-def wait_for_other(root: Path) -> None:
-    """Wait until the trial beside this one has begun; trainings with fresh seeds do not wait."""
-    name, _, number = root.name.rpartition("_")
-    other = root.with_name(f"{name}_{int(number) ^ 1:05d}")
-    until = time.monotonic() + PATIENCE_S
-    while name != "repeats" and not other.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-
-
 def main(mode: str, options: dict[str, str]) -> int:
     config = tomllib.loads(Path(options["--config"]).read_text())
     root = Path(options["--run-dir"])
@@ -44,8 +35,6 @@ def main(mode: str, options: dict[str, str]) -> int:
     if mode == "mistaken":
         print("mlperf_bert: error: no such data", flush=True)
         return 2
-    if mode == "together":
-        wait_for_other(root)
     run = root / "run_0"
     run.mkdir()
     stops: list[int] = []

@@ -23,7 +23,7 @@ def test_a_trial_is_a_training(
     words += ["--data", str(synthetic_data), "--out", str(study), "--trials", "1"]
     words += ["--repeats", "0", "--set", f"eval.target_accuracy={TARGET}"]
     assert main(words) == 0
-    best = json.loads(capsys.readouterr().out)["arms"][0]["best"]
+    best = json.loads(capsys.readouterr().out)["best"]
 
     directory = study / "trials" / "trial_00000"
     given = load_config(directory / "trial.toml")

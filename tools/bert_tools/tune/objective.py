@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Literal
 
 from bert_tools.report.run_files import read_metrics
-from mlperf_bert.run.outcome import read_outcome
+from mlperf_bert.run.outcome import RunOutcome
 
 Objective = Literal["samples", "time"]
-Ended = Literal["reached", "missed", "pruned", "refused", "failed", "interrupted"]
 Curve = tuple[tuple[int, float], ...]  # samples, and the accuracy after them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """End and value of a training; `value` is None for one that cannot be judged.
+    """End and value of a training that ended by itself.
 
     `samples` are those to the target if reached, else all; `seconds` those of training alone.
+    `needed` is the samples or seconds to the target, or the whole budget after a miss.
     """
 
-    ended: Ended
-    why: str = ""
-    value: float | None = None
-    samples: int | None = None
-    seconds: float | None = None
-    curve: Curve = ()
+    is_reached: bool
+    why: str
+    value: float
+    needed: float
+    samples: int
+    seconds: float
 
 
 def read_curve(run: Path) -> Curve:
@@ -48,50 +48,36 @@ def read_curve(run: Path) -> Curve:
     )
 
 
-def read_result(run: Path, objective: Objective, target: float, most_samples: int) -> Result:
+def judged(
+    curve: Curve, outcome: RunOutcome, objective: Objective, target: float, most_samples: int
+) -> Result:
     """The result of an ended run, which may have diverged before its first evaluation.
 
-    Raises DataError if it did not end in order.
+    `most_samples` is the budget. In seconds it is taken by the rate of the run, as one that missed
+    may have diverged early.
     """
-    outcome = read_outcome(run / "outcome.json")
-    return judged(
-        read_curve(run), outcome.samples, outcome.seconds, objective, target, most_samples
-    )
-
-
-def judged(
-    curve: Curve,
-    samples: int,
-    seconds: float,
-    objective: Objective,
-    target: float,
-    most_samples: int,
-) -> Result:
-    """The result by evaluations; `samples`, `seconds` of the whole run, `most_samples` allowed."""
+    seconds = outcome.seconds
     reached = next((at for at, accuracy in curve if accuracy >= target), None)
     if reached is not None:
+        needed = float(reached) if objective == "samples" else seconds
+        why = f"reached {target:g} after {reached:,} samples, {seconds:.1f} s"
         return Result(
-            ended="reached",
-            why=f"reached {target:g} after {reached:,} samples, {seconds:.1f} s",
-            value=float(reached) if objective == "samples" else seconds,
+            is_reached=True,
+            why=why,
+            value=needed,
+            needed=needed,
             samples=reached,
             seconds=seconds,
-            curve=curve,
         )
     best = max((accuracy for _, accuracy in curve), default=0.0)
-    budget = budget_of(objective, samples, seconds, most_samples)
+    budget = float(most_samples)
+    if objective == "time":
+        budget = seconds * max(1.0, most_samples / max(outcome.samples, 1))
     return Result(
-        ended="missed",
-        why=f"missed {target:g}, {best:.4f} at best after {samples:,} samples",
+        is_reached=False,
+        why=f"missed {target:g}, {best:.4f} at best after {outcome.samples:,} samples",
         value=budget * (1 + (target - best) / target),
-        samples=samples,
+        needed=budget,
+        samples=outcome.samples,
         seconds=seconds,
-        curve=curve,
     )
-
-
-def budget_of(objective: Objective, samples: int, seconds: float, most_samples: int) -> float:
-    """The budget in seconds, by the rate of a run that missed, as it may have diverged early."""
-    if objective == "samples":
-        return float(most_samples)
-    return seconds * max(1.0, most_samples / max(samples, 1))
