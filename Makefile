@@ -1,7 +1,7 @@
 # Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
 BIN = .venv/bin
 
-.PHONY: setup check format test test-real test-slow test-oldest test-gpu audit lock golden docs-tables bench package
+.PHONY: setup check format test test-real test-slow test-oldest test-gpu lock golden docs-tables bench package
 
 setup:
 	tools/venv.sh dev
@@ -43,9 +43,6 @@ test-oldest:
 	.venv-oldest/bin/pytest --collect-only -qq tests/gpu
 
 # Known vulnerabilities of what is installed, and of what pyproject.toml allows.
-audit: setup
-	$(BIN)/python tools/audit_dependencies.py
-
 # requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
 lock:
 	$(BIN)/python tools/lock.py renew $(OPTIONS)
