@@ -134,7 +134,6 @@ COMMANDS: dict[str, Words] = {
         *("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8"),
     ),
     "report page": lambda i, d: ("report", "page", i.run, "--out", d / "page.html"),
-    "report pictures": lambda i, d: ("report", "pictures", i.run, "--out", d / "png"),
     "report tensorboard": lambda i, d: ("report", "tensorboard", i.run, "--out", d / "scalars"),
     "package": lambda i, d: (
         *("package", "--root", i.root / "submission", "--out", d / "package"),

@@ -13,9 +13,7 @@ import pytest
 
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.__main__ import COMMANDS
-from support import CONFIGS, REPOSITORY, run_process
-
-LOG = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert" / "result_0.txt"
+from support import CONFIGS, run_process
 
 CODE = """
 import atexit, sys
@@ -90,9 +88,7 @@ def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
     [
         "--help",
         "config show cpu_tiny",
-        f"report doctor {shlex.quote(str(LOG))}",
         "watch --once .",
-        "watch --json .",
     ],
 )
 def test_a_reader_who_goes_is_no_fault(words: str) -> None:

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-Style: TypeAlias = Literal["solid", "second", "published"]
 Point: TypeAlias = tuple[float, float | None]  # position and value; None is a gap
 
 MINUS = "\N{MINUS SIGN}"
@@ -18,11 +17,10 @@ MOST_DOTS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One curve: values by samples; `run` is the number of its run, -1 for no run."""
+    """One curve: values by samples; `run` is the number of its run."""
 
     run: int
     label: str
-    style: Style = "solid"
     points: tuple[Point, ...]
 
     @property
@@ -46,10 +44,10 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Curves on one scale, over samples or the quantity in `across`.
+    """Curves on one scale, over samples.
 
-    The scale begins at `floor` or below; `levels` are horizontal lines (value, label), `marks`
-    vertical ones (samples, label, number of the run, -1 for none); `has_dots` shows each value.
+    The scale begins at `floor` or below; `levels` are horizontal lines (value, label); `has_dots`
+    shows each value.
     """
 
     key: str
@@ -59,14 +57,11 @@ class Chart:
     series: tuple[Series, ...]
     floor: float | None = None
     levels: tuple[tuple[float, str], ...] = ()
-    marks: tuple[tuple[float, str, int], ...] = ()
     has_dots: bool = False
-    across: str = "samples"
 
     def sample_scale(self) -> Scale:
-        """The scale from 0 to the last value or mark."""
+        """The scale from 0 to the last value."""
         ends = [x for series in self.series for x, _ in series.points]
-        ends += [x for x, _, _ in self.marks]
         return _scale(0.0, max(ends, default=0.0) or 1.0)
 
     def value_scale(self) -> Scale:
@@ -82,20 +77,23 @@ class Chart:
         room = high * _ROOM - low * _ROOM
         return _scale(low if self.floor == low else low - room, high + room)
 
+    def in_words(self) -> str:
+        """The chart for readers who cannot see it."""
+        curves = "; ".join(
+            f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
+            for each in self.series
+            if each.values
+        )
+        return f"{self.title} over samples: {curves}"
+
     def dots_of(self, series: Series) -> bool:
         """True if single values are shown as dots, as a lone value makes no line."""
-        few = len(series.values) <= (MOST_DOTS if self.has_dots else 1)
-        return few and series.style != "published"
+        return len(series.values) <= (MOST_DOTS if self.has_dots else 1)
 
 
 def _scale(low: float, high: float) -> Scale:
     places = ticks(low, high)
     return Scale(low, high, tuple(zip(places, tick_labels(places), strict=True)))
-
-
-def curve_label(run_label: str, name: str, *, several: bool) -> str:
-    """The label of a curve: its run, if there are several, and its own name."""
-    return ", ".join(filter(None, (run_label if several else "", name))) or "this run"
 
 
 def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:

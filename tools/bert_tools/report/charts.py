@@ -1,117 +1,102 @@
-"""The charts of a report: their curves, levels and marks, for one run or several."""
+"""The charts of a report, for one run or several."""
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from bert_tools.report.chart import Chart, Point, Series, curve_label, thinned
-from bert_tools.report.facts import RunFacts
-from bert_tools.report.goodput import batch_charts
-from bert_tools.report.published import Curve, convergence_point, curves_for
+from bert_tools.report.chart import Chart, Point, Series, thinned
+from bert_tools.report.run import Run
 
-CONVERGENCE_POINT = "reference convergence point"
-POINTS_OF_A_CHART = 1600  # over all curves from runs
+POINTS_OF_A_CHART = 1600  # over all curves
 _FEWEST_POINTS = 64  # per curve
+_BYTES_PER_GIB = 2**30
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Spec:
-    """A chart of charts.toml."""
+    """A chart of a key of `metrics.jsonl`; the axis begins at `floor` or below."""
 
+    key: str
     title: str
+    unit: str
     about: str
-    unit: str = ""
-    floor: float | None = None
-    keys: Mapping[str, str] = field(default_factory=dict)
-    scale: float = 1.0
-    quiet: float | None = None
-    quietly: str = ""
+    floor: float | None = 0.0
 
 
-def _specs() -> dict[str, _Spec]:
-    text = resources.files(__package__).joinpath("charts.toml").read_text("utf-8")
-    return {key: _Spec(**each) for key, each in tomllib.loads(text).items()}
+_SPECS = (
+    _Spec(
+        "mlm_accuracy",
+        "Masked-LM accuracy",
+        "",
+        "share of masked tokens of the held-out set that are predicted right",
+    ),
+    _Spec(
+        "loss",
+        "Training loss",
+        "",
+        "mean of an interval's steps; masked LM and next sentence together",
+        floor=None,
+    ),
+    _Spec("samples_per_s", "Throughput", "samples/s", "all ranks together, without evaluations"),
+    _Spec("tokens_per_s", "Token throughput", "tokens/s", "real tokens, no padding counted"),
+    _Spec("step_ms", "Time of a step", "ms", "the whole step, with its wait for data"),
+    _Spec(
+        "imbalance_tokens",
+        "Imbalance",
+        "\N{MULTIPLICATION SIGN} mean",
+        "tokens of the rank with the most over the mean of all ranks",
+        floor=1.0,
+    ),
+    _Spec("grad_norm", "Gradient norm", "", "before clipping, of an interval's last step"),
+    _Spec("learning_rate", "Learning rate", "", "of an interval's last step"),
+    _Spec("memory_bytes", "Peak memory", "GiB", "of rank 0: allocated on a GPU, resident on a CPU"),
+    _Spec(
+        "slowest_over_median",
+        "Slowest rank",
+        "\N{MULTIPLICATION SIGN} median",
+        "own work of the slowest rank over that of the median one, at evaluations",
+        floor=1.0,
+    ),
+)
 
 
-def charts_of(runs: Sequence[RunFacts]) -> tuple[list[Chart], list[str]]:
-    """The charts that these runs have values for, the accuracy first; and in words what is left
-    out because it never changes.
-    """
-    marks = tuple(
-        (float(samples), "resumed", number)
-        for number, facts in enumerate(runs)
-        for samples in facts.resumes
-    )
-    charts = [_accuracy(runs, marks)] if any(each.run.evaluations for each in runs) else []
-    quiet = []
-    for key, spec in _specs().items():
-        series = tuple(_series_of(spec.keys or {key: ""}, spec.scale, runs))
-        values = [value for each in series for value in each.values]
-        if values and spec.quiet is not None and all(value == spec.quiet for value in values):
-            quiet.append(spec.quietly)
-        elif values:
-            chart = Chart(
-                key=key,
-                title=spec.title,
-                unit=spec.unit,
-                about=spec.about,
-                series=series,
-                floor=spec.floor,
-                marks=marks,
-            )
-            charts.append(chart)
-    return [*charts, *batch_charts(runs)], quiet
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """The charts that these runs have values for, the accuracy with its targets first."""
+    charts = [_chart_of(spec, runs) for spec in _SPECS]
+    return [chart for chart in charts if any(series.values for series in chart.series)]
 
 
-def _series_of(keys: Mapping[str, str], scale: float, runs: Sequence[RunFacts]) -> Iterable[Series]:
-    most = max(_FEWEST_POINTS, POINTS_OF_A_CHART // (len(runs) * len(keys)))
-    for number, facts in enumerate(runs):
-        for place, (key, name) in enumerate(keys.items()):
-            points = _points(facts, key, scale)
-            if any(value is not None for _, value in points):
-                yield Series(
-                    run=number,
-                    label=curve_label(facts.label, name, several=len(runs) > 1),
-                    style="second" if place else "solid",
-                    points=thinned(points, most),
-                )
-
-
-def _points(facts: RunFacts, key: str, scale: float) -> list[Point]:
-    """Points from the metrics; a run without metrics has the log's throughput."""
-    if key == "samples_per_s" and not facts.run.records and facts.run.timing:
-        return [(samples, rate) for samples, rate in facts.run.timing.rates]
-    points: list[Point] = []
-    for record in facts.run.records:
-        value = record.get(key)
-        if value is not None or key == "loss":  # a loss that is not finite is shown as a gap
-            points.append((record["samples"], None if value is None else value * scale))
-    return points
-
-
-def _accuracy(runs: Sequence[RunFacts], resumes: Sequence[tuple[float, str, int]]) -> Chart:
-    tasks = [each.run.task for each in runs]
-    curves: dict[str, Curve] = {each.name: each for task in tasks for each in curves_for(task)}
-    series = [
-        Series(run=-1, label=f"published {name}", style="published", points=curve.points)
-        for name, curve in sorted(curves.items())
-    ]
+def _chart_of(spec: _Spec, runs: Sequence[Run]) -> Chart:
+    is_accuracy = spec.key == "mlm_accuracy"
+    targets = {run.target for run in runs if run.target is not None} if is_accuracy else set()
     most = max(_FEWEST_POINTS, POINTS_OF_A_CHART // len(runs))
-    for number, facts in enumerate(runs):
-        points: list[Point] = [(each.samples, each.accuracy) for each in facts.run.evaluations]
-        if points:
-            label = curve_label(facts.label, "", several=len(runs) > 1)
-            series.append(Series(run=number, label=label, points=thinned(points, most)))
-    expected = ((convergence_point(task), number) for number, task in enumerate(tasks))
-    targets = {task.target_accuracy for task in tasks}
     return Chart(
-        key="accuracy",
-        title="Masked-LM accuracy",
-        about="share of masked tokens of the held-out set that are predicted right",
-        series=tuple(series),
-        floor=0.0,
-        levels=tuple((each, f"target {each:g}") for each in sorted(filter(None, targets))),
-        marks=(*((x, CONVERGENCE_POINT, run) for x, run in expected if x is not None), *resumes),
-        has_dots=True,
+        key=spec.key,
+        title=spec.title,
+        unit=spec.unit,
+        about=spec.about,
+        series=tuple(
+            Series(
+                run=number,
+                label=run.label if len(runs) > 1 else "this run",
+                points=thinned(_points(run, spec.key), most),
+            )
+            for number, run in enumerate(runs)
+            if run.known(spec.key)
+        ),
+        floor=spec.floor,
+        levels=tuple((each, f"target {each:g}") for each in sorted(targets)),
+        has_dots=is_accuracy,
     )
+
+
+def _points(run: Run, key: str) -> list[Point]:
+    """The points of a curve; a loss that is not finite is a gap."""
+    scale = 1 / _BYTES_PER_GIB if key == "memory_bytes" else 1.0
+    points: list[Point] = []
+    for record in run.records:
+        value = record.get(key)
+        if value is not None:
+            points.append((record["samples"], value * scale))
+        elif key == "loss":
+            points.append((record["samples"], None))
+    return points

@@ -1,4 +1,4 @@
-"""A run's numbers as TensorBoard scalars, after the fact or live; needs the extra `tensorboard`."""
+"""A run's numbers as TensorBoard scalars; needs the extra `tensorboard`."""
 
 import os
 import platform
@@ -8,9 +8,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bert_tools.report.facts import RunFacts
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError, DataError
+from bert_tools.report.run import Run
+from mlperf_bert.common.atomic import write_file
+from mlperf_bert.common.errors import ConfigError
 
 _NOT_SCALARS = ("step", "samples")
 
@@ -54,53 +54,18 @@ class _Events:
         self._records.write(Event(step=step, summary=summary).SerializeToString())
 
 
-def write_scalars(directory: Path, facts: RunFacts) -> int:
+def write_scalars(directory: Path, run: Run) -> int:
     """Write one event file into a directory that `check_directory` accepted; number of scalars.
 
-    Steps are the run's steps, or its samples for a run without metrics, whose steps are not known.
     Raises DataError if it cannot be written.
     """
     contents = BytesIO()
     events = _Events(contents)
-    scalars = [each for record in facts.run.records for each in _scalars(record)]
-    if not facts.run.records:
-        scalars = [(each.samples, "mlm_accuracy", each.accuracy) for each in facts.run.evaluations]
-        rates = facts.run.timing.rates if facts.run.timing else ()
-        scalars += [(samples, "samples_per_s", rate) for samples, rate in rates]
+    scalars = [each for record in run.records for each in _scalars(record)]
     for scalar in scalars:
         events.add(*scalar)
     write_file(directory / _file_name(), contents.getvalue())
     return len(scalars)
-
-
-class LiveScalars:
-    """Writes the scalars of watched runs as they come, in a directory for each run.
-
-    Raises DataError if they cannot be written, ConfigError like `check_directory`.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        check_directory(directory)
-        self._directory, self._run, self._last_step = directory, "", -1
-
-    def write(self, run: str, records: list[Mapping[str, Any]]) -> None:
-        """Write a run's new records; after a resumption from an earlier step, those steps again."""
-        try:
-            if run != self._run and records:
-                check_directory(self._directory / run)
-                make_directory(self._directory / run)
-                self._file = (self._directory / run / _file_name()).open("xb")
-                self._events, self._run, self._last_step = _Events(self._file), run, -1
-            for record in records:
-                if record["step"] > self._last_step:
-                    self._last_step = record["step"]
-                    for scalar in _scalars(record):
-                        self._events.add(*scalar)
-            if self._run:
-                self._file.flush()  # for a TensorBoard that is open
-        except OSError as error:
-            problem = error.strerror or "cannot be written"
-            raise DataError(str(self._directory), problem, "name another directory") from None
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:

@@ -1,208 +1,269 @@
-"""The sub-command `watch`: draw a run on the terminal repeatedly, and restore the terminal.
+"""The sub-command `watch`: how runs are doing, in a few lines each on the terminal.
 
-Signals that arrive meanwhile are kept, and handled when nothing is half done.
+It only reads files, again at each look. No text of a file reaches the terminal before `one_line`.
 """
 
 import argparse
-import json
-import locale
-import os
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.signals.signal_watch import SignalPipe
+from mlperf_bert.common.errors import ConfigError, DataError, UserError, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+    from rich.console import RenderableType
 
-    from bert_tools.report.watch_frame import Characters
-    from bert_tools.report.watch_look import Look, Watcher
+    from bert_tools.report.run_files import Record
+    from mlperf_bert.config.run_config import RunConfig
+    from mlperf_bert.run.outcome import RunOutcome
 
-_SHORTEST_S, _LONGEST_S = 0.1, 3600.0
-ENDS = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-_OTHERS = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
-_USUAL = (80, 24)
+LEAST_STALLED_S = 60.0  # network file systems may delay writes by as much as half
+STALLED_TIMES = 5.0  # times the usual time between two records
+PACE = 12  # newest records for rate and remaining time
+_INTERVALS_S = 0.1, 3600.0
+_END_BYTES = 4 * 2**20  # read of the end of the metrics: about 6,000 records
+_LONGEST_S = 9_999 * 86_400.0
+_WIDTH = 80  # columns, where stdout is no terminal
+_BAR, _LABEL = 24, 10  # columns of the bar, and of a number's name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A run at one moment.
+
+    `age_s` is the time in seconds since its files were last written, None before the first record.
+    `problems` are those of its files, `said` is the last line of its output: both printable text.
+    """
+
+    name: str
+    config: "RunConfig | None" = None
+    outcome: "RunOutcome | None" = None
+    records: "Sequence[Record]" = ()
+    age_s: float | None = None
+    problems: tuple[str, ...] = ()
+    said: str = ""
+    is_there: bool = True
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run has recorded its end."""
+        return self.outcome is not None
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if nothing was written for much longer than is usual between two records."""
+        if self.has_ended or self.age_s is None:
+            return False
+        return self.age_s > max(LEAST_STALLED_S, STALLED_TIMES * self._usual_s)
+
+    @property
+    def state(self) -> str:
+        """The state of the run in a few words."""
+        from bert_tools.report.run import ended_in_words
+
+        if not self.is_there:
+            return "no run has begun here yet"
+        if self.outcome is not None:
+            return one_line(f"ended: {ended_in_words(self.outcome, self.config)}")
+        if not self.records:
+            return "starting: no metrics yet"
+        if self.is_stalled and self.age_s is not None:
+            return f"stalled: nothing written for {duration(self.age_s)}"
+        return "running"
+
+    @property
+    def rate(self) -> float | None:
+        """Samples per second, the median of the newest records; None if not known."""
+        found = [
+            each["samples_per_s"] for each in self.records[-PACE:] if each.get("samples_per_s")
+        ]
+        return median(found) if found else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step at the present rate, evaluations left out; None if not known."""
+        if self.config is None or not self.records or not self.rate or self.rate < 0:
+            return None
+        steps = max(0, self.config.max_steps - self.records[-1]["step"])
+        return float(steps * self.config.parallel.global_batch_size) / self.rate
+
+    @property
+    def _usual_s(self) -> float:
+        """The usual time between two records, without evaluations."""
+        found = [
+            (new["step"] - old["step"]) * new["step_ms"] / 1e3
+            for old, new in pairwise(self.records[-PACE - 1 :])
+            if new.get("step_ms")
+        ]
+        return median(found) if found else 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `watch`."""
-    parser.add_argument(
-        "run_path", type=Path, metavar="RUN", help="run directory (its newest run), or its run_<i>"
-    )
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="print one frame and end (default if stdout is no terminal)",
-    )
-    parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="S", help="seconds between looks (default 2)"
-    )
-    parser.add_argument(
-        "--on-end",
-        choices=("leave", "wait"),
-        default="leave",
-        help="when the run has ended: leave, or wait for the directory's next run",
-    )
-    parser.add_argument(
-        "--characters",
-        choices=("auto", "unicode", "ascii"),
-        default="auto",
-        help="characters of the curves (default: by the locale)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and end")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write all numbers as TensorBoard scalars as they come, into a directory for each run",
-    )
+    text = "run directory (its newest run), or its run_<i>"
+    parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
+    text = "print the state and end (default if stdout is no terminal)"
+    parser.add_argument("--once", action="store_true", help=text)
+    text = "seconds between looks (default 2)"
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the run until it ends or a signal comes; 0 in both cases.
+    """Show the runs until all have ended or a signal comes; 0 in both cases.
 
-    Raises ConfigError for an impossible interval, DataError if RUN is no directory, or is missing
-    with --once or --json.
+    Raises ConfigError for an impossible interval, DataError if a RUN is no directory, or is missing
+    with --once.
     """
-    from bert_tools.report.tensorboard import LiveScalars
-    from bert_tools.report.watch_look import Watcher
     from mlperf_bert.common.console import OutputConsole
 
-    if not _SHORTEST_S <= args.interval <= _LONGEST_S:
+    shortest, longest = _INTERVALS_S
+    if not shortest <= args.interval <= longest:
         problem = f"is {args.interval:g} s"
-        raise ConfigError("--interval", problem, f"give {_SHORTEST_S:g} .. {_LONGEST_S:g} seconds")
-    is_once = args.once or args.json or not sys.stdout.isatty()
-    if is_once and not args.run_path.exists():
-        raise DataError(str(args.run_path), "does not exist", "give a run directory")
-    scalars = LiveScalars(args.out) if args.out else None
-    watcher = Watcher(args.run_path, scalars)
-    if args.json:
-        print(json.dumps(watcher.whole_look().as_json(), allow_nan=False))
-        return 0
+        raise ConfigError("--interval", problem, f"give {shortest:g} .. {longest:g} seconds")
     # NO_COLOR turns colours off, and so does a terminal without colours.
     console = OutputConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    characters = _known_characters() if args.characters == "auto" else args.characters
+    is_once = args.once or not console.is_terminal or console.is_dumb_terminal
     if is_once:
-        # The size is the terminal's, or that in COLUMNS and LINES.
-        width, height = shutil.get_terminal_size(_USUAL)
-        _print_frame(console, watcher.whole_look(), width, height, characters)
+        for path in args.run_paths:
+            if not path.exists():
+                raise DataError(str(path), "does not exist", "give a run directory")
+        looks = [look_at(path) for path in args.run_paths]
+        width = shutil.get_terminal_size((_WIDTH, 24)).columns
+        console.print(screen_of(looks), width=max(1, width))
         return 0
-    if console.is_dumb_terminal:
-        _follow_in_lines(console, watcher, args)
-    else:
-        _follow(console, watcher, args, characters)
-    return 0
-
-
-def _known_characters() -> "Characters":
-    """The characters that the terminal can show, according to the locale."""
-    # Python writes UTF-8 in the C locale too, but the terminal may not show it.
-    names = (sys.stdout.encoding or "", locale.getencoding())
-    is_unicode = all(name.lower().replace("-", "") == "utf8" for name in names)
-    return "unicode" if is_unicode else "ascii"
-
-
-class _Signals(SignalPipe):
-    """Collects the signals that matter to a screen: `came` has those of the last wait."""
-
-    def __init__(self) -> None:
-        super().__init__((*ENDS, *_OTHERS))
-        self.came: set[signal.Signals] = set()
-
-    def suspend(self) -> None:
-        """Stop this process like Ctrl-Z; returns when it continues."""
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self.note)
-
-
-def _looks(
-    signals: _Signals, watcher: "Watcher", args: argparse.Namespace
-) -> Iterator[tuple["Look", bool]]:
-    """Yield looks until the run ends or a signal comes, each with True if there is more to read."""
-    while True:
-        look, has_more = watcher.look()
-        yield look, has_more
-        if look.phase == "ended" and not has_more and args.on_end == "leave":
-            return
-        signals.came = set(signals.wait(0.0 if has_more else args.interval))
-        if signals.came & ENDS:
-            return
-
-
-def _follow(
-    console: "Console", watcher: "Watcher", args: argparse.Namespace, characters: "Characters"
-) -> None:
-    """Follow the run on the whole terminal."""
-    from rich.console import Group
     from rich.live import Live
 
-    from bert_tools.report.watch_frame import frame
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            while True:
+                looks = [look_at(path) for path in args.run_paths]
+                live.update(screen_of(looks), refresh=True)
+                if all(look.has_ended for look in looks):
+                    return 0
+                time.sleep(args.interval)
+        except KeyboardInterrupt:  # Ctrl-C, and every other signal that asks for the end
+            return 0
 
-    hint = f"every {args.interval:g} s; Ctrl-C leaves, the run goes on"
-    live = Live(
-        console=console,
-        screen=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
+
+def look_at(path: Path) -> Look:
+    """The newest run of a run directory, or a named one, at this moment.
+
+    Raises DataError if the path is no directory. A file that is wrong becomes a problem of the run.
+    """
+    from bert_tools.report.run import read_if_there
+    from bert_tools.report.run_files import metrics_in, newest_run, read_last_lines
+    from mlperf_bert.config.files import load_config
+    from mlperf_bert.run.outcome import read_outcome
+
+    directory = newest_run(path)
+    if directory is None:
+        return Look(name=one_line(str(path)), is_there=False)
+    problems: list[str] = []
+
+    def read(name: str, reader: Any) -> Any:
+        """The reader's result; None for a file that is missing or wrong."""
+        try:
+            return read_if_there(directory / name, reader)
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    outcome = read("outcome.json", read_outcome)  # before the metrics, complete when it exists
+    found = read("metrics.jsonl", lambda file: metrics_in(file, _END_BYTES))
+    records, skipped = found or ((), ())
+    if skipped:
+        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        problems.append(one_line(f"metrics.jsonl: {skipped[0]}; skipped{more}"))
+    said = read("stdout.log", read_last_lines)
+    names = ("metrics.jsonl", "stdout.log", "config.toml")  # a resumed run writes its config anew
+    paths = [directory / name for name in names]
+    written = [path.stat().st_mtime for path in paths if path.exists()]
+    return Look(
+        name=one_line("/".join(directory.absolute().parts[-2:])),
+        config=read("config.toml", load_config),
+        outcome=outcome,
+        records=records,
+        age_s=max(0.0, time.time() - max(written)) if records and written else None,
+        problems=tuple(problems),
+        said=one_line(said[-1]) if said else "",
     )
-    drawn: list[Text] = []
-    with _Signals() as signals, live:
-        for look, _ in _looks(signals, watcher, args):
-            if signal.SIGTSTP in signals.came:
-                live.stop()
-                signals.suspend()
-                live.start()
-            width, height = console.size = _terminal_size()
-            lines = frame(look, width, height, characters, hint)
-            if signals.came or lines != drawn:  # do not send the same frame over the network again
-                live.update(Group(*lines), refresh=True)
-            drawn = lines
-    if look.phase == "ended":
-        _print_frame(console, look, width, height, characters)
 
 
-def _follow_in_lines(console: "Console", watcher: "Watcher", args: argparse.Namespace) -> None:
-    """Follow the run by a line for each change, on terminals without cursor movement."""
+def screen_of(looks: Sequence[Look]) -> "RenderableType":
+    """What the terminal shows: for each run its name, its state, and lines of its numbers."""
+    from rich.console import Group
     from rich.text import Text
 
-    from bert_tools.report.watch_frame import status_line
-
-    said: set[str] = set()
-    with _Signals() as signals:
-        for look, has_more in _looks(signals, watcher, args):
-            alerts = (f"! {each.text}" for each in look.alerts)
-            lines = [] if has_more else [status_line(look), *alerts]
-            for line in lines:
-                if line not in said:
-                    console.print(Text(line), soft_wrap=True)
-            said = set(lines) or said
+    lines = []
+    for look in looks:
+        is_well = look.outcome is None or look.outcome.status == "success"
+        style = "bold green" if is_well and not look.is_stalled else "bold red"
+        lines.append(Text.assemble((look.name, "bold"), "  ", (look.state, style)))
+        for name, value in rows_of(look):
+            style = "yellow" if name == "problem" else ""
+            lines.append(Text.assemble((f"  {name:<{_LABEL}}", "dim"), (value, style)))
+    return Group(*lines)
 
 
-def _print_frame(
-    console: "Console", look: "Look", width: int, height: int, characters: "Characters"
-) -> None:
-    from bert_tools.report.watch_frame import frame
+def rows_of(look: Look) -> list[tuple[str, str]]:
+    """The lines of a run: each a name and a value, as printable text."""
+    rows: list[tuple[str, str]] = []
+    if look.records:
+        rows += _numbers(look, look.records[-1])
+    if look.outcome is not None:
+        done = look.outcome
+        words = f"{done.steps:,} steps, {done.samples:,} samples"
+        rows.append(("ended", f"{words}, {duration(done.seconds)} of training"))
+    rows += [("problem", problem) for problem in look.problems]
+    if look.said:
+        rows.append(("log", look.said))
+    return [(name, one_line(value)) for name, value in rows]
 
-    lines = frame(look, width, max(2, height - 1), characters, "")  # the prompt follows below
-    while lines and not lines[-1].plain.strip():
-        lines.pop()
-    for line in lines:
-        line.rstrip()
-        console.print(line, no_wrap=True, overflow="ignore", crop=False, width=max(width, 1))
+
+def _numbers(look: Look, last: "Record") -> list[tuple[str, str]]:
+    step, loss = f"{last['step']:,}", last["loss"]
+    if look.config is not None:
+        share = min(1.0, last["step"] / look.config.max_steps)
+        bar = f"{'#' * int(share * _BAR):-<{_BAR}}"
+        step += f" of {look.config.max_steps:,}  {bar} {share:.0%}"
+    skipped = sum(record["skipped_steps"] for record in look.records)
+    rows = [
+        ("step", step),
+        ("samples", f"{last['samples']:,}"),
+        ("loss", "no number" if loss is None else f"{loss:.4f}"),
+        ("accuracy", _accuracy(look)),
+        ("rate", "not known" if look.rate is None else f"{look.rate:,.1f} samples/s"),
+    ]
+    if skipped:
+        rows.append(("skipped", f"{skipped:,} steps without an update"))
+    if not look.has_ended:
+        left = "not known" if look.left_s is None else f"at most {duration(look.left_s)}"
+        rows.append(("left", f"{left} to the last step"))
+    return rows
 
 
-def _terminal_size() -> tuple[int, int]:
-    """The present terminal size; COLUMNS and LINES may be outdated."""
-    try:
-        size = os.get_terminal_size(sys.stdout.fileno())
-    except (OSError, ValueError):
-        return _USUAL
-    return size.columns or _USUAL[0], size.lines or _USUAL[1]
+def _accuracy(look: Look) -> str:
+    from bert_tools.report.run import points_in
+
+    target = look.config.eval.target if look.config else None
+    accuracies = [accuracy for _, accuracy in points_in(look.records, "mlm_accuracy")]
+    words = f"{accuracies[-1]:.4f}" if accuracies else "no evaluation yet"
+    if accuracies and max(accuracies) > accuracies[-1]:
+        words += f", best {max(accuracies):.4f}"
+    return words if target is None else f"{words}, target {target:g}"
+
+
+def duration(seconds: float) -> str:
+    """A duration as `0:12:31`, or as `3 d 4 h` from one day on."""
+    from mlperf_bert.common.console import as_clock
+
+    if not seconds < _LONGEST_S:
+        return "over 9,999 d"
+    days, rest = divmod(int(max(0.0, seconds)), 86_400)
+    return f"{days:,} d {rest // 3600} h" if days else as_clock(rest)

@@ -46,7 +46,7 @@ DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
     "own-text": ("mlperf_bert.cli.own_text", "your own text to a trained and exported encoder"),
-    "watch": ("bert_tools.report.watch", "a running job's curves and alerts in the terminal"),
+    "watch": ("bert_tools.report.watch", "how running jobs are doing, in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
     "convert": ("bert_tools.convert.convert_cli", "weights of other programs to a checkpoint"),
     "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
@@ -65,7 +65,7 @@ COMMANDS = {
     "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
     "system": ("bert_tools.package.system_cli", "describe this machine as MLPerf wants it"),
     "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
-    "report": ("bert_tools.report.cli", "runs as a page or pictures; whether one is on track"),
+    "report": ("bert_tools.report.cli", "runs as a page, or as TensorBoard scalars"),
     "package": ("bert_tools.package.cli", "a submission directory, checked, and its score"),
 }
 

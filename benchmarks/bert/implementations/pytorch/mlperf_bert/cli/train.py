@@ -285,9 +285,7 @@ def _what_next(args: argparse.Namespace, run: "Run", outcome: "RunOutcome") -> l
     if outcome.stopped_by is not None and is_saved:
         return [_go_on(args, run)]
     lines = _tool("see it in a browser", "report", "page", directory.run)
-    if outcome.status == "aborted":
-        lines += _tool("see what may be wrong", "report", "doctor", directory.run)
-    elif is_saved:
+    if outcome.status == "success" and is_saved:
         words = ("--checkpoint", directory.checkpoints, "The [MASK] was trained on text.")
         lines.append(f"to see what it fills in: {typed('fill', *words)}")
     return lines
