@@ -61,7 +61,7 @@ fail() { # message, [exit status]
 
 given= # the caller's variables, as the command that goes on with the runs names them again
 for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB ARCHITECTURE STAGEDIR NEXP SEED PYTHON MAX_RESTARTS CONT SHARP \
-    MEMLOCK CLEAR_CACHES NETWORK_TEST; do
+    MEMLOCK CLEAR_CACHES NETWORK_TEST MASTER_ADDR MASTER_PORT; do
     [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
 done
 for name in CONFIG DATADIR INIT_CHECKPOINT CORPUS VOCAB STAGEDIR LOGDIR PYTHON RESUME; do

@@ -31,7 +31,6 @@ LEFT_OUT = {
     "run.init_state": "a start, which needs a checkpoint: unit/checkpoint/test_phases.py",
     "data.corpus": "the data are given",
     "parallel.share_gpu": "of GPUs",
-    "parallel.binding": "which cores a rank uses",
     "mlperf.division": "a word in the log, and rules that are switched off",
     "mlperf.submission_status": "a word in the log",
 }

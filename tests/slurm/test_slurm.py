@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import cluster as slurm
+from forked_ranks import free_port
 from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.index import Manifest, StageRecord
@@ -377,6 +378,7 @@ def test_launchers_give_the_same_losses(
     mpiexec = Path(sys.prefix) / "bin/mpiexec"
     of_mpi = tmp_path / "mpi"
     settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": of_mpi, "SEED": "11"}
+    settings["MASTER_PORT"] = free_port()
     done = subprocess.run(
         [str(mpiexec), "-n", "2", "./run_and_time.sh", "--", *sets(*one_node).split()],
         cwd=REPOSITORY,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_tools.common.machine import read_machine
 from bert_tools.doctor import machine, packages
 from bert_tools.doctor.findings import fail
-from mlperf_bert.common.machine import read_machine
 from mlperf_bert.config.files import load_config
 from support import REPOSITORY
 

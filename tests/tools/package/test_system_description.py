@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import machine_trees
+from bert_tools.common.machine import read_machine
 from bert_tools.package.system_description import (
     FIELDS,
     STATUSES,
@@ -16,7 +17,6 @@ from bert_tools.package.system_description import (
     unknown_fields,
 )
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.machine import read_machine
 
 SOFTWARE = Software(
     framework="PyTorch 2.13.0",

@@ -1,9 +1,7 @@
 """Ranks and reader roles from launchers' variables, where ranks meet, devices and threads."""
 
 import os
-import shlex
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +16,9 @@ from forked_ranks import free_port
 from listening import listeners
 from mlperf_bert.common.errors import ConfigError, LostRanksError
 from mlperf_bert.distributed import launch
-from mlperf_bert.distributed.binding import choose_device
 from mlperf_bert.distributed.launch import (
     RankInfo,
+    choose_device,
     fresh_store,
     read_rank_info,
     rendezvous,
@@ -198,7 +196,6 @@ def test_threads_are_a_share_of_the_cores(
     info = RankInfo(0, 2, 0, 2, 0, launcher)
     assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
-    assert set_cpu_threads(RANKS[0], {}, own_cores=3) == 3  # those it was bound to
 
 
 def test_restarts_are_those_of_torchrun() -> None:
@@ -256,32 +253,6 @@ def test_every_start_has_a_port_of_its_own(environ: dict[str, str], other: dict[
     assert port(environ) != port({**environ, **other})
 
 
-def test_ranks_of_one_mpiexec_agree_also_behind_shells() -> None:
-    """hydra names no job: who started all ranks is the nearest ancestor that is none of them."""
-    code = (
-        "import os, types; from mlperf_bert.distributed.launch import rendezvous; "
-        "two = types.SimpleNamespace(launcher=0, world_size=2, local_world_size=2); "
-        "port = rendezvous(two, os.environ)[1]; "
-        "os.write(1, str(port).encode() + bytes([10]))"  # in one piece: both write there
-    )
-    program = shlex.join([sys.executable, "-c", code])
-    rank = "PMI_RANK={0} PMI_SIZE=2 MPI_LOCALRANKID={0} MPI_LOCALNRANKS=2"
-    script = f'{rank.format(0)} {program} & {rank.format(1)} sh -c "true; {program}" & wait'
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "MASTER"))}
-    starts = [
-        subprocess.run(
-            ["sh", "-c", script],
-            env={**environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    ]
-    (one, also_one), (another, also_another) = starts
-    assert one == also_one != another == also_another
-
-
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
@@ -289,6 +260,7 @@ def test_ranks_of_one_mpiexec_agree_also_behind_shells() -> None:
         ({**TORCHRUN, "MASTER_ADDR": "host"}, "MASTER_PORT"),
         (HYDRA, "MASTER_ADDR"),
         ({**HYDRA, "MASTER_ADDR": "host"}, "MASTER_PORT"),
+        ({**HYDRA, **ON_ONE_NODE}, "MASTER_PORT"),  # hydra names no job
         ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "70000"}, "MASTER_PORT"),
         ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "0"}, "MASTER_PORT"),
         ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "x"}, "MASTER_PORT"),

@@ -13,8 +13,8 @@ import torch
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
-from mlperf_bert.common.errors import CheckpointError, DataError, LostRanksError, UserError
-from mlperf_bert.distributed import failures, session
+from mlperf_bert.common.errors import LOST, CheckpointError, DataError, LostRanksError, UserError
+from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import Launcher, RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
 from mlperf_bert.run.outcome import RunOutcome
@@ -95,12 +95,14 @@ def test_a_rank_that_fails_alone_does_not_wait_to_leave_the_group(
         session.in_session(lambda *_: raises_alone(Wrapped()), "cpu", "refuse", ALONE)
 
 
-def test_a_rank_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hangs_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whereabouts, ended = Whereabouts(), threading.Event()
-    said: list[str] = []
+    statuses: list[int] = []
 
-    def end(line: str) -> None:
-        said.append(line)
+    def leave(status: int) -> None:
+        statuses.append(status)
         ended.set()
 
     def hang(info: RankInfo, device: torch.device) -> int:
@@ -108,10 +110,11 @@ def test_a_rank_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ended.wait(60)
         return 0
 
-    monkeypatch.setattr(failures, "end_process", end)
+    monkeypatch.setattr(os, "_exit", leave)
     patience = timedelta(seconds=0.2)
-    assert session.in_session(hang, "cpu", "refuse", ALONE, patience, "none", whereabouts) == 0
-    assert "step 37: no progress for 0.2 s" in said[0]
+    assert session.in_session(hang, "cpu", "refuse", ALONE, patience, whereabouts) == 0
+    assert statuses == [LOST]
+    assert "step 37: no progress for 0.2 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("launcher", "parents"), [("torchrun", [os.getppid()]), ("mpi", [])])
@@ -121,7 +124,7 @@ def test_a_rank_of_torchrun_ends_with_its_agent(
     told: list[int] = []
     monkeypatch.setattr(session, "end_with_parent", told.append)
     rank = RankInfo(0, 1, 0, 1, 0, launcher)
-    assert session.in_session(lambda *_: 0, "cpu", "refuse", rank, binding="none") == 0
+    assert session.in_session(lambda *_: 0, "cpu", "refuse", rank) == 0
     assert told == parents
 
 

@@ -85,6 +85,7 @@ def type_all(output: str, directory: Path) -> dict[str, str]:
         ("CORPUS=. ", ""),
         (f"{TASKS}=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 ", "mpiexec -n 2 "),
         (f"{TASKS}=1 PMI_SIZE=4 PMI_RANK=0 ", "mpiexec -n 4 "),
+        (f"{TASKS}=1 PMI_SIZE=2 PMI_RANK=0 MASTER_PORT=4000 ", "MASTER_PORT=4000 mpiexec -n 2 "),
         (f"{TASKS}=4 PMI_SIZE=4 PMI_RANK=0 ", "srun -n 4 "),
     ],
 )

@@ -1,7 +1,5 @@
 """The captured step on a CPU: static inputs, padding, restored state, dropout by key."""
 
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +26,6 @@ from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.step import captured as graphs
 from mlperf_bert.step.captured import CapturedStep, StaticInputs
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.warm_up import synthetic_batch, warm_up
@@ -107,20 +104,6 @@ def test_poisoned_padding_changes_nothing(tiny_config: Path, settings: tuple[str
             (found,) = spoilt.losses(range(step, step + 1), to_large)
         assert found == expected
     assert torch.equal(spoilt.weights, clean.weights)
-
-
-def test_a_captured_step_that_hangs_is_named(
-    tiny_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(graphs, "end_process", said.append)
-    run = captured_run(tiny_config, "run.hang_timeout_s=0.2")
-    hangs = run.model.register_forward_pre_hook(lambda *_: time.sleep(2))
-    with run.step:
-        run.losses(range(7, 8), to_large)
-        hangs.remove()
-    assert len(said) == 1
-    assert said[0].startswith(f"rank 0 on {socket.gethostname()}: step 7 has not ended, 0.2 s")
 
 
 def test_static_inputs_keep_nothing_of_the_batch_before() -> None:

@@ -259,8 +259,7 @@ def _device(args: argparse.Namespace) -> "torch.device":
     """The device in the options; also sets the number of CPU threads."""
     import torch
 
-    from mlperf_bert.distributed.binding import choose_device
-    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.launch import choose_device, read_rank_info
 
     torch.set_num_threads(args.threads)
     return choose_device(args.device, read_rank_info())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from bert_tools.common.machine import read_machine
 from bert_tools.doctor.findings import Finding, fail, ok, warn
-from mlperf_bert.common.machine import read_machine
 from mlperf_bert.config.run_config import RunConfig
 
 RULESET = "5.0.0"  # of MLPerf training, the last one with BERT

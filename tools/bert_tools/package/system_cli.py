@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bert_tools.common.machine import Machine, read_machine
 from bert_tools.package.system_description import (
     Software,
     default_name,
@@ -15,7 +16,6 @@ from bert_tools.package.system_description import (
 )
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import ConfigError, say_error
-from mlperf_bert.common.machine import Machine, read_machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

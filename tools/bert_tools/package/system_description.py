@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tools.common.machine import Gpu, Machine, Nic
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.machine import Gpu, Machine, Nic
 from mlperf_bert.common.untrusted import (
     MAX_JSON_BYTES,
     in_brief,

@@ -277,7 +277,7 @@ def _evaluate(args: argparse.Namespace) -> int:
             print(_answers_in_words(result), flush=True)
         return 0
 
-    return in_session(run_rank, args.device, "refuse", binding="none")
+    return in_session(run_rank, args.device, "refuse")
 
 
 def _check_evaluation(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from bert_tools.bench.flops import measure_peak
 from bert_tools.common.figures import png
+from bert_tools.common.machine import read_machine
 from bert_tools.squad.comparison import RESULT, Comparison, RunRecord, read_run
 from bert_tools.squad.noise_scale import learning_rate_gain
 from bert_tools.squad.plot import goodput_figure, timeline_figure
@@ -21,7 +22,7 @@ from bert_tools.squad.table import TITLE, in_words, published_study
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError, say
-from mlperf_bert.common.machine import read_machine, usable_cpus
+from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.common.records import read_record, write_json
 from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.distributed.spawn import run_on_ranks

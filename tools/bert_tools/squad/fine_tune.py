@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bert_tools.common.machine import read_machine
 from bert_tools.squad.answers import answer
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
@@ -39,7 +40,6 @@ from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.console import LiveLine, as_clock
 from mlperf_bert.common.errors import ConfigError, say
-from mlperf_bert.common.machine import read_machine
 from mlperf_bert.common.records import write_json
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.distributed.launch import RankInfo

@@ -105,9 +105,8 @@ def _evaluate(args: argparse.Namespace) -> int:
             print(json.dumps(result) if args.json else _in_words(result))
         return 0
 
-    parallel = config.parallel
     with SignalWatch(None, speaks=False):
-        return in_session(run_rank, args.device, parallel.share_gpu, binding=parallel.binding)
+        return in_session(run_rank, args.device, config.parallel.share_gpu)
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{candidate.probability:.4f}  {candidate.token}")
         return 0
 
-    return in_session(run_rank, args.device, config.parallel.share_gpu, binding="none")
+    return in_session(run_rank, args.device, config.parallel.share_gpu)
 
 
 def _newest_of_all_runs() -> Path:

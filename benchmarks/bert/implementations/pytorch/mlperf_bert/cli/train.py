@@ -185,8 +185,7 @@ def _train_in(
             config.parallel.share_gpu,
             own_info,
             patience,
-            config.parallel.binding,
-            whereabouts=whereabouts,
+            whereabouts,
         )
 
 

@@ -31,7 +31,6 @@ BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
 Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
-Binding = Literal["auto", "none"]
 AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
@@ -276,7 +275,6 @@ class ParallelSection(_Section):
     """Ranks, and how a global batch is cut into forward passes.
 
     `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
-    `binding = "auto"` gives each rank cores and memory near its GPU.
     `data_parallel` says what averages gradients: torch's DistributedDataParallel, or our own
     reducer, with the optimizer's state whole on every rank or sharded over the ranks of a node or
     of the job.
@@ -288,7 +286,6 @@ class ParallelSection(_Section):
     grad_accum_steps: Annotated[int, Bounds(1, 2**16)] = 1
     bucket_cap_mb: Annotated[float, Bounds(1e-6, 1e6)] = 25.0
     share_gpu: Literal["refuse", "allow"] = "refuse"
-    binding: Binding = "auto"
     data_parallel: DataParallel = "ddp"
     allreduce_dtype: AllreduceDtype = "as_gradients"
 

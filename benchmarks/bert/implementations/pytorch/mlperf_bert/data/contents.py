@@ -23,7 +23,6 @@ from mlperf_bert.data.shards import SampleReader, Shard
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-WAITS_FOR = "storage"  # read by distributed/failures.py
 SMALL_BYTES = 2 * 2**30  # of all shards together, which are hashed in seconds
 NUM_BLOCKS = 512
 BLOCK_BYTES = 64 * 2**10

@@ -22,7 +22,6 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
 
-WAITS_FOR = "ranks"  # read by distributed/failures.py
 _LEAVING = -1  # sent in place of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 

@@ -27,7 +27,6 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
 
-WAITS_FOR = "loader"  # read by distributed/failures.py
 PREFETCHED_STEPS = 2
 _DALI_INPUT = "block"
 

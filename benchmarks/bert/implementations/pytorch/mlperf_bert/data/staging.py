@@ -18,7 +18,6 @@ from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import UnpaddedBatch, blank, pad
 from mlperf_bert.data.capacity import StaticShape, shape_of
 
-WAITS_FOR = "device"  # read by distributed/failures.py
 PLACES = 2
 # Copies a host block, uint8 [bytes], into as much device memory; work queued later on the current
 # stream sees it.

@@ -1,16 +1,19 @@
 """Error messages that name a failed or hanging rank, its host and what it was doing."""
 
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Literal
+from typing import Self
 
 import torch.distributed as dist
 
 from mlperf_bert.common.errors import (
+    LOST,
     LostRanksError,
     UserError,
     is_out_of_memory,
@@ -18,15 +21,20 @@ from mlperf_bert.common.errors import (
     say_error,
 )
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.signals.whereabouts import POLL_S, Watch, Whereabouts, end_process
+from mlperf_bert.signals.whereabouts import Whereabouts
 
 # A rank that hangs by itself reports it before the ranks that wait for it give up and have it
 # killed; so waiting ranks get more time, first in their collectives.
 GRACE = timedelta(seconds=2)
-# A module names what it waits for in its constant `WAITS_FOR`.
-Waits = Literal["ranks", "loader", "storage", "device"]
-_READING: tuple[Waits, ...] = ("loader", "storage")
-_OURS = __name__.partition(".")[0] + "."
+POLL_S = 0.5
+# Modules whose functions wait for other ranks, and those that read samples.
+_COLLECTIVES = (
+    "torch.distributed",
+    "torch.autograd",
+    f"{__package__}.",
+    "mlperf_bert.data.exchange",
+)
+_READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
 # Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
 _SILENCE = ("timed out", "timeout")
@@ -119,31 +127,68 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     return LostRanksError(here, problem, "look above and below for the first rank that failed")
 
 
-def watching(
-    info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
-) -> Watch:
-    """A context that ends the process, with one line, once the calling thread hangs.
+class Watchdog:
+    """A context that ends the process with one line and status 70 once this rank does nothing new.
 
-    It hangs after `patience` without a change in `whereabouts`; phases that may take long do not
-    count.
+    The training thread enters it. That thread cannot be asked to leave while it waits for a disk or
+    a device, so another one looks at the progress. NCCL's own watchdog cannot see what a graph
+    replays, but sooner or later the host waits for the numbers of the step that hangs. Activities
+    that may take long have no limit. Looks are counted, not time: a process that was stopped and
+    continued (SIGSTOP, SIGCONT) did not look meanwhile, and has not hung.
+
+    Args:
+        info: this rank.
+        whereabouts: what it is doing.
+        patience: time without progress after which it hangs.
+        poll_s: seconds between two looks.
     """
-    thread = threading.get_ident()
-    timeout_s = patience.total_seconds()
 
-    def say(sign: int, silent_s: float) -> bool:
-        frame = _telling_frame(thread)
-        remedy = "look for storage or a device that does not answer"
-        if _waits_for_others(frame) or _has_failed(thread):
-            if silent_s < timeout_s + 2 * GRACE.total_seconds():
-                return False  # a collective's error, or another rank, knows more
-            remedy = "look for a rank that is slow or gone, or a device that does not answer"
-        end_process(
-            f"{_here(info, whereabouts)}: no progress for {timeout_s:g} s (run.hang_timeout_s), "
-            f"{_place(frame)}; {remedy}"
-        )
-        return True
+    def __init__(
+        self,
+        info: RankInfo,
+        whereabouts: Whereabouts,
+        patience: timedelta,
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._info = info
+        self._whereabouts = whereabouts
+        self._patience = patience
+        self._poll_s = poll_s
+        self._training = threading.get_ident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    return Watch(whereabouts.sign_of_life, timeout_s, say, poll_s=poll_s)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        looks_if_alone = math.ceil(self._patience.total_seconds() / self._poll_s)
+        looks_at_most = looks_if_alone + math.ceil(2 * GRACE.total_seconds() / self._poll_s)
+        last, looks = None, 0
+        while not self._over.wait(self._poll_s):
+            progress = self._whereabouts.progress
+            looks = looks + 1 if progress == last else 0
+            last = progress
+            if progress is None or looks < looks_if_alone:
+                continue
+            # A collective's error, or another rank, knows more.
+            knows_less = _waits_for_others() or _has_failed(self._training)
+            if looks >= looks_at_most or not knows_less:
+                self._end()
+                return
+
+    def _end(self) -> None:
+        seconds = self._patience.total_seconds()
+        problem = f"no progress for {seconds:g} s (run.hang_timeout_s)"
+        remedy = "look for a rank that is gone, and for storage or a device that does not answer"
+        say_error(f"{_here(self._info, self._whereabouts)}: {problem}; {remedy}")
+        os._exit(LOST)
 
 
 def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> str:
@@ -155,30 +200,17 @@ def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 
 
-def _telling_frame(thread: int) -> FrameType:
-    """The current frame of the training `thread`; the loader thread's if it waits for that."""
-    frames = sys._current_frames()
-    own = frames[thread]
-    waits_for_loader = _module(own) == "threading" and _passes_through(own, ("loader",))
-    if waits_for_loader and not _has_failed(thread):
-        for other in threading.enumerate():
-            if other.name == "loader" and other.ident in frames:
-                return frames[other.ident]
-    return own
+def _waits_for_others() -> bool:
+    """True if a thread of this process is in a collective: another rank knows more.
 
-
-def _waits_for_others(frame: FrameType) -> bool:
-    """True if a thread at this frame waits for other ranks.
-
-    With NCCL the host waits wherever it needs a number from the device, or room in its queue. A
-    wait for this rank's own reader process does not count: no other rank knows more.
+    Over NCCL the host waits for other ranks wherever it needs a number from the device, or room in
+    its queue; so it waits for them unless it reads.
     """
-    if _waits_for(frame) == "ranks":
-        return True
-    if not _over_nccl():
-        return False
-    # A reading thread waits for storage, but for the device while it copies batches there.
-    return not _passes_through(frame, _READING) or _passes_through(frame, ("device",))
+    watchdog, frames = threading.get_ident(), sys._current_frames()
+    stacks = [_modules(frame) for thread, frame in frames.items() if thread != watchdog]
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return not any(module in _READING for modules in stacks for module in modules)
+    return any(modules[0].startswith(_COLLECTIVES) for modules in stacks)
 
 
 def _has_failed(thread: int) -> bool:
@@ -187,37 +219,11 @@ def _has_failed(thread: int) -> bool:
     return raised not in (None, (None, None, None))  # a tuple before Python 3.12
 
 
-def _over_nccl() -> bool:
-    return dist.is_initialized() and dist.get_backend() == "nccl"
-
-
-def _passes_through(innermost: FrameType, waits: tuple[Waits, ...]) -> bool:
-    return any(_waits_for(frame) in waits for frame in _outward(innermost))
-
-
-def _waits_for(frame: FrameType) -> str | None:
-    """What the frame's module waits for; None if it does not wait."""
-    if _module(frame).startswith(("torch.distributed", "torch.autograd", f"{__package__}.")):
-        return "ranks"
-    waits: str | None = frame.f_globals.get("WAITS_FOR")
-    return waits
-
-
-def _place(innermost: FrameType) -> str:
-    """The innermost place in this package of a thread's stack."""
-    for frame in _outward(innermost):
-        if _module(frame).startswith(_OURS):
-            return f"in {_module(frame)}, line {frame.f_lineno}"
-    return f"in {_module(innermost)}"
-
-
-def _outward(innermost: FrameType) -> Iterator[FrameType]:
-    """A frame, its caller, and so on."""
+def _modules(innermost: FrameType) -> list[str]:
+    """The modules of a frame, of its caller, and so on."""
+    modules = []
     frame: FrameType | None = innermost
     while frame is not None:
-        yield frame
+        modules.append(str(frame.f_globals.get("__name__", "")))
         frame = frame.f_back
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+    return modules

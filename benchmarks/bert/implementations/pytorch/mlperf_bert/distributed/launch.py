@@ -41,7 +41,6 @@ _OPEN_MPI = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_RANK_OF_MPI = (b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _BACKLOG = 4096  # ranks that arrive at the same time
 _POLL_S = 0.05
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
@@ -58,7 +57,6 @@ class RankInfo:
     local_world_size: int
     node_rank: int
     launcher: Launcher
-    binding: str = ""  # in words, once bound (binding.py)
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the launcher's numbers contradict each other."""
@@ -113,15 +111,38 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
     return _number(environ, name) if name in environ else 0
 
 
-def set_cpu_threads(
-    info: RankInfo, environ: Mapping[str, str] = os.environ, *, own_cores: int | None = None
-) -> int:
+def choose_device(
+    name: Literal["auto", "cpu", "cuda"],
+    info: RankInfo,
+    share_gpu: Literal["refuse", "allow"] = "refuse",
+) -> "torch.device":
+    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA if present.
+
+    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
+    they may share.
+    """
+    import torch
+
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
+    gpus = torch.cuda.device_count()
+    if info.local_world_size > gpus and share_gpu == "refuse":
+        raise ConfigError(
+            "run.device",
+            f"{info.local_world_size} ranks on this node see {gpus} GPUs",
+            "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
+        )
+    return torch.device("cuda", info.local_rank % gpus)
+
+
+def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
     """Give this rank its share of the node's cores, as torch CPU threads; return their number.
 
     The first of these counts: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
-    SLURM_CPUS_PER_TASK in an srun step; `own_cores`, those this rank was bound to; the cores this
-    process may run on divided by the ranks of the node. Raises ConfigError if a variable is not a
-    number above zero.
+    SLURM_CPUS_PER_TASK in an srun step; the cores this process may run on divided by the ranks of
+    the node. Raises ConfigError if a variable is not a number above zero.
     """
     import torch
 
@@ -132,7 +153,7 @@ def set_cpu_threads(
     elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
-        threads = own_cores or max(1, len(usable_cpus()) // info.local_world_size)
+        threads = max(1, len(usable_cpus()) // info.local_world_size)
     torch.set_num_threads(threads)
     return threads
 
@@ -369,31 +390,12 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
-    if not job and info.local_world_size == info.world_size and (launcher := _launcher_pid()):
-        job = [str(launcher)]
     if not job and "SLURM_JOB_ID" in environ:
         job = [environ[_STEP[0]], environ.get(_STEP[2], "")]
     if not job:
         remedy = "set it for all ranks, for instance: MASTER_PORT=$((20000 + RANDOM % 12000))"
         raise ConfigError("MASTER_PORT", "is not set, and this MPI does not name its job", remedy)
     return job
-
-
-def _launcher_pid() -> int | None:
-    """The nearest ancestor that is no rank, nor a shell of one: it started all ranks of this host.
-
-    hydra's `mpiexec` gives its ranks nothing else that is unique to them.
-    """
-    pid = os.getppid()
-    try:
-        while pid > 1:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if not any(variable.startswith(_RANK_OF_MPI) for variable in variables):
-                return pid
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # another user's, or hidden
-        pass
-    return None
 
 
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:

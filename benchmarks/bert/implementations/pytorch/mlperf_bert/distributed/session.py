@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -25,10 +24,10 @@ from mlperf_bert.common.errors import (
     say_error,
 )
 from mlperf_bert.config.sections import BalancePolicy
-from mlperf_bert.distributed.binding import NOT_ASKED, bind, choose_device
-from mlperf_bert.distributed.failures import GRACE, naming_failures, watching
+from mlperf_bert.distributed.failures import GRACE, Watchdog, naming_failures
 from mlperf_bert.distributed.launch import (
     RankInfo,
+    choose_device,
     init_process_group,
     read_rank_info,
     set_cpu_threads,
@@ -172,7 +171,6 @@ def in_session(
     share_gpu: Literal["refuse", "allow"],
     info: RankInfo | None = None,
     patience: timedelta = PATIENCE,
-    binding: Literal["auto", "none"] = "auto",
     whereabouts: Whereabouts | None = None,
 ) -> int:
     """Call `run` with this rank and its device, inside the process group of all ranks.
@@ -187,14 +185,12 @@ def in_session(
     if info.launcher == "torchrun":
         end_with_parent(os.getppid())
     device = choose_device(device_name, info, share_gpu)
-    bound = bind(info, device) if binding == "auto" else NOT_ASKED
-    info = replace(info, binding=bound.words)
-    set_cpu_threads(info, own_cores=bound.num_cores)
+    set_cpu_threads(info)
     leaves_together = False
     with naming_failures(info, whereabouts, patience):
         try:
             init_process_group(info, device, timeout=patience + GRACE)
-            with watching(info, whereabouts, patience) if whereabouts else nullcontext():
+            with Watchdog(info, whereabouts, patience) if whereabouts else nullcontext():
                 status = run(info, device)
             leaves_together = True
             if whereabouts:

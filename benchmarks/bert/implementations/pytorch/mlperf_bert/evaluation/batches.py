@@ -18,7 +18,6 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 
-WAITS_FOR = "storage"  # read by distributed/failures.py
 # On a GPU BERT-large's products then fill about four waves of tiles or more, a forward takes less
 # than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
 # On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,

@@ -408,9 +408,7 @@ def build_step(
         shapes,
         forwards=parallel.grad_accum_steps,
         device=device,
-        rank=info.rank,
         warm_up_calls=DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS,
-        hang_timeout_s=config.run.hang_timeout_s,
     )
 
 

@@ -185,7 +185,6 @@ def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
         "world_size": info.world_size,
         "ranks_on_node": info.local_world_size,
         "launcher": info.launcher,
-        "binding": info.binding,
     }
 
 

@@ -5,7 +5,6 @@ in the untimed init phase. The batches of a step overwrite the static inputs, wh
 reads. Without CUDA the same object runs the eager step over the same static inputs.
 """
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
@@ -15,7 +14,6 @@ import torch
 from mlperf_bert.data.batch import UnpaddedBatch, blank
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.run.metrics import StepResult
-from mlperf_bert.signals.whereabouts import Heartbeat, end_process
 from mlperf_bert.step.eager import EagerStep, MakeBatch
 from mlperf_bert.step.replay import Replay
 
@@ -40,9 +38,7 @@ class CapturedStep:
         eager: the step to capture.
         shapes: shapes of the capacities, the smallest first.
         forwards: batches an update.
-        rank: named if a step hangs.
         warm_up_calls: calls of each shape before its capture.
-        hang_timeout_s: seconds after which an unfinished step ends the process.
     """
 
     def __init__(
@@ -52,9 +48,7 @@ class CapturedStep:
         *,
         forwards: int,
         device: torch.device,
-        rank: int,
         warm_up_calls: int,
-        hang_timeout_s: float,
     ) -> None:
         self._eager = eager
         self.shapes = shapes
@@ -62,14 +56,6 @@ class CapturedStep:
         self._device = device
         self._warm_up_calls = warm_up_calls
         self._captured: dict[StaticShape | None, tuple[StaticInputs, Replay[StepResult]]] = {}
-        self._heartbeat = Heartbeat(
-            hang_timeout_s,
-            lambda step: end_process(
-                f"rank {rank} on {socket.gethostname()}: step {step} has not ended, "
-                f"{hang_timeout_s:g} s (run.hang_timeout_s) after the one before; "
-                "another rank may be gone, or a kernel hangs"
-            ),
-        )
 
     def prepare(self, make_batch: MakeBatch) -> None:
         """Capture an update of each shape on synthetic batches; weights and moments change."""
@@ -97,22 +83,16 @@ class CapturedStep:
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """Update once; the result is overwritten by the next call."""
-        ending = _Ending(self._device)
-        self._heartbeat.watch(step, ending.is_over)
         captured = self._captured.get(micro_batches[0].shape)
         if captured is None:
-            result = self._eager(step, micro_batches)
-        else:
-            inputs, replay = captured
-            self._eager.optimizer.settle()  # an eager step's weights may still travel
-            self._eager.number.fill_(step)
-            inputs.overwrite(micro_batches)
-            result = replay()
-        ending.is_queued()
-        return result
+            return self._eager(step, micro_batches)
+        inputs, replay = captured
+        self._eager.optimizer.settle()  # an eager step's weights may still travel
+        self._eager.number.fill_(step)
+        inputs.overwrite(micro_batches)
+        return replay()
 
     def __enter__(self) -> Self:
-        self._heartbeat.__enter__()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -124,30 +104,6 @@ class CapturedStep:
             for _inputs, replay in self._captured.values():
                 replay.close()
             self._captured.clear()
-        self._heartbeat.__exit__()  # last, because the device may hang until then
-
-
-class _Ending:
-    """A mark that tells if the device has finished all that a step queued."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._queued = False  # on a CPU: and finished
-        self._event: torch.cuda.Event | None = None
-
-    def is_queued(self) -> None:
-        """Mark that the step has queued everything."""
-        if self._device.type == "cuda":
-            self._event = torch.cuda.current_stream(self._device).record_event()
-        else:
-            self._queued = True
-
-    def is_over(self) -> bool:
-        """True if the device has finished; does not wait. Another thread calls it."""
-        if self._event is None:
-            return self._queued
-        with torch.cuda.device(self._device):  # a new thread starts on GPU 0, not on the rank's
-            return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 class StaticInputs:

@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 import machine_trees
-from mlperf_bert.common.machine import (
+from bert_tools.common.machine import (
     Gpu,
     Machine,
     Nic,
@@ -12,8 +12,8 @@ from mlperf_bert.common.machine import (
     format_cpu_list,
     parse_cpu_list,
     read_machine,
-    usable_cpus,
 )
+from mlperf_bert.common.machine import memory_bytes, usable_cpus
 
 NOTHING = Machine("", 0, 0, 0, None, "", 0, (), (), (), None, (), "", "")
 
@@ -106,3 +106,4 @@ def test_this_machine_has_a_processor_and_a_system() -> None:
     assert machine.logical_cpus >= len(machine.cores) >= 1
     assert machine.cpu_model and machine.os and machine.kernel == platform.release()
     assert 1 <= len(usable_cpus()) <= machine.logical_cpus
+    assert memory_bytes() > 0
