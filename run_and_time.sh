@@ -20,8 +20,8 @@
 #   CORPUS   your own text, a directory or a file: prepared into DATADIR [.cache/own-...], trained on to the end
 #            of the schedule, evaluated and exported; VOCAB is a vocab.txt to use instead of one of its own,
 #            ARCHITECTURE=modern trains ModernBERT's in place of BERT's
-#   STAGEDIR directory on a disk of each node: before each run a node copies there what its ranks will read in it,
-#            once the run's seed is drawn; a copy for another seed makes way   [DATADIR is read where it is]
+#   STAGEDIR directory on a disk of each node of a SLURM job: before the first run every node copies DATADIR there
+#            by rsync, and the runs read the copy                              [DATADIR is read where it is]
 #   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>,
 #                                                   runs/<job>-<config>-2 for its second call, and so on]
 #   NEXP     number of runs                         [1]
@@ -152,8 +152,8 @@ init_checkpoint=()
 [ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" != rank ] || [ "$MAX_RESTARTS" = 0 ] ||
     fail "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun, which end with them; leave it out"
-[ "$where" != rank ] || [ -z "${STAGEDIR:-}" ] ||
-    fail "STAGEDIR is set, but the ranks were started by mpiexec or srun; run mlperf_bert stage-data once a node before"
+[ "$where" = slurm ] || [ -z "${STAGEDIR:-}" ] ||
+    fail "STAGEDIR is for a job of SLURM; copy the data yourself, and give the copy as DATADIR"
 
 setting() { # name, overrides that come before the user's
     local name=$1
@@ -239,10 +239,7 @@ if [ "$where" = slurm ]; then
     srun_ranks "$nodes_wanted" "$processes"
     [ "$nodes_wanted" = 1 ] || warn_of_locked_memory
     test_network
-fi
-if [ -n "${STAGEDIR:-}" ]; then
-    # shellcheck source=benchmarks/bert/implementations/pytorch/launch/stage.sh
-    . "$root/$launch/stage.sh" # stage; DATADIR is the copy
+    [ -z "${STAGEDIR:-}" ] || stage
 fi
 missed=0
 for ((i = 0; i < NEXP; i++)); do

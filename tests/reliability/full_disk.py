@@ -120,10 +120,6 @@ COMMANDS: dict[str, Words] = {
         *("prepare", "--hdf5", *sorted((i.root / "foreign").glob("*.fixed.hdf5"))),
         *("--vocab", VOCAB, "--out", d / "set", "--workers", 2, *limits()),
     ),
-    "stage-data": lambda i, d: (
-        *("stage-data", "--config", i.root / "tiny.toml", "--data", i.root, "--out", d / "set"),
-        "--whole",
-    ),
     "convert": lambda i, d: (
         *("convert", "--from", "huggingface", i.root / "huggingface", "--out", d / "checkpoint"),
     ),

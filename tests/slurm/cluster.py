@@ -143,7 +143,7 @@ def missing() -> str | None:
     """Why no cluster can be started here; None where one can."""
     if os.geteuid() != 0:
         return "not root: SLURM's daemons are not started"
-    absent = [name for name in DAEMONS if shutil.which(name) is None]
+    absent = [name for name in (*DAEMONS, "rsync") if shutil.which(name) is None]
     return f"{', '.join(absent)} not installed: run tests/slurm/install.sh" if absent else None
 
 

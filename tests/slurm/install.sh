@@ -4,6 +4,7 @@ set -euo pipefail
 
 missing=()
 command -v slurmctld >/dev/null || missing+=(slurm-wlm slurmctld slurmd slurm-client munge)
+command -v rsync >/dev/null || missing+=(rsync)
 command -v ip >/dev/null || missing+=(iproute2)
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

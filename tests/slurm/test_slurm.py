@@ -21,7 +21,7 @@ import cluster as slurm
 from forked_ranks import free_port
 from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.config.files import load_config
-from mlperf_bert.data.index import Manifest, StageRecord
+from mlperf_bert.data.index import Manifest
 from support import (
     CONFIGS,
     REPOSITORY,
@@ -57,11 +57,7 @@ SMALL = (  # what the shipped config is made by on two nodes without a GPU
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=16", "optim.learning_rate=2e-2"),
     *("schedule.decay_steps=500", "eval.interval_samples=1600", "mlperf.enforce_rules=false"),
 )
-STAGED = re.compile(
-    r"^staging for seed (\d+) in \S+: ([\d,]+) to ([\d,]+) of ([\d,]+) samples on each of 2 nodes, "
-    r"in \d+ s$",
-    re.MULTILINE,
-)
+STAGED = re.compile(r"^every node has copied \S+ to \S+, in \d+ s$", re.MULTILINE)
 FAULT_S = 60  # within which a job has to end
 
 
@@ -173,29 +169,6 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
     assert 0.72 <= mlperf_records(log, "eval_accuracy")[-1]["value"] < 1
     weak = mlperf_records(log, "eval_accuracy")[0]["value"]
     assert weak < 0.72, "it was learned, not there from the start"
-
-
-def test_drawn_seeds_are_staged_for(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
-    data, config = tiny
-    settings = (*TWO_NODES, "run.max_steps=2")
-    stage = cluster.local / "drawn"
-    environ = {"DATADIR": data, "STAGEDIR": stage, "LOGDIR": "runs/drawn", "NEXP": 2}
-    environ |= {"NETWORK_TEST": 0, "CLEAR_CACHES": 0}
-    job = cluster.submit(sbatch(config, *settings, **environ))
-    state = cluster.wait(job, 120)
-    output = cluster.output(job)
-    assert state["ExitCode"] == "3:0", output  # two steps reach no target
-    lines = STAGED.findall(output)
-    seeds = [int(line[0]) for line in lines]
-    logs = [cluster.tree / f"runs/drawn/result_{index}.txt" for index in range(2)]
-    assert seeds == [mlperf_records(log, "seed")[0]["value"] for log in logs]
-    assert len(set(seeds)) == 2
-    for _, least, most, all_of_them in lines:
-        assert 0 < int(least) <= int(most) < int(all_of_them) / 2
-    for number, node in enumerate(slurm.NODES):
-        part = StageRecord.load(cluster.disk(node) / "drawn/train").part
-        assert part is not None
-        assert (part.node, part.settings["run.seed"]) == (number, seeds[1])
 
 
 def test_a_node_that_cannot_stage_is_named(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
@@ -311,8 +284,7 @@ def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     check_stopped(cluster, job, "SIGTERM", run_dir, log="run_0/interrupted/result_0_0.txt")
     check_resumed(run_dir)
     assert staged.stat().st_ino == inode  # it was found, and not copied again
-    first, second = STAGED.findall(cluster.output(job))
-    assert first == second
+    assert len(STAGED.findall(cluster.output(job))) == 2
 
 
 def test_a_run_whose_rank_is_killed_goes_on(

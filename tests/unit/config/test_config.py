@@ -274,7 +274,7 @@ def test_an_unknown_name_says_which_there_are(
 
 
 def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("config show", "train", "stage-data", "plan buckets"):
+    for command in ("config show", "train", "plan buckets"):
         with pytest.raises(SystemExit) as stopped:
             main([*command.split(), "--help"])
         assert stopped.value.code == 0

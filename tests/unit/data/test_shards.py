@@ -25,11 +25,7 @@ from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.gather import Gatherer, fill, measure
 from mlperf_bert.data.index import (
     DATASET_DTYPES,
-    STAGE_FILE,
     Manifest,
-    StagedPart,
-    StageRecord,
-    manifest_sha256,
     read_sidecar,
 )
 from mlperf_bert.data.shards import SampleReader, Shard
@@ -225,15 +221,6 @@ def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
         changed.add(found())
         path.write_bytes(kept)
     assert len(changed | {whole}) == 4
-    part = StagedPart(node=0, steps=1, settings={})
-    record = StageRecord(manifest_sha256=manifest_sha256(set_dir), part=part)
-    (set_dir / STAGE_FILE).write_bytes(record.to_json())
-    assert found() is None
-    with ContentsCheck((SampleReader(set_dir, made[1]),), known="before") as check:
-        assert check.result() == "before"  # for the next checkpoint
-    monkeypatch.setattr(contents, "SMALL_BYTES", 2**60)
-    path.write_bytes(bytes(path.stat().st_size))
-    assert found() is None
 
 
 def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import (
     BalanceModel,
     BalancePolicy,
@@ -23,7 +22,6 @@ from mlperf_bert.config.sections import (
 from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
 from mlperf_bert.data.index import IndexFile, ShardEntry
 from mlperf_bert.data.sampler import Int64Array
-from mlperf_bert.data.set_checks import plan_settings
 from plan_cases import planner_of
 from shard_sets import manifest_of
 from support import run_process
@@ -127,42 +125,6 @@ def test_imbalance_is_largest_over_mean() -> None:
     cost = (tokens + tokens**2 / 6144).sum(axis=(1, 2))
     assert plan.imbalance_cost == pytest.approx(cost.max() / cost.mean())
     assert planner(1, 1).plan(2).imbalance_tokens == 1.0
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        *("run.seed=5", "data.sampler=strata", "data.quantiles=4", "data.balance=none"),
-        "data.skip_samples=16",
-        *("data.deal=one_direction", "data.counts_per_rank=unequal", "data.balance_model=cost"),
-        *("data.cost_a=0.5", "data.cost_b=0.5", "data.exchange_window_steps=9"),
-        *("parallel.nodes=4", "parallel.ranks_per_node=4"),
-        *("parallel.local_batch_size=8", "parallel.grad_accum_steps=3"),
-    ],
-)
-def test_a_stage_is_of_one_plan(tiny_config: Path, setting: str) -> None:
-    name, _, _ = setting.partition("=")
-    same = (
-        *("data.balance=presort_global", "data.cost_b=0.25", "parallel.local_batch_size=4"),
-        *("parallel.ranks_per_node=2", "parallel.nodes=2"),
-    )
-    of_stage = plan_settings(load_config(tiny_config, same))
-    of_run = plan_settings(load_config(tiny_config, (*same, setting)))
-    assert {key for key in of_run if of_stage.get(key) != of_run[key]} == {name}
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["model.attention_window=8", "model.global_attention_every=2", "model.num_layers=4"],
-)
-def test_windows_are_of_a_plan(tiny_config: Path, setting: str) -> None:
-    modern = ("model.architecture=modern", "model.objective=mlm", "model.num_layers=3")
-    of_stage, of_run, of_bert = (
-        plan_settings(load_config(tiny_config, also)) for also in (modern, (*modern, setting), ())
-    )
-    name, _, _ = setting.partition("=")
-    assert {key for key in of_stage if of_stage[key] != of_run[key]} == {name}
-    assert name not in of_bert
 
 
 MAX_LENGTH = 512

@@ -7,6 +7,7 @@ in tests/slurm.
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,20 +18,19 @@ import pytest
 from mlperf_bert.checkpoint.manifest import (
     MANIFEST,
     MODEL,
-    STATE,
-    CheckpointState,
     FileEntry,
     Manifest,
 )
 from mlperf_bert.config.files import config_to_tables, load_config
 from mlperf_bert.data.index import Manifest as Prepared
-from support import CONFIGS, REPOSITORY, run_process
+from support import CONFIGS, REPOSITORY, contents, run_process
 
 SRUN = """#!/usr/bin/env bash
 [ "$*" != --help ] || { cat "$FAKE_HELP"; exit; }
 asked=$*
 printf '%s\\n' "${asked//$'\\n'/ }" >>"$ASKED"
 while [[ ${1:-} == --* ]]; do shift; done
+words=("$@")
 while [ $# -gt 0 ] && [ "$1" != "$PYTHON" ]; do shift; done # a container's words
 case "$*" in *" -m mlperf_bert train "*) ;; *" config "* | *" prepare "*) exec "$@" ;; esac
 """
@@ -51,14 +51,6 @@ def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
     )
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / MANIFEST).write_bytes(weights.to_json())
-    drawn = CheckpointState(
-        step=0,
-        samples=0,
-        seed=77,
-        mlm_accuracy=None,
-        vocabulary_sha256=weights.vocabulary_sha256,
-    )
-    (tmp_path / "weights" / STATE).write_bytes(drawn.to_json())
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("apptainer", "#!/bin/sh\n")):
@@ -171,28 +163,60 @@ def test_apptainer_gets_a_place_for_temporary_files(job: dict[str, str], tmp_pat
     assert all(f"{binds} --env TMPDIR={scratch} " in line for line in asked if " -m " in line)
 
 
-def test_staging_comes_before_the_clock_and_training_reads_the_copy(job: dict[str, str]) -> None:
-    _, asked = run({**job, "STAGEDIR": "/local/bert", "CACHE_CLEARED": "1"})
-    _, stage, caches, train = asked
-    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c " in stage
-    places = f"--data {job['DATADIR']} --out /local/bert --replace"
-    assert stage.endswith(f"stage-data --config {DGX} --set run.seed=5 {places}")
-    assert "drop_caches" in caches  # what was copied is in it
-    assert f"--config {DGX} --data /local/bert " in train
+def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy(
+    job: dict[str, str], tmp_path: Path
+) -> None:
+    """Again too, and after an interruption; but never over anything else."""
+    data, copy = Path(job["DATADIR"]), tmp_path / "local" / "bert"
+    on_a_node(job)
+    for _ in range(2):
+        done, asked = run({**job, "STAGEDIR": str(copy), "CACHE_CLEARED": "1"})
+        *_, stage, caches, train = asked
+        assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c " in stage
+        assert f"every node has copied {data} to {copy}, in " in done.stdout
+        assert "drop_caches" in caches  # what was copied is in it
+        assert f"--config {DGX} --data {copy} " in train
+        copied = contents(copy)
+        copied.pop(".copy_of")
+        assert copied == contents(data)
+        (copy / "train/index/dataset.json").unlink()
+    kept = contents(copy)
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    with (other / "eval/index/dataset.json").open("a") as manifest:
+        manifest.write("\n")
+    assert "holds something that is no copy" in refused({**job, "DATADIR": str(other)}, copy)
+    assert contents(copy) == kept
 
 
-def test_staging_is_for_the_seed_that_the_run_has(job: dict[str, str], tmp_path: Path) -> None:
-    """A checkpoint's, where one is gone on with; a run that has ended needs none."""
-    staged = {**job, "STAGEDIR": "/local/bert", "RESUME": str(tmp_path / "weights")}
-    _, asked = run(staged)
-    stage, train = asked[-3], asked[-1]
-    assert " --set run.seed=77 " in stage and " --set run.seed=77 " in train
-    Path(job["ASKED"]).unlink()
-    ended = Path(job["LOGDIR"]) / "run_0"
-    ended.mkdir(parents=True)
-    (ended / "outcome.json").write_text('{\n  "stopped_by": null\n}\n')
-    _, asked = run({**staged, "RESUME": "auto"})
-    assert " train " in asked[-1] and not [line for line in asked if "stage-data" in line]
+@pytest.mark.parametrize("name", ["notes/of mine.txt", "notes"])
+def test_a_place_that_holds_something_else_is_left_alone(
+    job: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    on_a_node(job)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    error = refused(job, tmp_path / "notes")
+    assert f": {tmp_path / 'notes'} holds something that is no copy of {job['DATADIR']}" in error
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def on_a_node(job: dict[str, str]) -> None:
+    """Let srun copy the data here, by what does as rsync with these options."""
+    srun_that(job, "*rsync*", '"${words[@]}"')
+    rsync = Path(job["PATH"].split(":")[0]) / "rsync"
+    rsync.write_text('#!/bin/sh\n[ "$1 $2" = "-aL --delete-after" ] && cp -RL "$4." "$5"\n')
+    rsync.chmod(0o755)
+
+
+def refused(job: dict[str, str], copy: Path) -> str:
+    """The one line by which a job that would copy there ends before training."""
+    Path(job["ASKED"]).unlink(missing_ok=True)
+    done, asked = run({**job, "STAGEDIR": str(copy)})
+    assert done.returncode == 2 and not [line for line in asked if " train " in line]
+    (line,) = [each for each in done.stderr.splitlines() if "warning: a rank may lock" not in each]
+    assert line.startswith("run_and_time.sh: error: STAGEDIR: ")
+    return line
 
 
 def test_switches_reach_the_ranks(job: dict[str, str], tmp_path: Path) -> None:

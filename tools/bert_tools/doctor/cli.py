@@ -64,7 +64,7 @@ def check_all_reduce(config: "RunConfig | None") -> list[Finding]:
 
     Raises ConfigError for more ranks than the machine can hold.
     """
-    from mlperf_bert.common.machine import read_machine
+    from bert_tools.common.machine import read_machine
     from mlperf_bert.distributed.spawn import run_on_ranks
 
     device, ranks = "auto", len(read_machine().gpus)

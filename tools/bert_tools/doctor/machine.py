@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_tools.common.machine import Machine, read_machine
 from bert_tools.doctor.findings import Finding, fail, ok, warn
-from mlperf_bert.common.machine import Machine, read_machine, usable_cpus
+from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.config.run_config import RunConfig
 
 LOWEST_CAPABILITY = (7, 0)  # the oldest that Triton compiles for

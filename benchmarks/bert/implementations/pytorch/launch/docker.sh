@@ -75,7 +75,7 @@ if [ -n "${DATADIR:-}" ]; then
     mount "$DATADIR" /data ,readonly
     options+=(--env DATADIR=/data)
 fi
-[ -z "${STAGEDIR:-}" ] || fail "STAGEDIR is set; stage before (mlperf_bert stage-data), and give the copy as DATADIR"
+[ -z "${STAGEDIR:-}" ] || fail "STAGEDIR is for a job of SLURM; copy the data yourself, and give the copy as DATADIR"
 if [ -n "${INIT_CHECKPOINT:-}" ]; then
     [ -d "$INIT_CHECKPOINT" ] || [ "${RESUME:-none}" != none ] ||
         fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"

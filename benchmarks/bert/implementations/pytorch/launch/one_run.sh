@@ -43,10 +43,6 @@ begun() { # index; whether LOGDIR holds that run
     [ -e "$LOGDIR/result_$1.txt" ] || [ -e "$LOGDIR/run_$1" ]
 }
 
-has_ended() { # index; whether that run is over, and is only told of again
-    [ "$RESUME" != none ] && grep -q '"stopped_by": null' "$LOGDIR/run_$1/outcome.json" 2>/dev/null
-}
-
 how_to_resume() { # index, restarts so far; none, auto, or the checkpoint to go on from
     if begun "$1" && { [ "$2" -gt 0 ] || [ "$requeued" = 1 ]; }; then
         echo auto
@@ -64,8 +60,7 @@ train_once() { # index, seed, restarts so far; the status of training
     arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"})
     arguments+=(--go-on-by "$(go_on_by)")
     case $resume in
-    none | auto) arguments+=(--set run.seed="$2") ;;
-    *) [ -z "${STAGEDIR:-}" ] || arguments+=(--set run.seed="$staged_seed") ;; # the checkpoint's
+    none | auto) arguments+=(--set run.seed="$2") ;; # else the checkpoint's
     esac
     if [ "$where" != machine ]; then
         arguments+=(--status-file "$status_file")
@@ -127,7 +122,6 @@ one_run() { # index, seed; the status of training, or 1 where its log is not acc
     phase "train: run $index"
     while :; do
         if begun "$index"; then seed=$(seed_of "$index" || true); fi
-        [ -z "${STAGEDIR:-}" ] || has_ended "$index" || stage "$index" "${seed:-$2}"
         start=$(date +%s)
         start_time=$(date '+%Y-%m-%d %r')
         status=0

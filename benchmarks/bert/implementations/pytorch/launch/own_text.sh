@@ -20,7 +20,7 @@ prepare_own_text() { # sets CONFIG, adds to options and overrides; sets DATADIR 
     options=(${settings[@]+"${settings[@]}"} ${options[@]+"${options[@]}"})
     overrides=(${settings[@]+"${settings[@]}"} ${overrides[@]+"${overrides[@]}"})
     DATADIR=${DATADIR:-$root/.cache/$name}
-    own_data=$DATADIR # which a stage may copy
+    own_data=$DATADIR # which STAGEDIR may replace
     [ "$leads" = 0 ] || ticking "echo preparing the text" own_text prepare "$LOGDIR"
 }
 

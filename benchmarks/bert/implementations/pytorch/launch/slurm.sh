@@ -88,3 +88,24 @@ srun_ranks() { # nodes and ranks a node that the config wants
 wants $1; submit with: $(again_by)"
     ranks=("${step[@]}" --nodes="$1" --ntasks="$(($1 * $2))" --ntasks-per-node="$2" "${inside[@]}")
 }
+
+stage() { # every node copies DATADIR to STAGEDIR, where the runs then read; what the nodes say is in a file of LOGDIR
+    local status=0 began=$SECONDS said=$LOGDIR/staging.txt
+    # Only into a directory that is empty, or holds a copy of the same set, which may have been interrupted.
+    # shellcheck disable=SC2016 # expanded on the node
+    local copy='set -o pipefail
+        node=${SLURMD_NODENAME:-$HOSTNAME} mark=$2/.copy_of manifests=("$1"/{train,eval}/index/dataset.json)
+        if [ -n "$(ls -A "$2" 2>/dev/null)" ] && ! cmp -s "$mark" <(cat "${manifests[@]}"); then
+            echo "$node: $2 holds something that is no copy of $1; remove it, or give another directory"
+            exit 2
+        fi
+        { mkdir -p "$2" && cat "${manifests[@]}" >"$mark" &&
+            rsync -aL --delete-after --exclude=/.copy_of "$1/" "$2/"; } 2>&1 | sed "s|^|$node: |"'
+    mkdir -p "$LOGDIR"
+    with_signals "$passed_on" "${nodes[@]}" bash -c "$copy" bash "$DATADIR" "$STAGEDIR" >"$said" 2>&1 || status=$?
+    [ "$signalled" = 0 ] || exit "$STOPPED"
+    [ "$status" = 0 ] || fail "STAGEDIR: $(grep -m 1 -v '^srun: ' "$said" || tail -n 1 "$said") (all nodes: $said)"
+    echo "every node has copied $DATADIR to $STAGEDIR, in $((SECONDS - began)) s"
+    DATADIR=$STAGEDIR
+    CACHE_CLEARED=0 # a copy is in the page cache
+}

@@ -53,7 +53,6 @@ COMMANDS = {
     "fill": ("mlperf_bert.cli.fill", "words that a checkpoint predicts for [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
     "verify": ("mlperf_bert.prepare.verify.report", "check prepared data"),
-    "stage-data": ("mlperf_bert.cli.stage_data", "copy a node's part of the data to local disk"),
     "network-test": (
         "mlperf_bert.cli.network_test",
         "one all-reduce over the ranks: right, and how fast",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import digest_error, open_regular_file, reading_error
-from mlperf_bert.data.index import ShardEntry, is_partial
+from mlperf_bert.data.index import ShardEntry
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import SampleReader, Shard
 
@@ -75,18 +75,15 @@ class ContentsCheck:
             self._found.set_exception(error)
 
     def _digest(self) -> str | None:
-        whole = [reader for reader in self._readers if not is_partial(reader.set_dir)]
         shards = [shard for reader in self._readers for shard in reader.shards]
         if sum(shard.sidecar.shard_bytes for shard in shards) <= SMALL_BYTES:
-            for reader in whole:
+            for reader in self._readers:
                 for shard, entry in zip(reader.shards, reader.manifest.shards, strict=True):
                     self._compare(shard, entry)
             return None
-        if len(whole) < len(self._readers):  # a partial stage lacks most blocks
-            return self._known
         found = self._digest_of_blocks(shards)
         if self._known not in (None, found):
-            where = self._place(whole[0].set_dir.parent)
+            where = self._place(self._readers[0].set_dir.parent)
             problem = "has changed since the run began (blocks of its shards differ)"
             remedy = "put the shards back that `mlperf_bert verify --full` names, or begin anew"
             raise DataError(where, problem, remedy)

@@ -7,9 +7,8 @@ whose samples may have more than 255 masked positions has version 3, with `maske
 others have version 2, as ever. Version 1 had no digests of sidecars and of itself; `prepare` writes
 it anew and keeps the shards.
 
-A sidecar describes its shard's contents, their places in the file, and their source. `stage.json`
-of a staged set says whether all samples are there or only those of one plan. The limits of a key
-stand on the field that it becomes.
+A sidecar describes its shard's contents, their places in the file, and their source. The limits of
+a key stand on the field that it becomes.
 """
 
 import hashlib
@@ -68,10 +67,6 @@ INDEX_ARRAYS = {
     3: (("lengths.u16", "<u2"), ("masked_counts.u16", "<u2"), ("order_by_length.u32", "<u4")),
 }
 MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
-
-STAGE_FILE = "stage.json"
-STAGE_FORMAT_VERSION = 1
-STAGE_REMEDY = "stage the data again with `mlperf_bert stage-data`, into a new directory"
 
 # Lowest and highest number of a key. Keys without limits here: from 0 to 2**63 - 1.
 AtLeastOne = Annotated[int, 1, 2**63 - 1]
@@ -321,42 +316,9 @@ class LengthIndex:
         return cls(manifest, *arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedPart:
-    """The samples in a partial stage: those that a node's ranks read in the first steps."""
-
-    node: int
-    steps: AtLeastOne
-    settings: dict[str, Any]  # "section.field" -> value, of `plan_settings`
-
-
-@dataclass(frozen=True, slots=True)
-class StageRecord:
-    """The source of a staged set, and the part that was copied; `part` None means all."""
-
-    manifest_sha256: str  # digest of the bytes of index/dataset.json
-    part: StagedPart | None
-
-    @classmethod
-    def load(cls, set_dir: Path) -> Self:
-        """Parse `set_dir/stage.json`. Raises DataError naming the file and the key."""
-        path = set_dir / STAGE_FILE
-        record = read_record(path, missing="is missing", remedy=STAGE_REMEDY)
-        record.check_version(STAGE_FORMAT_VERSION)
-        part = None
-        if record.has("part"):
-            entry = record.record("part")
-            part = parse(StagedPart, entry, settings=dict(entry.record("settings").values))
-        return parse(cls, record, part=part)
-
-    def to_json(self) -> bytes:
-        """The file's contents."""
-        return write_json({"format_version": STAGE_FORMAT_VERSION, **asdict(self)})
-
-
 def manifest_sha256(set_dir: Path) -> str:
     """Digest of the manifest file. Raises DataError when it cannot be read."""
-    return _json_sha256(set_dir / "index" / "dataset.json", STAGE_REMEDY)
+    return _json_sha256(set_dir / "index" / "dataset.json", REMEDY)
 
 
 def sets_sha256(*set_dirs: Path) -> str:
@@ -369,16 +331,6 @@ def _json_sha256(path: Path, remedy: str) -> str:
         return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
-
-
-def is_staged(set_dir: Path) -> bool:
-    """True if there is a `stage.json`, or a broken link of that name left of one."""
-    return os.path.lexists(set_dir / STAGE_FILE)
-
-
-def is_partial(set_dir: Path) -> bool:
-    """True for a partial stage. Raises DataError for a damaged `stage.json`."""
-    return is_staged(set_dir) and StageRecord.load(set_dir).part is not None
 
 
 def write_index(

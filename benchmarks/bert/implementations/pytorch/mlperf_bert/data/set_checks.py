@@ -14,20 +14,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import check_digest, check_size, in_brief
+from mlperf_bert.common.untrusted import check_digest, check_size
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
-    STAGE_FILE,
-    STAGE_REMEDY,
     IndexFile,
     LengthIndex,
     Manifest,
     ShardEntry,
     Sidecar,
-    StageRecord,
-    is_staged,
-    manifest_sha256,
     sidecar_path,
 )
 from mlperf_bert.data.shards import SampleReader
@@ -40,17 +35,6 @@ VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prep
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
 LOWEST_TARGET_OVER_GUESS = 1.5
-_OF_A_PLAN = {
-    "run": ("seed",),
-    "data": (
-        *("sampler", "quantiles", "balance", "deal", "counts_per_rank"),
-        *("balance_model", "cost_a", "cost_b"),
-        "exchange_window_steps",  # how far ahead readers read
-    ),
-    "parallel": ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps"),
-}
-_OF_WINDOWS = {"model": ("attention_window", "global_attention_every", "num_layers")}
-NOT_STAGED = 255  # as next_sentence_label: out of range, so that reading such a sample is refused
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
@@ -155,55 +139,6 @@ def _shared(
     return problems
 
 
-def plan_settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting that decides which samples a rank reads in which step."""
-    cost_a, cost_b = config.cost_coefficients
-    sections = _OF_A_PLAN | (_OF_WINDOWS if config.model.local_share else {})
-    found = {
-        f"{section}.{key}": getattr(getattr(config, section), key)
-        for section, keys in sections.items()
-        for key in keys
-    }
-    if config.data.skip_samples:
-        found["data.skip_samples"] = config.data.skip_samples
-    return found | {"data.cost_a": cost_a, "data.cost_b": cost_b}
-
-
-def check_stage(set_dir: Path, config: RunConfig, rank: int) -> None:
-    """Refuse a partial stage that lacks samples which this rank would read.
-
-    Raises ConfigError naming the differing setting, and DataError for another node's part or a
-    stage of another set. A set without `stage.json` was not staged and is complete.
-    """
-    if not is_staged(set_dir):
-        return
-    record = StageRecord.load(set_dir)
-    if record.manifest_sha256 != manifest_sha256(set_dir):
-        raise DataError(str(set_dir / STAGE_FILE), "was written for another set", STAGE_REMEDY)
-    if record.part is None:
-        return
-    _check_settings(record.part.settings, plan_settings(config), set_dir)
-    if config.max_steps > record.part.steps:
-        raise ConfigError(
-            "run.max_steps",
-            f"is {config.max_steps}, the stage in {set_dir} holds {record.part.steps} steps",
-            "lower it, or stage the data again",
-        )
-    node = rank // config.parallel.ranks_per_node
-    if node != record.part.node:
-        problem = f"holds the part of node {record.part.node}, rank {rank} runs on node {node}"
-        raise DataError(str(set_dir), problem, f"run `mlperf_bert stage-data --node {node}` there")
-
-
-def _check_settings(staged: Mapping[str, Any], asked: Mapping[str, Any], set_dir: Path) -> None:
-    for field in (*asked, *(staged.keys() - asked.keys())):
-        ours, theirs = asked.get(field, 0), staged.get(field, 0)  # what is not used is not recorded
-        if ours != theirs:
-            problem = f"is {ours!r}, the stage in {set_dir} holds the samples of "
-            problem += f"{in_brief(theirs)} only"
-            raise ConfigError(field, problem, "train with that, or stage the data again")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
     """Both prepared sets, checked against the config and each other; no sample read."""
@@ -218,7 +153,6 @@ class RunData:
 def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
     """Open `data_dir`/train and /eval. Raises ConfigError or DataError for contradictions."""
     train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
-    check_stage(data_dir / "train", config, rank)
     if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
         raise ConfigError(
             "--data",

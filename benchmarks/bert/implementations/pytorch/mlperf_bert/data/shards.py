@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.untrusted import check_size, map_file
-from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, is_partial, read_sidecar
+from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, read_sidecar
 
 IntArray = NDArray[np.int64]
 
@@ -169,9 +169,6 @@ class SampleReader:
         numbers, rows = self.locate(ids)
         first = int(is_wrong.argmax())
         problem, remedy = f"is out of range in sample {rows[first]}", SIDECAR_REMEDY
-        if is_partial(self.set_dir):
-            problem += ", as in samples that this partial stage leaves out"
-            remedy = "stage the data again for this run, or train on the whole set"
         return DataError(f"{self.shards[numbers[first]].path}: {name}", problem, remedy)
 
     def _collect(self, ids: IntArray) -> Samples:

@@ -21,7 +21,6 @@ from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
     Manifest,
     Sidecar,
-    is_partial,
     read_sidecar,
     sidecar_path,
 )
@@ -47,7 +46,6 @@ from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 PAIR = ("train", "eval")
-_PARTIAL = "not read: a partial stage (stage.json) holds some samples only"
 
 
 def verify(
@@ -119,7 +117,7 @@ class _Set:
         index = check_index(set_dir, manifest)
         self.checks += [check_file_names(set_dir, manifest), index]
         self.statistics = length_statistics(manifest.length_histogram)
-        if full and vocabulary.status == "ok" and not is_partial(set_dir):
+        if full and vocabulary.status == "ok":
             is_right = index.status == "ok"
             self.full = FullCheck(set_dir, manifest, self.sidecars, index_is_right=is_right)
 
@@ -135,8 +133,6 @@ class _Set:
         name, why = "shard digests", ""
         if num_bytes > SMALL_BYTES:
             why = f"not read: {num_bytes / 2**30:,.1f} GiB in all; --full reads every byte"
-        elif is_partial(self.set_dir):
-            why = _PARTIAL
         if why:
             self.checks.append(Check(name, why, was_made=False))
             return
@@ -159,8 +155,6 @@ class _Set:
         """Add the full checks after every shard was read."""
         if self.full is None:
             problem = "not read: manifest or vocabulary is wrong"
-            if self.manifest is not None and is_partial(self.set_dir):
-                problem = _PARTIAL
             self.checks.append(Check("shards in full", problem, was_made=False))
             return
         checks, rates = self.full.checks()
