@@ -45,6 +45,4 @@ def run(args: argparse.Namespace) -> int:
     share = "allow" if config.data.loader == "mpi_readers" else parallel.share_gpu
     patience = timedelta(seconds=config.run.hang_timeout_s)
     with SignalWatch(None, speaks=False):
-        return in_session(
-            run_rank, config.run.device, share, patience=patience, binding=parallel.binding
-        )
+        return in_session(run_rank, config.run.device, share, patience=patience)

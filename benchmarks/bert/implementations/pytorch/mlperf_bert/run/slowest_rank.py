@@ -93,6 +93,7 @@ def _mark(device: torch.device) -> float | torch.cuda.Event:
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
     """Seconds between two marks that the device has reached."""
-    if isinstance(begin, torch.cuda.Event):
+    if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(begin.elapsed_time(end)) / 1e3
-    return float(end) - begin
+    assert isinstance(begin, float) and isinstance(end, float)  # both are of one device
+    return end - begin
