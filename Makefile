@@ -59,13 +59,11 @@ golden: setup
 docs-tables: setup
 	$(BIN)/python tools/docs_tables.py $(OPTIONS)
 
-# The measurements of docs/how/speed.md and docs/how/data.md; about 30 minutes on two cores.
+# The measurements of docs/how/speed.md and docs/how/data.md.
 bench: setup
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/bench_prepare.py
 	logs/2026-11-23-against/run.sh
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench loader
 
 # What would be submitted, checked by all of MLCommons' checkers and our own (docs/start/submission.md).
 package: setup

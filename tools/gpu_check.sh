@@ -16,7 +16,7 @@
 # second run of some.
 set -uo pipefail # a failing part must not keep the others from running
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run PLOT=yes
+OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run
 CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-check}
 export PYTHON=${PYTHON:-python3}
 case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
@@ -29,16 +29,13 @@ esac
 # Device and sizes: here and nowhere else. All shall fit 80 GB.
 CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
 if [[ $MODE == dry-run ]]; then
-    DEVICE=cpu BATCH=4 LARGE_BATCH=6 MAX_BATCH=2 SWEEP_BATCH=16 PEER_BATCH=2 PATIENCE=4
+    DEVICE=cpu BATCH=4 LARGE_BATCH=6 PEER_BATCH=2 PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
     TINY=(--set model.num_layers=1 --set model.hidden_size=64 --set model.vocab_size=128 --set data.max_seq_length=64)
     PEER_SIZE=("${TINY[@]}" --steps 1 --no-compile)
     SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
-    PAIRS=(--pairs 1 --steps 2 --threads 1) EVAL=(--samples 32 --rounds 1)
-    LOADER=(--megabytes 1 --rounds 1 --seconds 0.05 --batches 4)
-    COST=("${TINY[@]}" --tokens 2048 --seconds 0.5 --threads 1)
     OPTIMIZER=("${TINY[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
@@ -48,13 +45,11 @@ else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
     LARGE_BATCH=256 # as shipped for the device
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
-    DEVICE=cuda BATCH=112 MAX_BATCH=1024 SWEEP_BATCH=112 PEER_BATCH=24 PATIENCE=1
+    DEVICE=cuda BATCH=112 PEER_BATCH=24 PATIENCE=1
     SIZE=()
     LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
     PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
-    PAIRS=(--pairs 2 --steps 40) EVAL=(--samples 10000 --rounds 2) LOADER=(--rounds 2 --seconds 1)
-    COST=("${LARGE[@]}" --set model.precision=bf16 --tokens 3072 --seconds 12)
     OPTIMIZER=("${LARGE[@]}" --seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     TEXT=(run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=128
@@ -158,8 +153,8 @@ run_stage() { # the most precious parts first
         PEAK_S=$LONG_PEAK_S train train_bf16 62
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
-            bench "profile_$each" 24 profile "${OURS[@]}" --set "model.precision=$each" \
-                --out "$RESULTS/profile_$each.json.gz"
+            bench "profile_$each" 24 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
+                "${SHORT[@]}" --profile "$RESULTS/profile_$each.json.gz"
         done
         train train_batch_4_captured 18 parallel.local_batch_size=4
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
@@ -171,7 +166,6 @@ run_stage() { # the most precious parts first
         done
         bench against_bf16 170 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
             --set model.precision=bf16 --device "$DEVICE"
-        bench eval_bf16 28 eval "${OURS[@]}" "${EVAL[@]}" "${SHORT[@]}"
         for each in bf16 fp8; do
             part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.save=never
@@ -190,17 +184,10 @@ run_stage() { # the most precious parts first
         train ablation_bf16_autocast 19 model.precision=bf16_autocast
         # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
-        bench loader 45 loader "${LOADER[@]}"
-        bench checkpoints 75 checkpoints "${OURS[@]}" "${PAIRS[@]}"
-        bench cost 36 cost "${COST[@]}" --device "$DEVICE"
         bench optimizer 28 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
     4)
-        bench scale 155 scale "${OURS[@]}" "${SHORT[@]}" --max-batch "$MAX_BATCH" --total-seconds 115 \
-            ${PLOT:+--out "$RESULTS/scale.png"}
-        bench sweep 80 scale "${OURS[@]}" "${SHORT[@]}" --sweep "$SWEEP_BATCH" --total-seconds 60 \
-            ${PLOT:+--out "$RESULTS/sweep.png"}
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
         part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
         part doctor.txt 25 "$PYTHON" -m mlperf_bert doctor
@@ -240,7 +227,6 @@ export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME
 if [[ -n ${WHEELS:-} ]] && ! "$PYTHON" -c 'import mlperf_logging' 2>/dev/null; then
     for wheel in "$WHEELS"/mlperf_logging-*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$WORK/wheels"; done
 fi
-"$PYTHON" -c 'import matplotlib' 2>/dev/null || PLOT= # tables without pictures
 {
     echo "stage: ${stages[*]}${ONLY:+ ($ONLY)}, $MODE, $(date -u '+%Y-%m-%d %H:%M UTC')"
     echo "commit: ${COMMIT:-$(git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)}"

@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ MOST_OF_A_LINE, MOST_OF_A_RESULT = 200, 900
 REFUSED = 2  # exit status of a setting that the machine or the program refuses
 TIMED_OUT, KILLED = 124, 137  # exit status of `timeout`, which also kills
 HEADLINE, ALONE = "train_bf16", "ablation_none"  # the base of steps and ablations
+MLLOG = ":::MLLOG "  # begins each line of a result log
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|ALLOC_FAILED|Cannot allocate memory")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 COLUMNS = {  # of training steps: the key of `bench train`, and its format
@@ -102,8 +104,7 @@ def main() -> int:
         ("Tests", lambda: _tests(out)),
         ("Against `transformers`", lambda: _against(parts)),
         ("Runs of real text", lambda: _learning(out)),
-        ("Scale", lambda: _scale(parts, "scale", "rows", "batch")),
-        ("Sweep", lambda: _scale(parts, "sweep", "sweep", "tokens")),
+        ("Shares of a run", lambda: _shares(out / "whole")),
         ("Profile, bf16", lambda: _profile(parts, "profile_bf16")),
         ("Profile, FP8", lambda: _profile(parts, "profile_fp8")),
         ("Others", lambda: _others(parts)),
@@ -163,7 +164,7 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
         return "Not run on a GPU: no figure below says anything about one."
     if model is None:
         return "Not judged: there are goals for H100 and H200 only."
-    against, evaluation = _get(parts, "against_bf16"), _get(parts, "eval_bf16")
+    against = _get(parts, "against_bf16")
     rates = {name: _get(parts, name).get("samples_per_s") for name in parts}
     captured, eager = (rates.get(f"train_batch_4_{mode}") for mode in ("captured", "eager"))
     steps = (("bf16", HEADLINE), ("FP8", "train_fp8"))
@@ -178,7 +179,6 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
         Goal("bf16 MFU of the measured peak (long run)", _get(parts, HEADLINE).get("mfu"), 0.6),
         Goal("captured / eager at 4 sequences", ratio, 1.5),
         Goal("`transformers` padded and compiled, times", peer, 2.4),
-        Goal("evaluation, share of a run", evaluation.get("share_of_run"), 0.028, is_upper=True),
     ]
     rows = [
         (goal.text, f"{'at most' if goal.is_upper else 'at least'} {goal.bound:g}", goal.verdict)
@@ -282,22 +282,35 @@ def _losses(run: Path) -> dict[int, float]:
     return {each["step"]: math.nan if each["loss"] is None else each["loss"] for each in records}
 
 
-def _scale(parts: dict[str, Part], name: str, key: str, first: str) -> str:
-    rows = [
-        (
-            row[first],
-            row.get("step_mode", "-"),
-            _cell(row["samples_per_s"], ".1f"),
-            _cell(row.get("step_ms"), ".2f"),
-            row.get("reason", "")[:60],
-        )
-        for row in _get(parts, name).get(key, ())
-    ]
-    return _table((first, "step", "samples/s", "step ms", "why not"), rows) if rows else ""
+def _shares(run: Path) -> str:
+    """What waiting for data, checkpoints and evaluations took of a whole run of real text."""
+    records = [json.loads(line) for line in _text(run / "metrics.jsonl").splitlines()]
+    config = tomllib.loads(_text(run / "config.toml"))
+    if not records or not config:
+        return ""
+    steps_ms = statistics.fmean(each["step_ms"] for each in records)
+    waits_ms = statistics.fmean(each["wait_ms"] for each in records)
+    lines = [f"Waiting for data: {waits_ms / steps_ms:.2%} of a step"]
+    every = config["checkpoint"]["interval_steps"]
+    begun, others = (
+        [each["step_ms"] for each in records if (each["step"] % every == 0) == is_begun]
+        for is_begun in (True, False)
+    )
+    if begun and others:
+        ratio = statistics.median(begun) / statistics.median(others)
+        lines.append(f"Checkpoints: where one is begun, a step takes {ratio:.3f} times as long")
+    times_ms: dict[str, list[int]] = {}
+    for line in _text(run / "result_0.txt").splitlines():
+        if line.startswith(MLLOG):
+            event = json.loads(line.removeprefix(MLLOG))
+            times_ms.setdefault(event["key"], []).append(event["time_ms"])
+    evaluations_ms = sum(times_ms["eval_stop"]) - sum(times_ms["eval_start"])
+    whole_ms = times_ms["run_stop"][0] - times_ms["run_start"][0]
+    return "\n".join([*lines, f"Evaluations: {evaluations_ms / whole_ms:.2%} of the run"])
 
 
 def _profile(parts: dict[str, Part], name: str) -> str:
-    result = _get(parts, name)
+    result = _get(parts, name).get("profile")
     if not result:
         return ""
     rows = [
@@ -314,7 +327,7 @@ def _profile(parts: dict[str, Part], name: str) -> str:
 
 def _others(parts: dict[str, Part]) -> str:
     """The beginning of the output of parts without a section of their own."""
-    known = ("train_", "ablation_", "profile_", "against_", "scale", "sweep")
+    known = ("train_", "ablation_", "profile_", "against_")
     lines = []
     for part in parts.values():
         if part.result and not part.name.startswith(known):

@@ -62,19 +62,12 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
 def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "step.json.gz"
     settings = (*SIZE, "run.step_mode=captured")
-    result = measured(capsys, "profile", "--out", str(trace), settings=settings)
+    words = (*BRIEF, "--profile", str(trace))
+    result = measured(capsys, "train", *words, settings=settings)["profile"]
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert result["unit_of_work"] == "kernel"
     assert "matrix product" in result["kinds"]
     assert not any(row["name"].startswith("aten::") for row in result["rows"])
-
-
-def test_scale_and_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "scale", *BRIEF, "--max-batch", "4")
-    assert all(row["samples_per_s"] for row in result["rows"])
-    settings = (*SIZE, "run.step_mode=captured")
-    result = measured(capsys, "eval", *BRIEF, "--samples", "64", settings=settings)
-    assert result["evaluation_samples_per_s"] > 0
 
 
 def test_other_side_runs_in_every_form() -> None:

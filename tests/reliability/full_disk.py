@@ -171,14 +171,8 @@ COMMANDS: dict[str, Words] = {
         *("plan", "cluster", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
         *("--draws", 2, "--out", d),
     ),
-    "bench profile": lambda i, d: (
-        *("bench", "profile", *SMALL_MODEL, "--steps", 2, "--out", d / "profile.json.gz"),
-    ),
-    "bench scale": lambda i, d: (
-        *("bench", "scale", *SMALL_MODEL, "--total-seconds", 1, "--out", d / "scale.png"),
-    ),
-    "bench loader": lambda i, d: (
-        *("bench", "loader", "--out", d / "set", "--megabytes", 1, "--rounds", 1),
+    "bench train": lambda i, d: (
+        *("bench", "train", *SMALL_MODEL, "--steps", 2, "--profile", d / "profile.json.gz"),
     ),
 }
 

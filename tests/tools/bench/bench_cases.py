@@ -17,7 +17,6 @@ TINY = (
     *("model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=101"),
     *("data.max_seq_length=32", "parallel.local_batch_size=4"),
 )
-PNG = b"\x89PNG"
 
 
 def tiny(*settings: str, seed: int = 1) -> RunConfig:
@@ -29,11 +28,9 @@ def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -
     """Arguments of a measurement of TINY with `settings`, or of a --config that is named."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = [measurement]
-    if measurement != "loader":
-        words += ["--threads", "1", "--device", "cpu"]
-        sizes = () if "--config" in options else TINY
-        words += [word for each in (*sizes, *settings) for word in ("--set", each)]
+    words = [measurement, "--threads", "1", "--device", "cpu"]
+    sizes = () if "--config" in options else TINY
+    words += [word for each in (*sizes, *settings) for word in ("--set", each)]
     words += map(str, options)
     return parser.parse_args(words)
 
@@ -52,8 +49,7 @@ def measured(
     printed, progress = bench(measurement, "--json", *options, settings=settings)
     result: dict[str, Any] = json.loads(printed)
     assert result["schema_version"] == (2 if measurement == "against" else 1)
-    name = cli.MEASUREMENTS[measurement].module or measurement
-    module = importlib.import_module(f"bert_tools.bench.{name}")
+    module = importlib.import_module(f"bert_tools.bench.{measurement}")
     return result, module.in_words(result), progress
 
 

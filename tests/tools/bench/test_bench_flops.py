@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench_cases import CPU, tiny
+from bench_cases import CPU
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.bench.flops import done_flops, model_flops
-from bert_tools.bench.training_run import run_updates
+from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
-from mlperf_bert.data.batch import UnpaddedBatch, pad
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
@@ -99,9 +99,8 @@ def test_windows_count_as_what_tokens_see(every: int, is_padded: bool) -> None:
 
 
 def batch_of_equal_lengths(is_padded: bool) -> UnpaddedBatch:
-    settings = ("data.max_seq_length=8", "data.max_predictions=2", "model.vocab_size=40")
-    config = tiny(*settings, "parallel.local_batch_size=3")
-    ((batch,),) = run_updates(config, 1, tokens=3 * 8)
+    samples = synthetic_samples(np.full(3, 8), vocab_size=40, max_predictions=2, seed=1)
+    batch = make_batch(samples, np.arange(3), mlm_denominator=3.0, nsp_denominator=3.0)
     assert batch.lengths == (8, 8, 8)
     if is_padded:
         capacity = CapacityPlan(tokens=32, sequences=3, masked=5, basis="exact")

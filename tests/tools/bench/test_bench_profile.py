@@ -1,4 +1,4 @@
-"""`bench profile`: what the gaps and the table add up to, and that a step's trace comes out."""
+"""`bench train --profile`: what the gaps and the table add up to, and the trace of a step."""
 
 import gzip
 import json
@@ -71,7 +71,9 @@ def test_an_empty_record_is_told() -> None:
 
 def test_json_words_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "step.json.gz"
-    result, words, _ = measured("profile", "--steps", 2, "--out", trace)
+    brief = ("--steps", 3, "--seconds", 0.01, "--peak-seconds", 0.01)
+    whole, words, _ = measured("train", *brief, "--profile", trace)
+    result = whole["profile"]
     assert result["unit_of_work"] == "operator"
     assert len(result["rows"]) == MOST_ROWS
     shares = [row["share"] for row in result["rows"]]
@@ -89,4 +91,4 @@ def test_json_words_and_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        bench("profile", "--out", tmp_path / "none" / "step.json.gz")
+        bench("train", "--profile", tmp_path / "none" / "step.json.gz")

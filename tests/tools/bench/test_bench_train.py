@@ -1,31 +1,22 @@
-"""`bench train`, `eval` and `checkpoints`: what they report, and how long they measure."""
+"""`bench train`: what it reports, and how long it measures."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from bench_cases import CPU, TINY, bench, measured, tiny
+from bench_cases import CPU, TINY, measured, tiny
 
 from bert_tools.bench import flops
-from bert_tools.bench.checkpoints import block
 from bert_tools.bench.flops import measure_peak
-from bert_tools.bench.synthetic import make_held_out
 from bert_tools.bench.timing import FEWEST_STEPS, time_steps
-from bert_tools.bench.training_run import ALONE, training_run
-from mlperf_bert.checkpoint.manifest import complete_checkpoints, verify
-from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.common.errors import ConfigError
+from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.shards import SampleReader
 from support import run_process
 
 BRIEF = ("--steps", "4", "--seconds", "0.01", "--peak-seconds", "0.01")
-EVAL = ("--steps", 3, "--seconds", 0.01, "--rounds", 2, "--samples", 48)
-PAIRS = ("--pairs", 3, "--steps", 4)
 # Stands for an interpreter that has nothing beyond what `tools/gpu_check.sh` asks for.
 WITHOUT = """
 import sys
@@ -101,13 +92,12 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked() -> None:
     assert all(ms >= 0 for ms in time_steps(run, CPU, warm_up=1, steps=5, seconds=60.0))
 
 
-def test_train_profile_and_eval_need_few_packages(tmp_path: Path) -> None:
+def test_train_and_its_profile_need_few_packages(tmp_path: Path) -> None:
     """All in one process, as importing torch takes most of the time."""
     model = [word for each in TINY for word in ("--set", each)]
     forms = [
         ["train", *model, *BRIEF],
-        ["profile", *model, "--steps", "1", "--out", str(tmp_path / "step.json.gz")],
-        ["eval", *model, *BRIEF[:4], "--samples", "8", "--rounds", "1"],
+        ["train", *model, *BRIEF, "--profile", str(tmp_path / "step.json.gz")],
     ]
     script = tmp_path / "forms.py"
     script.write_text(
@@ -122,61 +112,3 @@ for form in {forms}:
     done = run_process(sys.executable, script)
     assert done.returncode == 0, done.stderr
     assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(forms)
-
-
-@pytest.mark.parametrize("step_mode", ["eager", "captured"])
-def test_shares_follow_from_the_rates(step_mode: str) -> None:
-    settings = (f"run.step_mode={step_mode}",)
-    result, words, progress = measured("eval", *EVAL, settings=settings)
-    assert result["num_samples"] == 48
-    assert result["interval_samples"] == 150_000  # MLPerf's formula at a global batch of 4
-    assert result["floor_share"] == pytest.approx(48 / 3 / 150_000)
-    training_s = 150_000 / result["train_samples_per_s"]
-    assert result["share_of_training"] == pytest.approx(result["evaluation_s"] / training_s)
-    assert result["share_of_run"] == pytest.approx(
-        result["evaluation_s"] / (result["evaluation_s"] + training_s)
-    )
-    assert result["evaluation_samples_per_s"] == pytest.approx(48 / result["evaluation_s"])
-    assert "of a run" in words
-    assert progress.count("evaluation ") == 3
-
-
-def test_held_out_set_fits_the_config(tmp_path: Path) -> None:
-    config = tiny()
-    index = make_held_out(tmp_path, config, 48)
-    assert index.manifest.num_samples == 48
-    assert index.manifest.vocab_size == config.model.vocab_size
-    samples = SampleReader(tmp_path, index.manifest).read(np.arange(48))
-    np.testing.assert_array_equal(samples.lengths, index.lengths)
-    assert samples.lengths.max() <= config.data.max_seq_length
-    assert samples.input_ids.max() < config.model.vocab_size
-
-
-def test_ratios_follow_from_the_blocks(tmp_path: Path) -> None:
-    result, words, progress = measured("checkpoints", *PAIRS, "--out", tmp_path)
-    assert result["steps_per_block"] == 4
-    ratios = sorted(pair["with_s"] / pair["without_s"] for pair in result["pairs"])
-    assert len(ratios) == 3
-    assert [result[f"{name}_ratio"] for name in ("lowest", "median", "highest")] == ratios
-    for pair in result["pairs"]:
-        assert 0 < pair["paused_s"] + pair["waited_s"] < pair["with_s"]
-    assert result["checkpoint_bytes"] > 3 * 4 * 104 * 32  # word embedding and its two moments
-    assert list(tmp_path.iterdir()) == []
-    assert words.count("\npair ") == progress.count("pair ") == 3
-    assert "median ratio" in words and "1 layers, hidden 32" in words
-
-
-def test_a_block_leaves_the_checkpoint_of_its_middle(tmp_path: Path) -> None:
-    config = tiny()
-    with training_run(config, CPU, num_updates=2) as run:
-        writer = CheckpointWriter(tmp_path, run.optimizer, config, ALONE, CPU, keep_last=1)
-        block(run, 0, 3, None)
-        assert complete_checkpoints(tmp_path) == []
-        block(run, 3, 5, writer)
-        (found,) = complete_checkpoints(tmp_path)
-        assert verify(found).step == 3 + 2
-
-
-def test_a_directory_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="--out: No such file"):
-        bench("checkpoints", "--out", "/nonexistent")

@@ -35,14 +35,14 @@ SUMMARY = REPOSITORY / "tools" / "summarise_gpu.py"
 LIMITS = {"1": 260, "2": 520, "3": 420, "4": 380}  # seconds
 LEASE = 900  # of which the machine's start takes up to 100
 RESULT = {"device": "cuda", "device_name": "NVIDIA H200", "samples_per_s": 1000.0}
-# Stands in for PYTHON: it has no mlperf-logging, no matplotlib, and measurements take no time.
+# Stands in for PYTHON: it has no mlperf-logging, and measurements take no time.
 STUB = """#!/bin/bash
 case "$*" in
 *summarise_gpu.py* | *zipfile*) exec "$REAL" "$@" ;;
-*"-c import mlperf_logging"* | *"-c import matplotlib"* | *"bench scale"*" --out "*) exit 1 ;;
+*"-c import mlperf_logging"*) exit 1 ;;
+*--profile*bf16*) echo half; kill -9 $$ ;;
+*--profile*fp8*) exec sleep "${HANG:-0}" ;;
 *"bench train"*fp8*) echo "torch.OutOfMemoryError: CUDA out of memory." >&2; exit 1 ;;
-*"bench profile"*bf16*) echo half; kill -9 $$ ;;
-*"bench profile"*fp8*) exec sleep "${HANG:-0}" ;;
 *"size=4 --peak"*) exec sleep 5 ;;
 *"bench optimizer"*)
     exec "$REAL" -c 'import json, mlperf_logging; print(json.dumps([mlperf_logging.__file__]))' ;;
@@ -94,14 +94,13 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
     for name, words in measured.items():
         args = parser.parse_args(words[words.index("bench") + 1 :])
         assert args.json, name
-        if args.measurement != "loader":
-            config = cli.make_config(args)
-            assert config.model.num_layers == 24, name
-            assert config.parallel.world_size == 1
-            if config.run.step_mode == "captured":
-                assert config.model.attention not in READ_LENGTHS_ON_THE_HOST, name
-                assert config.model.precision != "fp32", name  # whose attention is "grouped"
-            assert config.model.attention != "cudnn", name  # refused by the torch that is allowed
+        config = cli.make_config(args)
+        assert config.model.num_layers == 24, name
+        assert config.parallel.world_size == 1
+        if config.run.step_mode == "captured":
+            assert config.model.attention not in READ_LENGTHS_ON_THE_HOST, name
+            assert config.model.precision != "fp32", name  # whose attention is "grouped"
+        assert config.model.attention != "cudnn", name  # refused by the torch that is allowed
 
 
 def test_the_fine_tuning_has_arguments_that_can_be() -> None:
@@ -292,10 +291,10 @@ def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path
 @pytest.mark.parametrize(
     ("stage", "forms"),
     [
-        ("1", {"train", "profile"}),
-        ("2", {"train", "against", "eval"}),
-        ("3", {"train", "loader", "checkpoints", "cost", "optimizer"}),
-        ("4", {"scale"}),
+        ("1", {"train"}),
+        ("2", {"train", "against"}),
+        ("3", {"train", "optimizer"}),
+        ("4", set()),
     ],
 )
 def test_dry_run_does_every_part(tmp_path: Path, stage: str, forms: set[str]) -> None:
@@ -339,21 +338,20 @@ def test_summary_judges_the_goals(tmp_path: Path) -> None:
     write_part(tmp_path, "train_batch_4_eager", 0, {**TRAIN, "samples_per_s": 50.0})
     write_part(tmp_path, "ablation_none", 0, {**TRAIN, "samples_per_s": 800.0})
     write_part(tmp_path, "ablation_eager", 0, {**TRAIN, "samples_per_s": 720.0, "mfu": None})
-    write_part(tmp_path, "profile_bf16", 0, {"step_ms": "of another form"})
-    write_part(tmp_path, "checkpoints", 0, {"schema_version": 1, "median_ratio": 1.23456})
+    write_part(tmp_path, "profile_bf16", 0, {"profile": {"step_ms": "of another form"}})
+    write_part(tmp_path, "squad", 0, {"schema_version": 1, "median_ratio": 1.23456})
     write_part(tmp_path, "optimizer", 2, None)
-    write_part(tmp_path, "scale", 124, None)
-    write_part(tmp_path, "cost", 1, None)
+    write_part(tmp_path, "doctor", 124, None)
+    write_part(tmp_path, "whole_runs", 1, None)
     words = summary(tmp_path, status=1)
     assert "| bf16 samples/s, first | at least 950 | met: 1000 |" in words
     assert "| bf16 samples/s, goal | at least 1030 | missed: 1000 |" in words
     assert "| FP8 samples/s, first | at least 1092 | met: 1100 |" in words
     assert "| FP8 samples/s, goal | at least 1250 | missed: 1100 |" in words
     assert "| captured / eager at 4 sequences | at least 1.5 | met: 1.8 |" in words
-    assert "| evaluation, share of a run | at most 0.028 | not measured |" in words
     assert "| ablation_eager | 0.900 | 720.0 |" in words
     assert "not summarised: KeyError" in words  # and all others are
-    assert "- checkpoints: `{median_ratio: 1.234}`" in words
+    assert "- squad: `{median_ratio: 1.234}`" in words
     assert "cannot run here: last words" in words
     assert "stopped, took too long: last words" in words
     assert "failed (1): last words" in words
@@ -402,6 +400,23 @@ def test_summary_compares_runs_of_text(tmp_path: Path) -> None:
     broken = json.dumps({"step": 20, "loss": None})
     (tmp_path / "text_fp8" / "run_0" / "metrics.jsonl").write_text(broken, encoding="utf-8")
     assert "| 20 | 6.0000 | nan |" in summary(tmp_path)
+
+
+def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
+    write_part(tmp_path, "train_bf16", 0, TRAIN)
+    run = tmp_path / "whole"
+    run.mkdir()
+    steps = [{"step": step, "loss": 1, "step_ms": 10, "wait_ms": 1} for step in (5, 10, 15)]
+    steps[1]["step_ms"] = 20
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)), encoding="utf-8")
+    (run / "config.toml").write_text("[checkpoint]\ninterval_steps = 10\n", encoding="utf-8")
+    times = {"run_start": 0, "eval_start": 100, "eval_stop": 150, "run_stop": 1000}
+    events = [json.dumps({"key": key, "time_ms": at}) for key, at in times.items()]
+    (run / "result_0.txt").write_text("".join(f":::MLLOG {event}\n" for event in events))
+    words = summary(tmp_path)
+    assert "Waiting for data: 7.50% of a step" in words
+    assert "where one is begun, a step takes 2.000 times as long" in words
+    assert "Evaluations: 5.00% of the run" in words
 
 
 def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from bench_cases import tiny
 
 from bert_tools.bench.synthetic import synthetic_samples
-from bert_tools.bench.training_run import padded, run_updates, shape_of, with_total
+from bert_tools.bench.training_run import padded, run_updates
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
 from mlperf_bert.data.shards import Samples
@@ -77,28 +77,6 @@ def test_denominators_are_those_of_the_whole_update(config: RunConfig) -> None:
     batches = [batch for update in updates for batch in update]
     assert np.concatenate([batch.sample_ids for batch in batches]).tolist() == list(range(36))
     assert len({tuple(batch.input_ids.tolist()) for batch in batches}) == 6
-
-
-@pytest.mark.parametrize("total", [6 * SHORTEST, 100, 200, 6 * LONGEST])
-def test_lengths_with_a_total(total: int) -> None:
-    lengths = real_lengths(6, LONGEST, seed=1)
-    changed = with_total(lengths, total, LONGEST)
-    assert changed.sum() == total
-    assert changed.min() >= SHORTEST
-    assert changed.max() <= LONGEST
-
-
-def test_updates_of_a_run_have_the_tokens_asked_for(config: RunConfig) -> None:
-    updates = run_updates(config, 3, tokens=256)
-    assert [[len(batch.input_ids) for batch in update] for update in updates] == [[256] * 2] * 3
-    shape = shape_of(config, updates)
-    assert shape.tokens == 256
-    for update in updates:
-        for batch in padded(update, (shape,)):
-            assert batch.shape == shape
-            assert len(batch.input_ids) == 256
-    smaller = shape_of(config, run_updates(config, 1, tokens=128))
-    assert padded(updates[0], (smaller,)) == updates[0]  # no shape holds it
 
 
 def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config: RunConfig) -> None:

@@ -27,13 +27,10 @@ MODERN = (  # as published, but for its size: arXiv 2412.13663
     *("model.hidden_dropout=0", "model.attention_dropout=0"),
     *("data.masking=dynamic", "data.masking_rate=0.3"),
 )
-_COUNT = Bounds(1, 10**7)
 _BOUNDS = {
-    **dict.fromkeys(("steps", "samples", "rounds", "pairs", "tokens", "sweep"), _COUNT),
-    **dict.fromkeys(("megabytes", "batches"), _COUNT),
-    "max_batch": Bounds(2, 2**20),
+    "steps": Bounds(1, 10**7),
     "seconds": Bounds(1e-3, 1e6),
-    **dict.fromkeys(("peak_seconds", "total_seconds"), Bounds(1e-12, 1e6)),
+    "peak_seconds": Bounds(1e-12, 1e6),
     "threads": Bounds(1, 4096),
     "seed": Bounds(0, 2**63 - 1),
 }
@@ -50,15 +47,14 @@ def _value(kind: type, metavar: str, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """`options` are arguments of `add_argument`; `settings` override bench.toml, None: no config.
+    """`options` are arguments of `add_argument`; `settings` override bench.toml.
 
-    `module`, by default of the same name, has `measure` and `in_words`.
+    The module of the same name has `measure` and `in_words`.
     """
 
     text: str
     options: dict[str, dict[str, Any]]
-    settings: tuple[str, ...] | None = ()
-    module: str = ""
+    settings: tuple[str, ...] = ()
 
 
 MEASUREMENTS = {
@@ -90,80 +86,13 @@ MEASUREMENTS = {
             "seconds": _number(20.0, "about this long for measured steps"),
             # Long enough for clocks to fall.
             "peak-seconds": _number(3.0, "length of the long run of matrix products"),
-        },
-    ),
-    "profile": Measurement(
-        text="time of our step by kernel or operator",
-        options={
-            "steps": _number(3, "profiled"),
-            "out": _value(
-                Path, "FILE", "torch's trace of one more step, gzipped JSON (.json.gz) for Perfetto"
-            ),
-        },
-    ),
-    "scale": Measurement(
-        text="rate by batch size, eager against captured",
-        options={
-            "steps": _number(20, "measured steps at most"),
-            "seconds": _number(2.0, "about this long for measured steps"),
-            "max-batch": _number(1024, "sequences at most, while memory and time last"),
-            "sweep": _value(
-                int, "B", "instead: batches of B sequences, by their tokens in steps of 128"
-            ),
-            "out": _value(Path, "FILE", "draw the table as a PNG"),
-            "total-seconds": _number(600.0, "begin no further row after this"),
-        },
-    ),
-    "eval": Measurement(
-        module="evaluation",
-        text="evaluation, and its share of a run",
-        options={
-            "steps": _number(20, "measured steps at most"),
-            "seconds": _number(5.0, "about this long for measured steps"),
-            "samples": _number(10_000, "held out"),
-            "rounds": _number(3, "evaluations measured"),
-        },
-    ),
-    "checkpoints": Measurement(
-        text="training while a checkpoint is written, against training alone",
-        options={
-            "pairs": _number(10, "pairs of blocks"),
-            "steps": _number(200, "steps of a block"),
-            "out": _value(
+            "profile": _value(
                 Path,
-                "DIR",
-                "directory on the disk to test; emptied again (default: a temporary directory)",
+                "FILE",
+                "list the step's kernels or operators, and write torch's trace of one step there, "
+                "as gzipped JSON (.json.gz) for Perfetto",
             ),
         },
-        settings=("data.max_seq_length=128", "parallel.local_batch_size=8"),
-    ),
-    "cost": Measurement(
-        text="data.cost_a and data.cost_b of a model, measured",
-        options={
-            "tokens": _value(
-                int, "N", "tokens of the larger batches (default: about a rank's forward)"
-            ),
-            "seconds": _number(45.0, "begin no further round after this"),
-        },
-        settings=("model.num_layers=2", "parallel.local_batch_size=12"),
-    ),
-    "loader": Measurement(
-        text="our loader against nvidia-dali's and torch's",
-        options={
-            "out": _value(
-                Path, "DIR", "synthetic set, made there if missing (default: a temporary one)"
-            ),
-            "megabytes": _number(220, "size of the shard, if it is made"),
-            "rounds": _number(5, "visits of each loader, the file in memory"),
-            "batches": {
-                "nargs": "+",
-                "default": [16, 56],
-                **_value(int, "N", "sequences a batch (default 16 56)"),
-            },
-            "seconds": _number(2.0, "length of one visit"),
-            "seed": _number(1, "seed of the set and of its order"),
-        },
-        settings=None,
     ),
     "optimizer": Measurement(
         text="our update against a loop and torch's",
@@ -182,11 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, measurement in MEASUREMENTS.items():
         command = commands.add_parser(name, help=measurement.text)
         options = dict(measurement.options)
-        if measurement.settings is not None:
-            add_config(command, "measure a rank of this config (default: small)", required=False)
-            options["threads"] = _number(2, "CPU threads")
-            options["seed"] = _number(1, "seed of weights, samples and dropout")
-            command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        add_config(command, "measure a rank of this config (default: small)", required=False)
+        options["threads"] = _number(2, "CPU threads")
+        options["seed"] = _number(1, "seed of weights, samples and dropout")
+        command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         for option, arguments in options.items():
             command.add_argument(f"--{option}", **arguments)
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -196,22 +124,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen measurement. Raises ConfigError for a user's mistake."""
     chosen = MEASUREMENTS[args.measurement]
     for name, bounds in _BOUNDS.items():
-        given = getattr(args, name, None)
-        for number in given if isinstance(given, list) else (given,):
-            if number is not None:
-                bounds.check(option_name(name), number)
+        number = getattr(args, name, None)
+        if number is not None:
+            bounds.check(option_name(name), number)
     names = (option.replace("-", "_") for option in chosen.options if option != "architecture")
     options = {name: getattr(args, name) for name in names}
-    what: tuple[Any, ...] = ()
-    if chosen.settings is not None:
-        config = make_config(args)  # mistakes show before torch is imported
-        device = _device(args)
-        says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
-        if args.measurement == "against" and device.type == "cuda" and not says_mode:
-            config = replace(config, run=replace(config.run, step_mode="captured"))
-        what = config, device
-    module = importlib.import_module(f"bert_tools.bench.{chosen.module or args.measurement}")
-    result = module.measure(*what, _report, **options)
+    config = make_config(args)  # mistakes show before torch is imported
+    device = _device(args)
+    says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
+    if args.measurement == "against" and device.type == "cuda" and not says_mode:
+        config = replace(config, run=replace(config.run, step_mode="captured"))
+    module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
+    result = module.measure(config, device, _report, **options)
     print(json.dumps(result) if args.json else module.in_words(result))
     return 0
 
@@ -225,7 +149,7 @@ def make_config(args: argparse.Namespace) -> RunConfig:
     if args.config:
         one_rank = ["parallel.nodes=1", "parallel.ranks_per_node=1"]
         return load_config(args.config, [*args.set, *one_rank, *fixed])
-    settings = MEASUREMENTS[args.measurement].settings or ()
+    settings = MEASUREMENTS[args.measurement].settings
     if architecture == "modern":
         settings += MODERN
     return small_config(*settings, *args.set, *fixed)

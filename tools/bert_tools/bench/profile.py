@@ -1,4 +1,4 @@
-"""`bench profile`: time of a training step by kernel or operator, from torch's profiler.
+"""`bench train --profile`: time of a training step by kernel or operator, from torch's profiler.
 
 It lists kernels on CUDA, and operators on a CPU, without the time of the operators they call.
 """
@@ -15,14 +15,11 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
-from bert_tools.bench.train import heading, surroundings
-from bert_tools.bench.training_run import TrainingRun, training_run
-from mlperf_bert.common.atomic import check_writable, write_file
+from bert_tools.bench.training_run import TrainingRun
+from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.config.run_config import RunConfig
 
-NUM_UPDATES = 2
-WARM_UP = 5
+NUM_STEPS = 3
 MOST_ROWS = 10
 OTHER = "other"
 # The first pattern found in a name decides its kind; our own kernels' names begin with "_".
@@ -43,36 +40,18 @@ _KINDS = (
 )
 
 
-def measure(
-    config: RunConfig,
-    device: torch.device,
-    report: Callable[[str], None],
-    *,
-    steps: int,
-    out: Path | None,
-) -> dict[str, Any]:
-    """The JSON object of `bench profile`, from `steps` steps.
+def profiled(run: TrainingRun, out: Path) -> dict[str, Any]:
+    """What a step of a warm run is made of, from NUM_STEPS steps; one more is written to `out`.
 
-    Writes one more to `out`, as gzipped JSON for chrome://tracing and Perfetto. Raises DataError if
-    that cannot be written.
+    The trace is gzipped JSON, for chrome://tracing and Perfetto. Raises DataError if it cannot be
+    written, or nothing was recorded.
     """
-    if out is not None:
-        check_writable(out)
-    report(f"building on {device}, step {config.run.step_mode}")
-    with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        for number in range(WARM_UP):
-            run(number).item()
-        record(lambda: _steps(run, 1), device)  # the first record of a process may lack kernels
-        report(f"profiling {steps} steps" + (", then one for the trace" if out else ""))
-        recorded = record(lambda: _steps(run, steps), device)
-        if out is not None:
-            _write_trace(record(lambda: _steps(run, 1), device), out)
-    return {
-        "schema_version": 1,
-        **tables(recorded, steps, device),
-        "unit_of_work": "kernel" if device.type == "cuda" else "operator",
-        **surroundings(config, device),
-    }
+    device = run.device
+    record(lambda: _steps(run, 1), device)  # the first record of a process may lack kernels
+    recorded = record(lambda: _steps(run, NUM_STEPS), device)
+    _write_trace(record(lambda: _steps(run, 1), device), out)
+    unit = "kernel" if device.type == "cuda" else "operator"
+    return {**tables(recorded, NUM_STEPS, device), "unit_of_work": unit}
 
 
 def record(run: Callable[[], None], device: torch.device) -> Any:
@@ -161,10 +140,9 @@ def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
 
 
 def in_words(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """What `profiled` found, for people."""
     what = result["unit_of_work"]
     lines = [
-        heading(result),
         f"{result['step_ms']:.2f} ms a step under the profiler, {result['calls']:.0f} {what}s; "
         f"between them {result['gap_ms']:.2f} ms ({result['gap_share']:.1%}) in "
         f"{result['gaps']:.0f} gaps, the longest {result['longest_gap_us']:.0f} us",

@@ -1,29 +1,21 @@
 """Synthetic samples of real lengths, and prepared sets of them, which need no text."""
 
-import os
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import make_directory
-from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE
+from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import (
-    LengthIndex,
     Manifest,
     ShardEntry,
     ShardSettings,
     write_index,
 )
 from mlperf_bert.data.length_histogram import (
-    SHORTEST,
     masked_counts_of,
-    real_lengths,
-    wikipedia_lengths,
 )
 from mlperf_bert.data.shards import IntArray, Samples, ShardArrays
 from mlperf_bert.prepare.build import write_shard
@@ -69,40 +61,6 @@ def synthetic_samples(
         masked_counts=masked_counts,
         next_sentence_label=generator.integers(0, 2, len(lengths)),
     )
-
-
-def open_or_make_set(set_dir: Path, *, num_bytes: int, seed: int) -> LengthIndex:
-    """The set in `set_dir`, made if missing: one shard of at least `num_bytes`.
-
-    Raises DataError if an existing set cannot be read, or a file cannot be written.
-    """
-    if not os.path.exists(set_dir / "index" / "dataset.json"):
-        histogram = wikipedia_lengths()
-        samples = synthetic_samples(
-            np.maximum(histogram.draw_evenly(DISTINCT_SAMPLES, seed), SHORTEST),
-            vocab_size=VOCAB_SIZE,
-            max_predictions=MAX_PREDICTIONS,
-            seed=seed,
-        )
-        once = as_examples(samples)
-        repeats = -(-num_bytes // sum(getattr(once, each.name).nbytes for each in fields(once)))
-        settings = set_settings(histogram.max_length, MAX_PREDICTIONS, seed, repeats)
-        write_set(set_dir, [as_examples(samples, repeats=repeats)], settings, VOCAB_SIZE)
-    return LengthIndex.open(set_dir)
-
-
-def make_held_out(set_dir: Path, config: RunConfig, num_samples: int) -> LengthIndex:
-    """Make a held-out set of samples of real lengths for `config` in `set_dir`."""
-    data, seed = config.data, derive_seed(int(config.run.seed), "held-out samples")
-    samples = synthetic_samples(
-        real_lengths(num_samples, data.max_seq_length, seed),
-        vocab_size=config.model.vocab_size,
-        max_predictions=data.max_predictions,
-        seed=seed,
-    )
-    settings = set_settings(data.max_seq_length, data.max_predictions, seed)
-    write_set(set_dir, [as_examples(samples)], settings, config.model.vocab_size)
-    return LengthIndex.open(set_dir)
 
 
 def set_settings(

@@ -1,15 +1,19 @@
-"""`bench train`: rate of our training step, and the share of the machine that it uses."""
+"""`bench train`: rate of our training step, the share of the machine that it uses, its profile."""
 
 import math
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bert_tools.bench.flops import Peak, done_flops, measure_peak, model_flops
+from bert_tools.bench.profile import in_words as profile_in_words
+from bert_tools.bench.profile import profiled
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
+from mlperf_bert.common.atomic import check_writable
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.metrics import memory_bytes
@@ -25,16 +29,22 @@ def measure(
     steps: int,
     seconds: float,
     peak_seconds: float,
+    profile: Path | None,
 ) -> dict[str, Any]:
     """The JSON object of `bench train`, from at most `steps` steps in about `seconds`.
 
-    `peak_seconds`: length of the long run of matrix products.
+    `peak_seconds`: length of the long run of matrix products. `profile`: a file for torch's trace
+    of a step, whose kernels or operators the object then lists; None: no profile. Raises DataError
+    if it cannot be written.
     """
+    if profile is not None:
+        check_writable(profile)
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         milliseconds = timed(run, steps, seconds)
         memory = memory_bytes(device)
         loss = run(len(milliseconds)).item()
+        found = None if profile is None else profiled(run, profile)
     report(f"{len(milliseconds)} steps; now the rate of matrix products alone")
     tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
     peak = measure_peak(config.model, round(tokens), device, peak_seconds)
@@ -44,6 +54,7 @@ def measure(
         **_utilisation(run, milliseconds, peak),
         "memory_peak_bytes": memory,
         "loss": loss if math.isfinite(loss) else None,
+        "profile": found,
         **surroundings(config, device),
     }
 
@@ -155,5 +166,6 @@ def in_words(result: dict[str, Any]) -> str:
             f"{result['tflops_done']:.3g} TFLOP/s",
             peak,
             f"memory at most {result['memory_peak_bytes'] / 2**20:.0f} MiB, loss {result['loss']}",
+            *([profile_in_words(result["profile"])] if result["profile"] else []),
         )
     )

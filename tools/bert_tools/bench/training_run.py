@@ -15,9 +15,8 @@ from bert_tools.bench.synthetic import synthetic_samples
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
-from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes
-from mlperf_bert.data.shards import IntArray
+from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.length_histogram import real_lengths, run_shapes
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
@@ -68,20 +67,18 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def training_run(
-    config: RunConfig, device: torch.device, *, num_updates: int, tokens: int | None = None
+    config: RunConfig, device: torch.device, *, num_updates: int
 ) -> Iterator[TrainingRun]:
-    """Build a run on one rank, as training does, and free it. Raises ConfigError if it cannot run.
+    """Build a run on one rank, as training does, and free it.
 
-    `tokens`: of every forward, with a matching capacity; None: real ones with a run's capacities.
+    Raises ConfigError if it cannot run.
     """
     seed = int(config.run.seed)
     if device.type == "cuda":  # before the capture, as a replay allocates nothing
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else there are no statistics to reset
         torch.cuda.reset_peak_memory_stats(device)
-    updates = run_updates(config, num_updates, tokens)
-    shapes: tuple[StaticShape, ...] = ()
-    if config.run.step_mode == "captured":
-        shapes = run_shapes(config) if tokens is None else (shape_of(config, updates),)
+    updates = run_updates(config, num_updates)
+    shapes = run_shapes(config) if config.run.step_mode == "captured" else ()
     check_memory(config, device)
     with own_stream(device):
         model = make_model(config, seed, device)
@@ -124,23 +121,17 @@ def run_of_model(
         )
 
 
-def run_updates(config: RunConfig, num_updates: int, tokens: int | None = None) -> list[Update]:
-    """Distinct updates as one rank of `config` gets them, on the host, unpadded.
-
-    `tokens`: of every forward; None: as many as its sequences have.
-    """
+def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
+    """Distinct updates as one rank of `config` gets them, on the host, unpadded."""
     seed, parallel, data = int(config.run.seed), config.parallel, config.data
     count = num_updates * parallel.grad_accum_steps * parallel.local_batch_size
     lengths = real_lengths(count, data.max_seq_length, derive_seed(seed, "lengths"))
     forwards = np.split(np.arange(count), num_updates * parallel.grad_accum_steps)
     samples = []
     for number, ids in enumerate(forwards):
-        of_forward = lengths[ids]
-        if tokens is not None:
-            of_forward = with_total(of_forward, tokens, data.max_seq_length)
         samples.append(
             synthetic_samples(
-                of_forward,
+                lengths[ids],
                 vocab_size=config.model.vocab_size,
                 max_predictions=data.max_predictions,
                 seed=derive_seed(seed, "samples", number),
@@ -158,28 +149,6 @@ def run_updates(config: RunConfig, num_updates: int, tokens: int | None = None) 
             )
         )
     return updates
-
-
-def with_total(lengths: IntArray, total: int, longest: int) -> IntArray:
-    """Lengths within SHORTEST .. `longest` with sum `total`; the first ones are changed."""
-    missing = total - int(lengths.sum())
-    room = longest - lengths if missing > 0 else lengths - SHORTEST
-    before = np.cumsum(room) - room
-    changed: IntArray = lengths + np.sign(missing) * np.clip(abs(missing) - before, 0, room)
-    return changed
-
-
-def shape_of(config: RunConfig, updates: list[Update]) -> StaticShape:
-    """The smallest shape that holds every forward of these updates."""
-    forwards = [batch for update in updates for batch in update]
-    capacity = CapacityPlan(
-        tokens=max(len(batch.input_ids) for batch in forwards),
-        sequences=config.parallel.local_batch_size,
-        masked=max(len(batch.labels) for batch in forwards),
-        basis="exact",
-    )
-    data = config.data
-    return StaticShape.of(capacity, max_seqlen=data.max_seq_length, max_masked=data.max_predictions)
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:

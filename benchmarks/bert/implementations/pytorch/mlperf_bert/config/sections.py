@@ -246,7 +246,7 @@ class DataSection(_Section):
     a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
     but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
     evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens (`CostModel`);
-    `bench cost` measures both coefficients. `exchange_window_steps` is the number of steps that the
+    `exchange_window_steps` is the number of steps that the
     readers of `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the
     sampler's order: those that the phases of training before this one have seen.
     """
