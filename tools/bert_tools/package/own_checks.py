@@ -11,14 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import read_log
-from bert_tools.package.plausibility import (
-    PublishedConfig,
-    check_copies,
-    check_course,
-    check_overlap,
-    check_target,
-    published_configs,
-)
 from bert_tools.package.run_facts import RunFacts, read_facts
 from bert_tools.package.system_description import read_description
 from mlperf_bert.common.errors import DataError
@@ -45,19 +37,15 @@ def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResult
 
     It finds every problem, not only the first.
     """
-    configs = published_configs(tree)
     checked, problems = [], []
     for system in systems:
-        results, found = _check_system(tree, system, configs)
+        results, found = _check_system(tree, system)
         checked.append(results)
         problems += found
-    problems += check_copies([run for results in checked for run in results.runs])
     return checked, problems
 
 
-def _check_system(
-    tree: Path, system: str, configs: Sequence[PublishedConfig]
-) -> tuple[SystemResults, Problems]:
+def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
     path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
     # The export has found missing ones.
     description, problems = read_description(path, name) if path.exists() else ({}, [])
@@ -72,11 +60,8 @@ def _check_system(
             problems.append(error)
     for run in runs:
         problems += _check_run(run)
-        problems += check_target(run, configs)
-        problems += check_course(run)
         problems += _check_against(run, description, name)
     problems += _check_together(runs, f"results/{system}/bert")
-    problems += check_overlap(runs, f"results/{system}/bert")
     division = str(description.get("division", ""))
     return SystemResults(system, division, tuple(runs)), problems
 
@@ -153,7 +138,7 @@ def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]
         names = ", ".join(Path(run.name).name for run in runs if run.seed == seed)
         yield DataError(where, f"seed {seed} in {names}", "run again with seeds of their own")
     facts = [
-        {**run.settings, "samples before the first evaluation": run.course.evaluations[0].samples}
+        {**run.settings, "samples before the first evaluation": run.first_evaluation}
         for run in runs
     ]
     for what in dict.fromkeys(key for each in facts for key in each):
