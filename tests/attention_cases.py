@@ -13,7 +13,7 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.dropout import attention_factors
 from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 
-MAX_LENGTH = 136  # of a sequence that may come: rows of packed sequences are as long
+MAX_LENGTH = 136  # of a sequence that may come
 # Of one token; in blocks of kernels, on their edges and across; none at the end.
 LENGTHS = ((1,), (130, 1, 33, 64), (65, 128, 3, 129, 0, 0))
 # Reaches below a block, of one, and beyond every sequence; more queries than are searched at once.

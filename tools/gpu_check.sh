@@ -40,7 +40,7 @@ if [[ $MODE == dry-run ]]; then
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
     WHOLE=(run.max_steps=40 run.log_interval_steps=5 eval.target_accuracy=none checkpoint.interval_steps=5)
-    ATTENTIONS=(grouped packed) # which a CPU has
+    ATTENTIONS=(grouped) # which a CPU has
 else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
     LARGE_BATCH=256 # as shipped for the device
@@ -179,7 +179,6 @@ run_stage() { # the most precious parts first
         train ablation_none 19 # train_bf16 once more: what is switched in it, one at a time, is compared with this
         train ablation_eager 19 run.step_mode=eager
         train ablation_kernels_reference 19 model.kernels=reference
-        train ablation_head_chunked 19 model.head=chunked
         train ablation_dropout_0 19 model.{hidden,attention}_dropout=0.0 mlperf.enforce_rules=false
         train ablation_bf16_autocast 19 model.precision=bf16_autocast
         # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.

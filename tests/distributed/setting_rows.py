@@ -44,10 +44,10 @@ FIXED: dict[str, Any] = {
 }
 IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
 # What only changes how a step is computed.
-COMPUTED = ("run.step_mode", "model.attention", "model.kernels", "model.head")
+COMPUTED = ("run.step_mode", "model.attention", "model.kernels")
 # What has no part in a step.
 APART = (
-    *("run.warm_up_steps", "data.loader", "eval.overlap"),
+    *("run.warm_up_steps", "data.loader"),
     *("data.exchange_window_steps", "checkpoint.save", "checkpoint.interval_steps"),
 )
 # Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.

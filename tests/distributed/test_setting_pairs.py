@@ -29,7 +29,7 @@ from setting_rows import (
 A_DAY = 2
 # What no CPU has; a new setting that nothing allows is missing here.
 OF_GPUS = {
-    *(("model.attention", name) for name in ("flash", "cudnn", "triton")),
+    *(("model.attention", name) for name in ("flash", "triton")),
     ("optim.implementation", "apex"),
 }
 # Refused together by the config, a sampler or for the interpreter: a value and those of another
@@ -58,7 +58,6 @@ REFUSED = (
     ("data.sampler strata_6_3_2_5", "data.skip_samples", "5"),
     ("data.sampler strata_6_3_2_5", "model.kernels", "fused"),
     ("model.architecture modern", "model.objective", "mlm_nsp"),
-    ("model.head chunked", "model.precision", "fp16"),
 )
 SHARDED = ("shard_node", "shard_world")
 

@@ -15,9 +15,8 @@ from block_cases import (
 from graph_cases import captured
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
+from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import choose_blocks
-from mlperf_bert.model.heads import chunked_cross_entropy_sum
 
 DEVICE = "cuda"
 
@@ -61,28 +60,6 @@ def test_a_captured_block_follows_its_inputs(fused: Blocks, block: str) -> None:
         graph.replay()
         pairs = zip(found, gradients(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_a_chunked_head_needs_less_memory_than_full_logits() -> None:
-    positions, hidden_size, words = 4096, 256, 30528
-    hidden = torch.randn(positions, hidden_size, device=DEVICE, requires_grad=True)
-    weight = torch.randn(words, hidden_size, device=DEVICE, requires_grad=True)
-    bias = torch.randn(words, device=DEVICE, requires_grad=True)
-    labels = torch.randint(words, (positions,), device=DEVICE)
-    peaks, found = [], []
-    for chunked in (False, True):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        if chunked:
-            loss = chunked_cross_entropy_sum(hidden, weight, bias, labels)
-        else:
-            loss = cross_entropy_sum(torch.nn.functional.linear(hidden, weight, bias), labels)
-        found.append([loss.detach(), *torch.autograd.grad(loss, (hidden, weight, bias))])
-        del loss
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert_near(found[1], found[0], TOLERANCES[torch.float32])
-    assert peaks[1] < peaks[0] / 2
 
 
 def test_a_fused_loss_holds_the_logits_once(fused: Blocks) -> None:

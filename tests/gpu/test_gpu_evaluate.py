@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.config.sections import StepMode
 from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.evaluation.schedule import Beside
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.step.replay import Replay
 
 MODES: tuple[StepMode, ...] = ("eager", "captured")
@@ -67,25 +64,3 @@ def test_a_captured_evaluation_equals_an_eager_one(synthetic_data: Path) -> None
             found.append(captured(trained))
             assert found[-1] == eager(trained)
     assert found[0] != found[1]
-
-
-@pytest.mark.parametrize("step_mode", MODES)
-def test_beside_training_the_weights_are_those_of_the_beginning(
-    synthetic_data: Path, step_mode: StepMode
-) -> None:
-    trained = model(1)
-    expected = evaluator(synthetic_data, "eager")(trained)
-    beside = evaluator(synthetic_data, step_mode)
-    schedule = Beside(beside, trained, model(2), settled, MlperfLog(None))
-    schedule.prepare()
-    with beside:
-        for samples in (1, 2, 3):
-            torch.cuda._sleep(50_000_000)  # training that is queued and not done yet
-            schedule.begin(samples)
-            kept = [parameter.detach().clone() for parameter in trained.parameters()]
-            with torch.no_grad():
-                torch._foreach_zero_(list(trained.parameters()))
-            found = schedule.poll(samples, wait=True)
-            assert found is not None and found.accuracy == expected
-            with torch.no_grad():
-                torch._foreach_copy_(list(trained.parameters()), kept)

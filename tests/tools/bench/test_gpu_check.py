@@ -100,7 +100,6 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
         if config.run.step_mode == "captured":
             assert config.model.attention not in READ_LENGTHS_ON_THE_HOST, name
             assert config.model.precision != "fp32", name  # whose attention is "grouped"
-        assert config.model.attention != "cudnn", name  # refused by the torch that is allowed
 
 
 def test_the_fine_tuning_has_arguments_that_can_be() -> None:

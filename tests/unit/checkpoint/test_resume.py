@@ -287,11 +287,14 @@ def test_other_kernels_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What was used is compared, not the settings: "auto" and its policy by name are the same."""
-    told = "model.attention was 'grouped' when this checkpoint was written and is 'packed' now"
+    told = "model.attention was 'grouped' when this checkpoint was written and is 'reference' now"
     checkpoint = whole / "run_0/checkpoints/step_00000016"
     state = json.loads((checkpoint / "state.json").read_text())
     assert (state["attention"], state["kernels"]) == ("grouped", "reference")
-    for setting, is_told in (("model.attention=grouped", False), ("model.attention=packed", True)):
+    for setting, is_told in (
+        ("model.attention=grouped", False),
+        ("model.attention=reference", True),
+    ):
         shutil.copytree(killed, tmp_path / "kept")
         if resume != "auto":
             shutil.rmtree(killed)
@@ -394,7 +397,6 @@ def test_a_rank_that_torchrun_restarts_goes_on(
     [
         ("data.sampler=quantile", "optim.name=lamb", "model.precision=bf16"),
         ("data.sampler=strata", "run.step_mode=captured", "optim.name=muon"),
-        ("eval.overlap=side_stream", "eval.interval_samples=48", "checkpoint.interval_steps=14"),
         (
             *("model.precision=fp16", "optim.loss_scale_growth_steps=5"),
             *("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),
@@ -422,16 +424,6 @@ def test_every_way_of_training_goes_on_bit_for_bit(
     assert record["metadata"]["step"] == max(kept)
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-
-
-def test_a_checkpoint_waits_for_no_evaluation_that_is_on_its_way(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
-    """One every 3 steps, each asked for 100 samples later: there is always one on its way."""
-    beside = ("eval.overlap=side_stream", "eval.interval_samples=48")
-    run_train(tiny_config, synthetic_data, tmp_path / "run", *beside, "checkpoint.interval_steps=5")
-    names = {path.name for path in (tmp_path / "run/run_0/checkpoints").glob("step_*")}
-    assert names == {"step_00000015", "step_00000020"}
 
 
 def test_the_best_stays(

@@ -1,6 +1,5 @@
 """Evaluation: the whole set, counts by definition, independent of ranks; in turn and beside."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +7,13 @@ import pytest
 import torch
 
 from graph_cases import evaluator_of, small_model
-from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.evaluation.evaluate import Accuracy
-from mlperf_bert.evaluation.schedule import Beside, InTurn
+from mlperf_bert.evaluation.schedule import InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.mlperf_log import MlperfLog
-from resume_cases import run_train
 from support import mlperf_records
 
 BATCH, INTERVAL = 16, 160  # of the tiny config
@@ -105,35 +102,6 @@ def settled() -> None:
     pass
 
 
-def test_beside_training_is_as_accurate_as_in_turn(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
-    for overlap in ("none", "side_stream"):
-        done = run_train(tiny_config, synthetic_data, tmp_path / overlap, f"eval.overlap={overlap}")
-        assert done == TARGET_MISSED
-    in_turn, beside = tmp_path / "none", tmp_path / "side_stream"
-    for key in ("eval_start", "eval_accuracy", "eval_stop", "train_samples"):
-        assert records(in_turn, key) == records(beside, key), key
-    assert [samples for samples, _ in records(beside, "eval_accuracy")] == [INTERVAL, 2 * INTERVAL]
-
-
-def test_the_run_stops_when_the_result_is_asked_for(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
-    settings = ("eval.overlap=side_stream", "eval.target_accuracy=0.001")
-    assert run_train(tiny_config, synthetic_data, tmp_path / "run", *settings) == 0
-    num_held_out = LengthIndex.open(synthetic_data / "eval").manifest.num_samples
-    # Or by the next evaluation, which is due at 2 * INTERVAL.
-    stopped_at = min(INTERVAL + -(-num_held_out // BATCH) * BATCH, 2 * INTERVAL)
-    (state,) = (tmp_path / "run" / "run_0" / "checkpoints").glob("step_*/state.json")
-    saved = json.loads(state.read_text())
-    assert saved["samples"] == stopped_at > INTERVAL
-    assert saved["mlm_accuracy"] is None  # of its weights none is known
-    run = tmp_path / "run"
-    assert [samples for samples, _ in records(run, "eval_accuracy")] == [INTERVAL]
-    assert [value for _, value in records(run, "train_samples")] == [INTERVAL]
-
-
 def test_in_turn_the_result_is_there_at_once_and_once(synthetic_data: Path) -> None:
     evaluator, trained = evaluator_of(synthetic_data), small_model(1)
     schedule = InTurn(evaluator, trained, settled, MlperfLog(None))
@@ -143,36 +111,3 @@ def test_in_turn_the_result_is_there_at_once_and_once(synthetic_data: Path) -> N
     assert found is not None
     assert (found.samples, found.accuracy) == (7, evaluator(trained))
     assert schedule.poll(7, wait=True) is None
-
-
-def test_beside_the_weights_are_those_of_the_beginning(synthetic_data: Path) -> None:
-    evaluator = evaluator_of(synthetic_data)
-    trained, snapshot = small_model(1), small_model(2)
-    expected = evaluator(trained)
-    assert evaluator(snapshot) != expected
-    schedule = Beside(evaluator, trained, snapshot, settled, MlperfLog(None))
-    schedule.begin(7)
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter.zero_()
-    assert evaluator(snapshot) == expected  # has nothing in common with what is trained on
-    enough = 7 + evaluator.num_samples
-    assert schedule.poll(enough - 1, wait=False) is None
-    found = schedule.poll(enough, wait=False)
-    assert found is not None
-    assert (found.samples, found.accuracy) == (7, expected)
-    schedule.begin(8)
-    early = schedule.poll(8, wait=True)
-    assert early is not None and early.accuracy == evaluator(trained)
-    assert schedule.poll(10**9, wait=True) is None
-
-
-def test_beside_takes_the_scales_of_fp8_with_the_weights(synthetic_data: Path) -> None:
-    trained, snapshot = (small_model(seed, precision="fp8").to(torch.bfloat16) for seed in (1, 2))
-    for number, scales in enumerate(trained.fp8_state().values(), start=1):
-        scales += number
-    evaluator = evaluator_of(synthetic_data)
-    Beside(evaluator, trained, snapshot, settled, MlperfLog(None)).begin(7)
-    for name, scales in snapshot.fp8_state().items():
-        assert torch.equal(scales, trained.fp8_state()[name]), name
-        assert scales.any()

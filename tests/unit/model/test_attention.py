@@ -22,19 +22,17 @@ from attention_cases import (
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model import choices
-from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, packed, reference
+from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, reference
 from mlperf_bert.model.attention_layout import (
     AttentionLayout,
-    Queries,
     Rotary,
     build_groups,
-    build_rows,
 )
 from mlperf_bert.model.choices import choose_attention
 from mlperf_bert.parts.build import _check_capturable
 from model_cases import CPU, MODERN, TINY
 
-MAX_LENGTH = 40  # rows of packed sequences are as long
+MAX_LENGTH = 40
 LENGTHS = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=12).map(tuple)
 RATE = 0.25
 
@@ -59,7 +57,7 @@ def test_reference_is_attention_of_each_sequence(
 
 
 @pytest.mark.parametrize("probability", [0.0, RATE])
-@pytest.mark.parametrize("attend", [grouped, packed])
+@pytest.mark.parametrize("attend", [grouped])
 def test_policies_are_reference(attend: AttentionPolicy, probability: float) -> None:
     """With dropout too: all drop the same elements."""
     check_policy(attend, probability, torch.float64, 1e-12)
@@ -71,9 +69,8 @@ def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None
     case = make_case(lengths, max_length=MAX_LENGTH, some_queries=len(lengths) % 2 == 1)
     for probability in (0.0, RATE):
         expected = results(reference, case, probability)
-        for attend in (grouped, packed):
-            found = results(attend, case, probability)
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        found = results(grouped, case, probability)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def turning_case(lengths: tuple[int, ...], reach: int | None, some_queries: bool) -> Case:
@@ -129,32 +126,12 @@ def test_rotation_and_reach_are_as_defined(
     leaves = [x.clone().requires_grad_() for x in case.inputs]
     context = plainly(*leaves, case)
     expected = [context.detach(), *torch.autograd.grad(context, leaves, case.gradient)]
-    for attend in (reference, grouped, packed):
+    for attend in (reference, grouped):
         found = results(attend, case, 0.0)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     dropped = results(reference, case, RATE)
     assert max(lengths) == 1 or not torch.allclose(dropped[0], expected[0])
-    for attend in (grouped, packed):
-        torch.testing.assert_close(results(attend, case, RATE), dropped, rtol=0, atol=1e-12)
-
-
-def test_free_slots_of_packed_rows_see_something() -> None:
-    """A free slot stands for the first query, here far from all places of the third row."""
-    case = turning_case((36, 38, 6), 2, some_queries=False)
-    rows = torch.tensor([30, 31, 32, 40, 76])
-    counts = (3, 1, 1)
-    queries = Queries(rows=rows, cu_seqlens=bounds_of(counts), lengths=counts, max_length=9)
-    q, k, v = case.inputs
-    some = replace(
-        case,
-        inputs=(q[rows], k, v),
-        gradient=case.gradient[rows],
-        layout=case.layout.for_queries(queries),
-        keys=case.keys.rows(rows),
-    )
-    for rate in (0.0, RATE):
-        expected = results(reference, some, rate)
-        torch.testing.assert_close(results(packed, some, rate), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(results(grouped, case, RATE), dropped, rtol=0, atol=1e-12)
 
 
 def test_angles_are_the_published_ones() -> None:
@@ -171,13 +148,7 @@ def test_sequences_of_one_length_are_one_group_without_copies() -> None:
     assert groups.keys.slots is None
 
 
-def test_packing_needs_fewer_rows_than_padding() -> None:
-    lengths = (40, 12, 7, 28, 33, 20, 20)
-    assert sum(lengths) == 4 * MAX_LENGTH
-    assert len(build_rows(lengths, None, MAX_LENGTH, CPU).is_visible) == 4
-
-
-@pytest.mark.parametrize("attend", [reference, grouped, packed])
+@pytest.mark.parametrize("attend", [reference, grouped])
 def test_dropout_rate(attend: AttentionPolicy) -> None:
     # Equal scores and one-hot values: the context is the probabilities themselves.
     lengths, num_channels = (32, 32, 20, 24, 31), 32
@@ -198,7 +169,7 @@ def test_dropout_rate(attend: AttentionPolicy) -> None:
     torch.testing.assert_close(dropped[kept], whole[kept] / (1 - RATE))
 
 
-@pytest.mark.parametrize("attend", [reference, grouped, packed])
+@pytest.mark.parametrize("attend", [reference, grouped])
 def test_choice_by_name(attend: AttentionPolicy) -> None:
     name: Any = attend.__name__
     choice = choose_attention(replace(TINY, attention=name), CPU, torch.float32)
@@ -218,7 +189,7 @@ def test_auto_is_grouped_where_no_kernel_takes_the_dtype() -> None:
     assert "flash left out (it needs bf16 or fp16" in choice.note
 
 
-@pytest.mark.parametrize("name", ["flash", "cudnn", "triton"])
+@pytest.mark.parametrize("name", ["flash", "triton"])
 @pytest.mark.parametrize(
     ("device", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float32), ("cuda", torch.float32)]
 )
@@ -231,13 +202,12 @@ def test_cuda_policies_are_refused_where_they_cannot_run(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("cudnn", "out of bounds"), ("flash", "without flash kernels"), ("triton", "8 channels")],
+    [("flash", "without flash kernels"), ("triton", "8 channels")],
 )
 def test_kernels_are_refused_where_they_would_be_wrong(
     name: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, with this torch and heads of 8 channels."""
-    monkeypatch.setattr(torch, "__version__", "2.13.1+cu130")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     device = torch.device("cuda")
@@ -245,18 +215,16 @@ def test_kernels_are_refused_where_they_would_be_wrong(
         choose_attention(replace(TINY, attention=name), device, torch.bfloat16)
     choice = choose_attention(TINY, device, torch.bfloat16)
     assert choice.policy is grouped
-    if name != "cudnn":  # which is used only if it is named
-        assert f"{name} left out (" in choice.note
+    assert f"{name} left out (" in choice.note
 
 
 @pytest.mark.parametrize(
     ("name", "layers", "reason"),
-    [("cudnn", 5, "no windows"), ("flash", 6, "the last layer is local"), ("flash", 5, None)],
+    [("flash", 6, "the last layer is local"), ("flash", 5, None)],
 )
 def test_kernels_whose_windows_would_be_wrong_are_refused(
     name: Any, layers: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.14.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     config, device = replace(MODERN, attention=name, num_layers=layers), torch.device("cuda")

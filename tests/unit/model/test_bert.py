@@ -83,7 +83,7 @@ def test_initial_weights_have_their_distribution() -> None:
             assert abs(float(value.mean())) < 4 * 0.03 / value.numel() ** 0.5
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
 def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
     batch = ragged_batch((9, 30, 12))
     plain = scattered_model(replace(TINY, attention=attention), spread=0.1)
@@ -95,7 +95,7 @@ def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
         torch.testing.assert_close(dropping(batch), plain(batch), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
 def test_last_layer_computes_only_what_is_read(
     attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
 
 
 @pytest.mark.parametrize("slots", [5, 9])  # 9: most are empty
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
 def test_padding_adds_nothing(attention: str, slots: int) -> None:
     batch = ragged_batch((9, 30, 12))
     shape = StaticShape(
@@ -168,7 +168,7 @@ def test_no_masked_positions() -> None:
     assert grads["bert.pooler.dense.weight"].any()
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped", "packed"])
+@pytest.mark.parametrize("attention", ["reference", "grouped"])
 def test_bf16_autocast_is_near_float32(attention: str) -> None:
     batch = ragged_batch((9, 30, 12, 30))
     model = scattered_model(replace(TINY, attention=attention), spread=0.1)

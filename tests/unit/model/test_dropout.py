@@ -101,25 +101,6 @@ def test_padded_attention_has_the_same_elements(dtype: torch.dtype) -> None:
     assert torch.equal(attention_factors(site, shape, dtype), expected)
 
 
-def test_attention_in_packed_rows_has_the_same_elements() -> None:
-    shape = num_rows, num_heads, _, length = torch.Size((2, 3, 24, 24))
-    lengths = ((9, 14), (24,))  # one free slot
-    first_key, num_keys = (torch.zeros(num_rows, length, dtype=torch.int64) for _ in range(2))
-    site = site_of(num_rows * length)
-    bits = attention_keep_bits(site, num_heads, torch.arange(2, dtype=torch.int32), length)
-    kept = is_kept(bits, length).view(num_rows, length, num_heads, length).transpose(1, 2)
-    expected = torch.zeros(shape)
-    for row, of_row in enumerate(lengths):
-        begin = 0
-        for count in of_row:
-            own = slice(begin, begin + count)
-            first_key[row, own], num_keys[row, own] = begin, count
-            expected[row, :, own, own] = kept[row, :, own, :count] * scale_of(site.probability)
-            begin += count
-    found = attention_factors(site, shape, torch.float32, first_key.flatten(), num_keys.flatten())
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.9])
 def test_rate_and_mean(probability: float) -> None:
     output = kept_of_ones(site_of(ROWS, probability))

@@ -1,4 +1,4 @@
-"""The summed cross-entropy is torch's, forward and backward, with full logits and in chunks."""
+"""The summed cross-entropy is torch's, forward and backward, with full logits."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,16 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.heads import (
     PretrainingLogits,
-    chunked_cross_entropy_sum,
     correct_predictions,
     loss_sums,
 )
@@ -112,83 +107,18 @@ def assert_near(found: Any, expected: Any, tolerance: float) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 8, 21, 1024])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)]
-)
-def test_chunks_equal_full_logits(dtype: torch.dtype, tolerance: float, chunk_rows: int) -> None:
-    inputs, labels = head_inputs(dtype)
-    logits = F.linear(*inputs)
-    full = F.cross_entropy(
-        logits if dtype == torch.float64 else logits.float(), labels, reduction="sum"
-    )
-    chunked = chunked_cross_entropy_sum(*inputs, labels, chunk_rows)
-    assert_near([chunked], [full], 1e-14 if dtype == torch.float64 else 1e-6)
-    found = torch.autograd.grad(chunked * 0.3, inputs)
-    assert_near(found, torch.autograd.grad(full * 0.3, inputs), tolerance)
-    assert not found[0][labels == IGNORED].any()
-
-
-def test_chunks_ignore_what_unused_rows_hold() -> None:
-    inputs, labels = head_inputs(torch.float64)
-    poisoned = [inputs[0].detach().clone(), *inputs[1:]]
-    poisoned[0][labels == IGNORED] = float("nan")
-    poisoned[0].requires_grad_()
-    losses = [chunked_cross_entropy_sum(*each, labels, 8) for each in (inputs, poisoned)]
-    assert torch.equal(*losses)
-    both = (
-        torch.autograd.grad(loss, each)
-        for loss, each in zip(losses, (inputs, poisoned), strict=True)
-    )
-    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
-
-
-def test_chunks_under_autocast_multiply_in_bf16() -> None:
-    inputs, labels = head_inputs(torch.float32)
-    expected = chunked_cross_entropy_sum(*(each.bfloat16() for each in inputs), labels, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = chunked_cross_entropy_sum(*inputs, labels, 8)
-    assert torch.equal(found, expected)
-    assert {each.dtype for each in torch.autograd.grad(found, inputs)} == {torch.float32}
-
-
-class LargestResult(TorchDispatchMode):
-    """Notes the most elements that any operator returned."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        sizes = [each.numel() for each in tree_leaves(results) if isinstance(each, Tensor)]
-        self.numel = max(self.numel, *sizes, 0)
-        return results
-
-
-def test_chunks_never_hold_all_logits() -> None:
-    inputs, labels = head_inputs(torch.float32, positions=200)
-    with LargestResult() as largest:
-        chunked_cross_entropy_sum(*inputs, labels, 20).backward()  # type: ignore[no-untyped-call]
-    assert largest.numel < 200 * 104
-    assert largest.numel == 200 * 16  # hidden states: above 20 * 104 logits and the weight
-
-
-@pytest.mark.parametrize("head", ["full", "chunked"])
-def test_a_second_backward_is_refused(head: str) -> None:
+def test_a_second_backward_is_refused() -> None:
     batch, mlm, nsp = case(torch.float32)
     loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
-    if head == "chunked":
-        inputs, labels = head_inputs(torch.float32)
-        loss = chunked_cross_entropy_sum(*inputs, labels)
     loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-@pytest.mark.parametrize("head", ["full", "chunked"])
-def test_a_model_gives_the_losses_of_its_logits(head: Any, objective: Any) -> None:
+def test_a_model_gives_the_losses_of_its_logits(objective: Any) -> None:
     batch = with_unused_slots(ragged_batch((7, 31, 12, 64)))
-    config = replace(TINY, head=head, objective=objective)
+    config = replace(TINY, objective=objective)
     model = scattered_model(config, spread=0.2, dtype=torch.float64)
     both = model(batch, "loss_sums"), loss_sums(model(batch), batch)
     found, expected = ([part for part in sums if part is not None] for sums in both)
@@ -197,21 +127,6 @@ def test_a_model_gives_the_losses_of_its_logits(head: Any, objective: Any) -> No
     pairs = (gradients(model, torch.stack(each).sum()).values() for each in (found, expected))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-def test_chunks_of_nothing_masked_are_zero_with_a_gradient() -> None:
-    inputs, labels = head_inputs(torch.float32)
-    inputs[0] = inputs[0].detach()[:0].requires_grad_()
-    loss = chunked_cross_entropy_sum(*inputs, labels[:0])
-    assert loss.item() == 0
-    of_hidden, *others = torch.autograd.grad(loss, inputs)
-    assert of_hidden.shape == (0, 16)
-    assert not any(each.any() for each in others)
-
-
-def test_chunks_in_fp16_are_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"model\.head.*'full'"):
-        BertForPretraining(replace(TINY, head="chunked", precision="fp16"), torch.device("meta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -196,7 +196,7 @@ def test_a_step_reads_nothing_back(
 ) -> None:
     options = (f"optim.name={rule}", f"clip.policy={policy}", f"model.precision={precision}")
     sizes = ("model.num_layers=1", "parallel.local_batch_size=2", "parallel.grad_accum_steps=2")
-    config = load_config(tiny_config, (*options, *sizes, "model.attention=packed"))
+    config = load_config(tiny_config, (*options, *sizes, "model.attention=grouped"))
     model = make_model(config, 1, CPU)
     optimizer, step = build_step(model, config, ONE_RANK, CPU)
     batches = (synthetic_batch(config),) * 2

@@ -74,7 +74,7 @@ def done_flops(model: ModelSection, batch: UnpaddedBatch) -> Flops:
     """Operations of our step on a batch: with padding, the last layer only where it is read.
 
     That layer's keys and values belong to all tokens, as ModernBERT's queries do, everything else
-    to the rows that the heads read. Padding inside an attention policy (`grouped`, `packed`,
+    to the rows that the heads read. Padding inside an attention policy (`grouped`,
     `reference`) is not counted.
     """
     num_tokens, num_masked = sum(batch.lengths), batch.labels.shape[0]

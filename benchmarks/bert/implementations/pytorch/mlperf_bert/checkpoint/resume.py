@@ -41,7 +41,7 @@ _FIXED = frozenset(
 # Settings that affect the numbers of a step, or the end of a run.
 _EXACT_SECTIONS = {"model", "optim", "schedule", "clip"}
 _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_samples"}
-_ROUNDING = {"model.attention", "model.kernels", "model.head", "optim.implementation"}
+_ROUNDING = {"model.attention", "model.kernels", "optim.implementation"}
 # Settings that affect them if a result depends on the samples of each rank.
 _BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
 _WHO_HAS_WHAT = {"data.balance", "data.deal", "data.counts_per_rank"} | {

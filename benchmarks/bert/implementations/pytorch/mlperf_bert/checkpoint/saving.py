@@ -28,8 +28,7 @@ class Saving:
 
     A checkpoint is due `checkpoint.interval_steps` after the last one, at the next end of a metrics
     interval, so that a resumed run has the same records. It is also due after the best evaluation
-    so far. If evaluations run beside training, a step's accuracy is not known at that step, and no
-    checkpoint is saved as the best.
+    so far.
     """
 
     config: RunConfig

@@ -16,9 +16,8 @@ from mlperf_bert.common.untrusted import in_brief
 
 Architecture = Literal["bert", "modern"]
 ARCHITECTURES: dict[Architecture, str] = {"bert": "BERT", "modern": "ModernBERT"}  # as published
-AttentionName = Literal["auto", "reference", "grouped", "packed", "flash", "cudnn", "triton"]
+AttentionName = Literal["auto", "reference", "grouped", "flash", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
-HeadName = Literal["full", "chunked"]
 Objective = Literal["mlm_nsp", "mlm"]
 Masking = Literal["static", "dynamic"]
 SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
@@ -147,9 +146,8 @@ class ModelSection(_Section):
 
     In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
     `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
-    `kernels` chooses the operations around the products (`model/blocks.py`); `head = "chunked"`
-    trains the masked-LM head in a bounded number of rows at a time. `objective = "mlm"` leaves out
-    next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
+    `kernels` chooses the operations around the products (`model/blocks.py`). `objective = "mlm"`
+    leaves out next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
 
     `architecture = "modern"` is ModernBERT's (arXiv 2412.13663, `model/modern.py`): it has rotary
     positions in place of a table, and no token types. One layer in `global_attention_every` sees
@@ -171,7 +169,6 @@ class ModelSection(_Section):
     attention: AttentionName = "auto"
     precision: Precision = "fp32"
     kernels: KernelsName = "auto"
-    head: HeadName = "full"
     objective: Objective = "mlm_nsp"
     global_attention_every: Annotated[int, Bounds(1, 1000)] = 3
     attention_window: Annotated[int, Bounds(2, 2**20)] = 128
@@ -363,14 +360,12 @@ class EvalSection(_Section):
     """Evaluation, and the masked-LM accuracy that ends the run; with "none" `max_steps` ends it.
 
     `tokens_per_forward` is the approximate number of tokens evaluated at a time; "auto" is 16,384
-    on a GPU and 4,096 on a CPU, or a rank's share of the held-out set if that is less. `overlap =
-    "side_stream"` continues training while a copy of the weights is evaluated.
+    on a GPU and 4,096 on a CPU, or a rank's share of the held-out set if that is less.
     """
 
     target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
     interval_samples: Annotated[int, Bounds(1, _MOST_SAMPLES)] | Literal["mlperf"] = "mlperf"
     tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
-    overlap: Literal["none", "side_stream"] = "none"
 
     @property
     def target(self) -> float | None:

@@ -9,20 +9,19 @@ probabilities (BERT, arXiv 1810.04805; Transformer, arXiv 1706.03762, section 3.
 arXiv 2208.08124). If the layout has rotary positions, the policy turns queries and keys by them
 (arXiv 2104.09864); if it has a reach, a query sees only tokens that many places to each side.
 
-This file has the policies that need no kernel of ours. `reference`, `grouped` and `packed` read the
+This file has the policies that need no kernel of ours. `reference` and `grouped` read the
 lengths on the host, so a captured step cannot contain them. On a CPU the site's keys decide what is
 dropped; elsewhere torch's generator decides.
 
-`flash` and `cudnn` are torch operators for CUDA, in bf16 or fp16. They read the sequence bounds on
-the device and draw dropout from torch's generator, whose state the forward hands to the backward.
-torch's public `varlen_attn` has no dropout; these operators below it do. Neither has been run on a
-GPU yet.
+`flash` is a torch operator for CUDA, in bf16 or fp16. It reads the sequence bounds on the device
+and draws dropout from torch's generator, whose state the forward hands to the backward. torch's
+public `varlen_attn` has no dropout; the operator below it does. It has not been run on a GPU yet.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -206,46 +205,17 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tens
     return joined if slots is None else joined.index_select(0, slots.row_slot)
 
 
-def packed(
-    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
-) -> Tensor:
-    """Attention over rows of fixed length that hold several sequences each (arXiv 2107.02027).
-
-    This is one dense attention with a block-diagonal mask, so a sequence sees only itself; it is
-    for hardware without variable-length attention. Any device and dtype; everything but attention
-    stays unpadded.
-    """
-    q, k = turned(q, k, layout)
-    rows, is_visible = layout.rows, layout.rows.is_visible
-    if layout.reach is not None:
-        places = layout.query_positions.index_select(0, rows.queries.slot_row)
-        seen = (places + rows.first_key).view(len(is_visible), 1, -1, 1)
-        distance = seen - torch.arange(is_visible.shape[3], device=q.device)
-        is_free = (rows.num_keys == 0).view(len(is_visible), 1, -1, 1)  # sees its row's first
-        is_visible = is_visible & ((distance.abs() <= layout.reach) | is_free)
-    row_q, row_k, row_v = (
-        _to_slots(x, slots).view(len(rows.is_visible), -1, *x.shape[1:]).transpose(1, 2)
-        for x, slots in ((q, rows.queries), (k, rows.keys), (v, rows.keys))
-    )
-    slot_site = _site_of_slots(site, rows.queries)
-    where_keys_are = rows.first_key, rows.num_keys
-    context = _attend_padded(row_q, row_k, row_v, is_visible, slot_site, where_keys_are)
-    slot_context = context.transpose(1, 2).reshape(-1, *q.shape[1:])
-    return slot_context.index_select(0, rows.queries.row_slot)
-
-
 def _attend_padded(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     is_visible: Tensor | None,
     site: DropoutSite | None,
-    where_keys_are: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Context [b, N, s, H] of q [b, N, s, H]; k and v may have another number of slots.
 
-    `is_visible` bool [b, 1, 1 or s, key slots], None if all keys are visible; `site` and
-    `where_keys_are` as for `_drop`.
+    `is_visible` bool [b, 1, 1 or s, key slots], None if all keys are visible; `site` as for
+    `_drop`.
     """
     if site is None or q.device.type != "cpu":
         dropout_p = 0.0 if site is None else site.probability
@@ -255,26 +225,19 @@ def _attend_padded(
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if is_visible is not None:  # added in place: the product's backward does not need its result
         scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, float("-inf"))
-    return _drop(torch.softmax(scores, dim=-1), site, where_keys_are).to(v.dtype) @ v
+    return _drop(torch.softmax(scores, dim=-1), site).to(v.dtype) @ v
 
 
-def _drop(
-    probabilities: Tensor,
-    site: DropoutSite | None,
-    where_keys_are: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
     """Dropout of probabilities [b, N, s, key slots]; a query's keys lie in slots by position.
 
-    The keys of `site` are those of the b * s query slots. `where_keys_are`, int64 [b * s] each: the
-    slot of a query's first key, and its number of keys; None means the first slot and all keys.
+    The keys of `site` are those of the b * s query slots.
     """
     if site is None:
         return probabilities
     if probabilities.device.type != "cpu":
         return F.dropout(probabilities, site.probability)
-    first_key, num_keys = where_keys_are or (None, None)
-    shape, dtype = probabilities.shape, probabilities.dtype
-    return probabilities * attention_factors(site, shape, dtype, first_key, num_keys)
+    return probabilities * attention_factors(site, probabilities.shape, probabilities.dtype)
 
 
 def _part(site: DropoutSite | None, start: int, count: int) -> DropoutSite | None:
@@ -326,27 +289,12 @@ def flash(
 ) -> Tensor:
     """FlashAttention-2 (arXiv 2307.08691). Heads of at most 256 channels, a multiple of 8."""
     q, k = turned(q, k, layout)
-    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "flash")  # type: ignore[no-untyped-call]
-    return context
-
-
-def cudnn(
-    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
-) -> Tensor:
-    """cuDNN's attention over ragged rows: heads of at most 128 channels, a multiple of 8.
-
-    In torch 2.13 and older its backward mistakes the head size for the longest sequence's length
-    and writes past its buffer (github.com/pytorch/pytorch/pull/186142), so `choices` requires torch
-    2.14. It has no windows.
-    """
-    assert layout.reach is None
-    q, k = turned(q, k, layout)
-    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site, "cudnn")  # type: ignore[no-untyped-call]
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
     return context
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """Attention that saves logsumexp, float32 [N, R] (cuDNN's [N, R, 1]), and random state."""
+    """Attention that saves logsumexp, float32 [N, R], and random state."""
 
     @staticmethod
     def forward(
@@ -356,42 +304,29 @@ class _VarlenAttention(torch.autograd.Function):
         v: Tensor,
         layout: AttentionLayout,
         site: DropoutSite | None,
-        operators: Literal["flash", "cudnn"],
     ) -> Tensor:
         starts, longest = (
             (layout.cu_queries, layout.cu_seqlens),
             (layout.max_queries, layout.max_length),
         )
         dropout_p = 0.0 if site is None else site.probability
-        if operators == "flash":
-            context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
-                q, k, v, *starts, *longest, dropout_p, False, False, **_window(layout.reach)
-            )
-        else:
-            results = torch.ops.aten._cudnn_attention_forward(
-                q, k, v, None, *starts, *longest, True, dropout_p, False, False
-            )
-            context, logsumexp, random_state = results[0], results[1], results[6:8]
+        context, logsumexp, *random_state, _ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *starts, *longest, dropout_p, False, False, **_window(layout.reach)
+        )
         ctx.save_for_backward(q, k, v, context, logsumexp, *starts, *random_state)
-        ctx.not_tensors = longest, dropout_p, operators, layout.reach
+        ctx.not_tensors = longest, dropout_p, layout.reach
         return context  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, context, logsumexp, *starts, seed, offset = ctx.saved_tensors
-        longest, dropout_p, operators, reach = ctx.not_tensors
+        longest, dropout_p, reach = ctx.not_tensors
         of_forward = (grad.contiguous(), q, k, v, context, logsumexp)
         bounds, random_state = (*starts, *longest), (seed, offset)
-        if operators == "flash":
-            gradients = torch.ops.aten._flash_attention_backward(
-                *of_forward, *bounds, dropout_p, False, *random_state, **_window(reach)
-            )
-        else:
-            no_bias = None
-            gradients = torch.ops.aten._cudnn_attention_backward(
-                *of_forward, *random_state, no_bias, *bounds, dropout_p, False
-            )
-        return *gradients, None, None, None
+        gradients = torch.ops.aten._flash_attention_backward(
+            *of_forward, *bounds, dropout_p, False, *random_state, **_window(reach)
+        )
+        return *gradients, None, None
 
 
 def _window(reach: int | None) -> dict[str, int]:

@@ -1,9 +1,8 @@
-"""Layout of one batch's sequences, and padded places for them: groups and packed rows.
+"""Layout of one batch's sequences, and padded places for them in groups.
 
-Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries,
-P rows of packed sequences. A slot is one place of a group (b * s of them a group) or of a packed
-row. All indices are computed once for all layers, on the host, which knows all lengths; nothing
-waits for the device.
+Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries.
+A slot is one place of a group (b * s of them a group). All indices are computed once for all
+layers, on the host, which knows all lengths; nothing waits for the device.
 """
 
 from copy import copy
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.data.packing import best_fit_decreasing, cut_by_ratio, cut_into_chunks
+from mlperf_bert.data.packing import cut_by_ratio, cut_into_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +52,6 @@ class Groups:
     sequences: tuple[NDArray[np.int64], ...]
     keys: Padded
     key_is_real: tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """A batch packed into P rows, each with places for queries and for keys.
-
-    `is_visible` bool [P, 1, query slots, key slots]: true if query and key are of one sequence.
-    `first_key` and `num_keys` int64 [P * query slots]: the slot in its row at which a query's
-    sequence begins, and its length; 0 in free slots.
-    """
-
-    is_visible: Tensor
-    keys: Slots
-    queries: Slots
-    first_key: Tensor
-    num_keys: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +115,8 @@ class AttentionLayout:
     Args:
         lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
         cu_seqlens: int32 [B + 1] on the model's device.
-        max_length: tokens of the longest possible sequence. Packed rows have this length and CUDA
-            kernels are launched for it, whatever the batch holds, so that all batches have one
+        max_length: tokens of the longest possible sequence. CUDA kernels are launched
+            for it, whatever the batch holds, so that all batches have one
             shape.
         position_ids: int64 [T], each token's place in its sequence; needed for `reach` and
             `rotary` only.
@@ -163,7 +146,7 @@ class AttentionLayout:
     def for_queries(self, queries: Queries) -> Self:
         """The same keys and values, with R rows of the tokens as queries in place of all T."""
         other = copy(self)  # keeps the indices of the keys that are already computed
-        for of_queries in ("query_groups", "rows", "chunks", "query_positions"):
+        for of_queries in ("query_groups", "chunks", "query_positions"):
             other.__dict__.pop(of_queries, None)
         other.queries = queries
         return other
@@ -218,12 +201,6 @@ class AttentionLayout:
         return build_chunks(
             self.lengths, self.query_lengths, positions, self.reach, self.cu_seqlens.device
         )
-
-    @cached_property
-    def rows(self) -> Rows:
-        """Packed rows; built on the host, then copied."""
-        query_lengths = None if self.queries is None else self.queries.lengths
-        return build_rows(self.lengths, query_lengths, self.max_length, self.cu_seqlens.device)
 
 
 def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
@@ -317,68 +294,6 @@ def build_chunks(
         key_lengths=tuple(mask.shape[3] for mask in masks),
         is_visible=tuple(masks),
     )
-
-
-def build_rows(
-    lengths: tuple[int, ...],
-    query_lengths: tuple[int, ...] | None,
-    row_length: int,
-    device: torch.device,
-) -> Rows:
-    """Pack sequences by best-fit decreasing, and index their slots.
-
-    Args:
-        lengths: tokens of each of the B sequences, none above `row_length`; zeros at the end.
-        query_lengths: queries of each sequence; None if every token is a query. A row then has
-            `row_length` query slots, otherwise as many as the fullest row needs.
-        row_length: slots of a row for keys.
-        device: device of the indices and the mask.
-    """
-    length = np.trim_zeros(np.asarray(lengths, dtype=np.int64), "b")
-    count = length if query_lengths is None else np.array(query_lengths)[: len(length)]
-    row = best_fit_decreasing(length, row_length)
-    num_queries = row_length
-    if query_lengths is not None:
-        num_queries = max(1, int(np.bincount(row, weights=count).max()))
-    keys, begin, sequence = _lay_in_rows(length, row, row_length, device)
-    queries, _, query_sequence = _lay_in_rows(count, row, num_queries, device)
-    is_free = query_sequence < 0
-    # Free slots see the first sequence of their row: a softmax needs at least one visible key.
-    seen = np.where(is_free, sequence[:, :1], query_sequence)
-    first_key = np.where(is_free, 0, begin[seen]).ravel()
-    num_keys = np.where(is_free, 0, length[seen]).ravel()
-    of_keys, of_queries = _to_device(sequence, device), _to_device(seen, device)
-    return Rows(
-        is_visible=(of_queries[:, :, None] == of_keys[:, None, :])[:, None],
-        keys=keys,
-        queries=queries,
-        first_key=_to_device(first_key, device),
-        num_keys=_to_device(num_keys, device),
-    )
-
-
-def _lay_in_rows(
-    count: NDArray[np.int64], row: NDArray[np.int64], row_length: int, device: torch.device
-) -> tuple[Slots, NDArray[np.int64], NDArray[np.int64]]:
-    """Slots of sequences of `count` elements, end to end in their rows.
-
-    Also the start of each in its row, and the owner of each slot [P, row_length], -1 if free.
-    """
-    by_row = np.argsort(row, kind="stable")
-    # A sequence starts after those placed before it, less what earlier rows hold.
-    end = np.cumsum(count[by_row])
-    row_begin = np.concatenate(([0], end[np.flatnonzero(np.diff(row[by_row]))]))
-    begin = np.empty_like(count)
-    begin[by_row] = end - count[by_row] - row_begin[row[by_row]]
-    num_elements = int(count.sum())
-    place = np.arange(num_elements) - np.repeat(np.cumsum(count) - count, count)
-    slot = np.repeat(row * row_length + begin, count) + place
-    # Free slots repeat the first element, whose values are finite.
-    slot_row = np.zeros(len(row_begin) * row_length, dtype=np.int64)
-    slot_row[slot] = np.arange(num_elements)
-    sequence = np.full(len(slot_row), -1, dtype=np.int64)
-    sequence[slot] = np.repeat(np.arange(len(count)), count)
-    return _slots(slot_row, slot, device), begin, sequence.reshape(-1, row_length)
 
 
 def _slots(slot_row: NDArray[np.int64], row_slot: NDArray[np.int64], device: torch.device) -> Slots:

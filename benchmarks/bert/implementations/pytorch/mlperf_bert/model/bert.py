@@ -23,7 +23,6 @@ from mlperf_bert.model.heads import (
     Pooler,
     PretrainingHeads,
     PretrainingLogits,
-    check_head,
 )
 from mlperf_bert.model.layers import Embeddings, Encoder, EncoderLayer
 from mlperf_bert.model.modern import (
@@ -145,7 +144,6 @@ class BertForPretraining(nn.Module):
         attention: AttentionChoice | None = None,
     ) -> None:
         super().__init__()
-        check_head(config)
         dtype = COMPUTED_IN[config.precision]
         self.fp8: Fp8Scales | None = None
         if config.precision == "fp8":
@@ -231,7 +229,7 @@ class BertForPretraining(nn.Module):
     ) -> PretrainingLogits | LossSums:
         """Logits of the masked positions [P, V] and of the sentence pairs [B, 2], or their losses.
 
-        Training asks for `loss_sums`, which does not need all logits at once (`model.head`).
+        Training asks for `loss_sums`.
         """
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)

@@ -14,10 +14,8 @@ from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
 from mlperf_bert.config.sections import AttentionName, ModelSection
 from mlperf_bert.model.attention import (
     AttentionPolicy,
-    cudnn,
     flash,
     grouped,
-    packed,
     reference,
 )
 from mlperf_bert.model.blocks import Blocks
@@ -25,7 +23,7 @@ from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
 
 MOST_CHANNELS = 4096  # longest row that one GPU program normalises in registers
 TRITON_HEADS = (16, 32, 64, 128)  # channels a head
-SAFE_CUDNN_SINCE = (2, 14)  # version of torch: see `attention.cudnn`
+MOST_FLASH_CHANNELS = 256  # a head
 # The policies that "auto" uses on CUDA, the preferred one first. `triton` drops the elements that
 # `reference` drops, whatever the batch is cut into; `flash` draws from torch's generator.
 AUTO_ON_CUDA: tuple[AttentionName, ...] = ("triton", "flash")
@@ -93,7 +91,7 @@ def _why_not(
     name: AttentionName, device: torch.device, dtype: torch.dtype, config: ModelSection
 ) -> str | None:
     """The reason why a policy cannot run; None if it can."""
-    if name not in ("flash", "cudnn", "triton"):
+    if name not in ("flash", "triton"):
         return None
     if device.type != "cuda":
         return f"it needs CUDA, and the model is on {device.type}"
@@ -103,29 +101,18 @@ def _why_not(
         return "it needs a GPU of compute capability 8.0 or later"
     if name == "triton":
         return _why_not_triton(config.head_size)
-    return _why_not_windows(name, config) or _why_not_torchs(name, config.head_size)
+    return _why_not_flash(config)
 
 
-def _why_not_windows(name: AttentionName, config: ModelSection) -> str | None:
-    if name == "cudnn" and config.local_share:
-        return "it has no windows"
-    if name == "flash" and not config.is_global(config.num_layers - 1):
+def _why_not_flash(config: ModelSection) -> str | None:
+    if not config.is_global(config.num_layers - 1):
         # Its windows go by a query's number, and this layer computes some queries only.
         return "the last layer is local, and its windows would lie elsewhere there"
-    return None
-
-
-def _why_not_torchs(name: AttentionName, head_size: int) -> str | None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if name == "cudnn" and version < SAFE_CUDNN_SINCE:
-        return f"torch {torch.__version__} writes out of bounds in its backward; 2.14 does not"
-    most = {"flash": 256, "cudnn": 128}[name]
-    if head_size % 8 or head_size > most:
-        return f"heads have {head_size} channels, not a multiple of 8 up to {most}"
-    if name == "flash" and not torch.backends.cuda.is_flash_attention_available():
+    if config.head_size % 8 or config.head_size > MOST_FLASH_CHANNELS:
+        most = MOST_FLASH_CHANNELS
+        return f"heads have {config.head_size} channels, not a multiple of 8 up to {most}"
+    if not torch.backends.cuda.is_flash_attention_available():
         return "this torch was built without flash kernels"
-    if name == "cudnn" and not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no cuDNN"
     return None
 
 
@@ -143,9 +130,7 @@ def _policy(name: AttentionName) -> AttentionPolicy:
     policies: dict[str, AttentionPolicy] = {
         "reference": reference,
         "grouped": grouped,
-        "packed": packed,
         "flash": flash,
-        "cudnn": cudnn,
     }
     return policies[name]
 

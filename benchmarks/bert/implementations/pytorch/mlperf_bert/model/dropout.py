@@ -68,8 +68,6 @@ def attention_factors(
     site: DropoutSite,
     shape: torch.Size,
     dtype: torch.dtype,
-    first_key: Tensor | None = None,
-    num_keys: Tensor | None = None,
 ) -> Tensor:
     """Dropout factors of padded attention's probabilities, on a CPU: 0 or the scale.
 
@@ -77,24 +75,15 @@ def attention_factors(
         site: has the keys of the R = b * sq query slots, in the order of the slots.
         shape: [b, N, sq, sk] of the probabilities.
         dtype: dtype of the probabilities.
-        first_key: int64 [R], the first key of the slot's own sequence in its row of sk.
-        num_keys: int64 [R], the number of those keys. Both are None if each sequence has a row of
-            its own; then padding behind it has factors too.
 
     Returns:
-        [b, N, sq, sk], contiguous; zero at keys outside the slot's own sequence.
+        [b, N, sq, sk], contiguous; padding behind a sequence has factors too.
     """
     num_sequences, num_heads, num_queries, row_length = shape
     rows_before = np.arange(num_sequences)[:, None] * (num_heads * num_queries)
     starts = (rows_before + np.arange(num_queries)).ravel() * row_length
-    if first_key is None or num_keys is None:
-        factors = torch.empty(shape, dtype=dtype)
-        counts = np.full(len(starts), row_length)
-    else:
-        assert bool((first_key + num_keys <= row_length).all())  # the loop does not check
-        factors = torch.zeros(shape, dtype=dtype)
-        starts += first_key.numpy()
-        counts = num_keys.numpy()
+    factors = torch.empty(shape, dtype=dtype)
+    counts = np.full(len(starts), row_length)
     _write_factors(site, factors, starts, counts, num_heads, num_queries * row_length)
     return factors
 

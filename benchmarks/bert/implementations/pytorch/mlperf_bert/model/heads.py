@@ -6,106 +6,18 @@ Padding words are ordinary words: their rows are trained and their logits take p
 as in `transformers` built with vocab_size = V. No label ever names one.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import HeadName, ModelSection
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
-from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, logits_gradient, precise
+from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.layers import META
 
 CHUNK_ROWS = 1024  # at V 30,528: 125 MB of float32 logits; 17,000 positions need 2 GB
-
-
-def chunked_cross_entropy_sum(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, chunk_rows: int = CHUNK_ROWS
-) -> Tensor:
-    """`cross_entropy_sum` of F.linear(hidden, weight, bias), and its gradients.
-
-    Gradients are computed in forward, while a chunk's logits exist, and only scaled in backward, so
-    no product is computed twice. The gradient of `weight` is summed in its dtype, with one rounding
-    a chunk.
-
-    torch 2.13 has `linear_cross_entropy`, which can do the same. It is not used, for three reasons:
-    its sum of bfloat16 inputs is bfloat16, 8 bits for the loss of thousands of positions; a NaN in
-    an ignored row still reaches loss and gradients; and torch 2.11 lacks it.
-
-    Args:
-        hidden: [P, D].
-        weight: [V, D].
-        bias: [V].
-        labels: int64 [P]; a row with label IGNORED adds nothing, whatever it holds.
-        chunk_rows: positions at a time.
-
-    Returns:
-        Scalar in nats: float32, or float64 where `hidden` is. It has one backward.
-    """
-    device = hidden.device.type
-    inputs = (hidden, weight, bias)
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        inputs = (hidden.to(dtype), weight.to(dtype), bias.to(dtype))
-    with torch.autocast(device, enabled=False):
-        total: Tensor = _Chunked.apply(*inputs, labels, chunk_rows)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, chunk_rows: int
-    ) -> Tensor:
-        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        of_bias = torch.zeros_like(precise(bias))
-        total = of_bias.new_zeros(())
-        parts = (torch.split(each, chunk_rows) for each in (hidden, labels, of_hidden))
-        for rows, own_labels, of_rows in zip(*parts, strict=True):
-            # A NaN in an ignored row would survive the product with its zero gradient.
-            used = rows.masked_fill((own_labels == IGNORED)[:, None], 0.0)
-            log_probabilities = torch.log_softmax(precise(F.linear(used, weight, bias)), dim=-1)
-            total += F.nll_loss(
-                log_probabilities, own_labels, reduction="sum", ignore_index=IGNORED
-            )
-            of_logits = logits_gradient(log_probabilities, own_labels)
-            of_bias += of_logits.sum(0)
-            of_logits = of_logits.to(hidden.dtype)
-            torch.mm(of_logits, weight, out=of_rows)
-            of_weight.addmm_(of_logits.t(), used)
-        ctx.save_for_backward(of_hidden, of_weight, of_bias.to(bias.dtype))
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight, of_bias = (each.mul_(grad) for each in ctx.saved_tensors)
-        return of_hidden, of_weight, of_bias, None, None
-
-
-def check_head(config: ModelSection) -> None:
-    """Raise ConfigError if model.head is "chunked" in fp16."""
-    if config.head == "chunked" and config.precision == "fp16":
-        # Its gradients are rounded before the loss scale applies: most words get zero.
-        raise ConfigError(
-            "model.head",
-            "'chunked' cannot keep small gradients in fp16",
-            "use 'full', or set model.precision to 'bf16'",
-        )
-
-
-def masked_lm_loss(
-    head: HeadName, blocks: Blocks, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
-) -> Tensor:
-    """Summed cross-entropy of hidden @ weight.T + bias, by the head that a config names.
-
-    If that is "chunked", the logits [P, V] never exist all at once.
-    """
-    compute = blocks.masked_lm_loss if head == "full" else chunked_cross_entropy_sum
-    return compute(hidden, weight, bias, labels)
 
 
 class PretrainingLogits(NamedTuple):
@@ -175,7 +87,6 @@ class PretrainingHeads(nn.Module):
         self.seq_relationship: nn.Linear | None = None
         if config.objective == "mlm_nsp":
             self.seq_relationship = nn.Linear(config.hidden_size, 2, device=META)
-        self.head: HeadName = config.head
         self.blocks = blocks
 
     def forward(
@@ -196,7 +107,7 @@ class PretrainingHeads(nn.Module):
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
         return LossSums(
-            mlm=masked_lm_loss(self.head, self.blocks, *factors, batch.labels),
+            mlm=self.blocks.masked_lm_loss(*factors, batch.labels),
             nsp=_pair_loss(self._pair_scores(pooled), batch),
         )
 

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlperf_bert.config.sections import HeadName, ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
-from mlperf_bert.model.heads import LossSums, PretrainingLogits, masked_lm_loss
+from mlperf_bert.model.heads import LossSums, PretrainingLogits
 from mlperf_bert.model.layers import DROPOUT_STREAM, META, STREAMS_PER_LAYER, unset_table
 
 CUT_AT = 2.0  # standard deviations: where the initial weights' normal distribution is cut off
@@ -224,7 +224,6 @@ class MaskedLmScores:
         self, head: PredictionHead, decoder: DecoderBias, config: ModelSection, blocks: Blocks
     ) -> None:
         self._transform, self._decoder = head, decoder
-        self._name: HeadName = config.head
         self._blocks = blocks
 
     def __call__(
@@ -239,7 +238,7 @@ class MaskedLmScores:
     ) -> LossSums:
         """`loss_sums` of the logits of the same arguments."""
         factors = self._transform(masked), word_embeddings, self._decoder.bias
-        return LossSums(masked_lm_loss(self._name, self._blocks, *factors, batch.labels), None)
+        return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
 
 
 def spread_of(name: str, config: ModelSection) -> float:

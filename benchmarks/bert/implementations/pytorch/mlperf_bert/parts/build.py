@@ -63,7 +63,7 @@ from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, on_every_rank
 from mlperf_bert.evaluation.batches import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.evaluation.schedule import Beside, InTurn
+from mlperf_bert.evaluation.schedule import InTurn
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.tensor_names import tensorflow_name
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from mlperf_bert.run.progress import Reporter
 
 WARM_UP_CALLS = 3  # calls of an update before its capture
-READ_LENGTHS_ON_THE_HOST = ("reference", "grouped", "packed")  # on CUDA
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # on CUDA
 DDP_WARM_UP_CALLS = 11  # torch's notes on CUDA graphs require this with DistributedDataParallel
 
 
@@ -213,7 +213,7 @@ def _assemble(
         contents=_contents_check(run, data),
         loader=loader,
         evaluator=evaluator,
-        evaluation=_schedule(config, evaluator, model, optimizer, log),
+        evaluation=InTurn(evaluator, model, optimizer.settle, log),
         stop=StopRequest(info.world_size, device),
         slowest_rank=SlowestRank(info, model.body.embeddings, device, replays=replays),
         metrics=metrics,
@@ -513,22 +513,6 @@ def make_evaluator(
         precision=config.model.precision,
         step_mode=config.run.step_mode,
     )
-
-
-def _schedule(
-    config: RunConfig,
-    evaluator: Evaluator,
-    model: BertForPretraining,
-    optimizer: FlatOptimizer,
-    log: MlperfLog,
-) -> InTurn:
-    """The schedule of evaluating `model`, which has the dtype and device of training."""
-    if config.eval.overlap == "none":
-        return InTurn(evaluator, model, optimizer.settle, log)
-    weights = next(model.parameters())
-    snapshot = BertForPretraining(config.model, weights.device, attention=model.attention)
-    snapshot.to(weights.dtype)
-    return Beside(evaluator, model, snapshot, optimizer.settle, log)
 
 
 def _writer(run: Run, model: BertForPretraining, optimizer: FlatOptimizer) -> CheckpointWriter:
