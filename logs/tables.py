@@ -343,6 +343,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "engines": engines,
     "fp8": lambda: shown_in("2026-11-21-fp8/table.md", 0),
     "fuzz": lambda: fuzzed("2026-11-22-fuzz/fuzz.jsonl", "seconds", "seconds"),
+    "half": lambda: shown_in("2026-11-28-half-the-house/table.md", 0),
     "imports": imports,
     "laws": laws,
     "loaders": loaders,
