@@ -106,12 +106,6 @@ def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it() -> None:
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_another_pipe_that_breaks_is_a_fault() -> None:
-    code = "def main():\n    raise BrokenPipeError(32, 'of a worker')\nprogram.main = main"
-    done = run_process(sys.executable, "-c", ENTRY.format(code))
-    assert done.returncode == 1 and "of a worker" in done.stderr
-
-
 @pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
 def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None:
     words = ("config", "get", CONFIGS / "cpu_tiny.toml", "run.max_steps")

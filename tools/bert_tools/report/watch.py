@@ -4,6 +4,7 @@ It only reads files, again at each look. No text of a file reaches the terminal 
 """
 
 import argparse
+import errno
 import shutil
 import sys
 import time
@@ -120,14 +121,14 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError for an impossible interval, DataError if a RUN is no directory, or is missing
     with --once.
     """
-    from mlperf_bert.common.console import OutputConsole
+    from rich.console import Console
 
     shortest, longest = _INTERVALS_S
     if not shortest <= args.interval <= longest:
         problem = f"is {args.interval:g} s"
         raise ConfigError("--interval", problem, f"give {shortest:g} .. {longest:g} seconds")
     # NO_COLOR turns colours off, and so does a terminal without colours.
-    console = OutputConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     is_once = args.once or not console.is_terminal or console.is_dumb_terminal
     if is_once:
         for path in args.run_paths:
@@ -135,20 +136,26 @@ def run(args: argparse.Namespace) -> int:
                 raise DataError(str(path), "does not exist", "give a run directory")
         looks = [look_at(path) for path in args.run_paths]
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
-        console.print(screen_of(looks), width=max(1, width))
+        with console.capture() as page:
+            console.print(screen_of(looks), width=max(1, width))
+        print(page.get(), end="")
         return 0
     from rich.live import Live
 
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        try:
+    try:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 looks = [look_at(path) for path in args.run_paths]
                 live.update(screen_of(looks), refresh=True)
                 if all(look.has_ended for look in looks):
                     return 0
                 time.sleep(args.interval)
-        except KeyboardInterrupt:  # Ctrl-C, and every other signal that asks for the end
-            return 0
+    except KeyboardInterrupt:  # Ctrl-C, and every other signal that asks for the end
+        return 0
+    except OSError as error:
+        if error.errno != errno.EIO:  # the terminal was closed
+            raise
+        return 0
 
 
 def look_at(path: Path) -> Look:

@@ -9,13 +9,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import select
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.common.code_caches import (
@@ -78,8 +77,12 @@ def entry() -> NoReturn:
             status = main()
     except SystemExit as leaving:  # argparse has printed why
         status = leaving.code if isinstance(leaving.code, int) else FAULT
-    except Exception as error:  # a bug of ours, shown here because ranks exit in `_leave`
-        status = _tell_fault(error)
+    except BrokenPipeError:  # a reader such as `head` has closed the pipe
+        status = NOBODY_READS
+    except Exception:  # a bug of ours, shown here because ranks exit in `_leave`
+        status = FAULT
+        with suppress(OSError):
+            sys.stderr.write(traceback.format_exc())  # one write: several ranks may fail at once
     _leave(status)
 
 
@@ -165,64 +168,32 @@ def _without_command(asked: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process with `status`, or with the status of a failed write to stdout."""
-    flushed = _flush_stdout(speaks=status != MISTAKE)
-    _flush(sys.stderr)  # otherwise the interpreter tries again at its end and exits with 120
-    if "mlperf_bert.distributed.session" in sys.modules:
-        # A rank. DistributedDataParallel keeps its process group, and with it gloo's threads, to
-        # the very end (torch 2.13), where taking them down can abort: seen once in a test run;
-        # and after an error NCCL's are still up. A rank's status tells how it trained; other
-        # commands exist for their output, so a failed write counts.
+    """End the process with `status`, or with the status of a failed write to stdout.
+
+    A rank's status tells how it trained. Other commands exist for their output, so a failed write
+    counts.
+    """
+    is_rank = "mlperf_bert.distributed.session" in sys.modules
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the beginning
+        try:
+            stream.flush()
+        except OSError as error:
+            # Otherwise the interpreter tries again at its end and exits with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is sys.stderr or status == MISTAKE or "train" in sys.argv[1:3]:
+                continue
+            if not isinstance(error, BrokenPipeError):
+                say_error(f"stdout: {error.strerror}; write to another place")
+                status = MISTAKE
+            elif not is_rank:
+                status = NOBODY_READS
+    if is_rank:
+        # DistributedDataParallel keeps its process group, and with it gloo's threads, to the very
+        # end (torch 2.13), where taking them down can abort: seen once in a test run; and after an
+        # error NCCL's are still up.
         remove_temporary()
-        os._exit(MISTAKE if flushed == MISTAKE and "train" not in sys.argv[1:3] else status)
-    sys.exit(flushed or status)
-
-
-def _tell_fault(error: Exception) -> int:
-    """Show the traceback of the current exception; return the exit status."""
-    if _is_gone(error) and _is_unread(sys.stdout):
-        return NOBODY_READS
-    with suppress(OSError):
-        sys.stderr.write(traceback.format_exc())  # one write: several ranks may fail at once
-    return FAULT
-
-
-def _is_gone(error: Exception) -> bool:
-    """True if a pipe without a reader or a closed terminal may have caused the error."""
-    return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO)
-
-
-def _is_unread(stream: TextIO | None) -> bool:
-    """True if the reader of the stream has gone."""
-    if stream is None:
-        return False
-    poll = select.poll()
-    poll.register(stream.fileno(), 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
-
-
-def _flush_stdout(*, speaks: bool) -> int:
-    """Flush stdout; return 0, or the exit status for a failure."""
-    error = _flush(sys.stdout)
-    if error is None:
-        return 0
-    if _is_gone(error):
-        return NOBODY_READS
-    if speaks:
-        say_error(f"stdout: {error.strerror or 'cannot be written'}; write to another place")
-    return MISTAKE
-
-
-def _flush(stream: TextIO | None) -> OSError | None:
-    """Flush a stream; on failure drop the pending output and return the error."""
-    if stream is None:  # closed from the beginning
-        return None
-    try:
-        stream.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return error
-    return None
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
