@@ -17,7 +17,7 @@ from bert_tools.squad.fine_tune import fine_tune
 from bert_tools.squad.weights import read_model, start_from
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.console import LiveLine
+from mlperf_bert.common.console import ProgressLines
 from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
@@ -160,13 +160,13 @@ def test_a_signal_ends_it_and_nothing_is_written(
 ) -> None:
     seen: list[bool] = []
 
-    def is_due(_self: LiveLine) -> bool:
+    def is_due(_self: ProgressLines) -> bool:
         seen.append(True)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 
-    monkeypatch.setattr(LiveLine, "is_due", is_due)
+    monkeypatch.setattr(ProgressLines, "is_due", is_due)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert tune(inputs, tmp_path) is None
@@ -239,7 +239,7 @@ def test_progress_says_rate_and_time_left(
 ) -> None:
     due = iter([False] * 3 + [True] + [False] * 6)
     seconds = iter(range(100))  # one at the start, and one a line
-    monkeypatch.setattr(LiveLine, "is_due", lambda _self: next(due))
+    monkeypatch.setattr(ProgressLines, "is_due", lambda _self: next(due))
     monkeypatch.setattr("bert_tools.squad.fine_tune.perf_counter", lambda: 6.0 * next(seconds))
     tune(inputs, tmp_path, save="nothing")
     found = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""A line that moves: on stderr only, with rate and time remaining."""
+"""Lines of progress: on stderr only, with rate and time remaining."""
 
 import re
 

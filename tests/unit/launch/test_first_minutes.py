@@ -274,7 +274,7 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(
     monkeypatch.setattr(console, "TICK_S", 0.01)
     monkeypatch.setattr(console, "SILENCE_S", (0.02, 0.1))
     doing, begun = ["start-up", "step 1", *["step 2"] * 999], time.monotonic()
-    with console.LiveLine(stderr=False).never_silent(lambda: doing.pop(0)) as shown:
+    with console.ProgressLines(stderr=False).never_silent(lambda: doing.pop(0)) as shown:
         ticks = [thread for thread in threading.enumerate() if thread.name == "ticks"][-1]
         while len(doing) > 999 and ticks.is_alive():
             time.sleep(0.01)
@@ -284,7 +284,7 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(
     printed = capsys.readouterr().out
     assert re.match(r"\.{3} start-up \(0:00:0\d\)\n\.{3} step 1 \(0:00:0\d\)\n", printed)
     assert "\na line\n" in printed
-    with console.LiveLine(stderr=False, speaks=False).never_silent(lambda: "none"):
+    with console.ProgressLines(stderr=False, speaks=False).never_silent(lambda: "none"):
         time.sleep(0.2)
     assert capsys.readouterr().out == ""
 

@@ -41,7 +41,7 @@ NEEDED = (
     Package("scipy", "scipy", "fits no curve", (1, 15)),
     Package("google-crc32c", "google_crc32c", "reads no TensorFlow file", (1, 7)),
     Package("jinja2", "jinja2", "writes no report page", (3, 1, 6)),
-    Package("rich", "rich", "shows no progress", (13,)),
+    Package("rich", "rich", "prints no tables", (13,)),
 )
 OPTIONAL = (
     # The module is compiled; the project called apex on PyPI is something else.

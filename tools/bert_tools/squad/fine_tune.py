@@ -38,7 +38,7 @@ from bert_tools.squad.weights import (
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.console import LiveLine, as_clock
+from mlperf_bert.common.console import ProgressLines, as_clock
 from mlperf_bert.common.errors import ConfigError, say
 from mlperf_bert.common.records import write_json
 from mlperf_bert.common.seeds import derive_seed
@@ -202,12 +202,12 @@ def _train(
     """The loop's log, its usage (evaluations included), and scores on the way."""
     total, began, every = loop.num_updates, perf_counter(), settings.evaluate_every
     curve: list[dict[str, Any]] = []
-    line = LiveLine(speaks=info.rank == 0)
+    line = ProgressLines(speaks=info.rank == 0)
 
     def shown(update: int, loss: float) -> None:
         if line.is_due() or update == total:
             rate = update / max(perf_counter() - began, 1e-9)
-            line.update(
+            line.line(
                 f"{settings.engine}: update {update}/{total}  "
                 f"{rate * settings.global_batch:,.1f} samples/s  loss {loss:.4f}  "
                 f"{as_clock((total - update) / rate)} left"

@@ -40,8 +40,7 @@ def train(parts: Parts) -> RunOutcome:
     latest = stopped_by = None
     updating = True
     patience = timedelta(seconds=run.config.run.hang_timeout_s)
-    clear = run.shown.end if run.shown is not None else lambda: None
-    saying = saying_failures(run.info, run.whereabouts, patience, clear)  # left first
+    saying = saying_failures(run.info, run.whereabouts, patience)  # left first
     with (
         parts.stop,
         parts.contents,

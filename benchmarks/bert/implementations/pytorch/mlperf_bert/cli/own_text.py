@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.checkpoint.huggingface.card import CARD
-from mlperf_bert.common.console import LiveLine, as_clock
+from mlperf_bert.common.console import ProgressLines, as_clock
 from mlperf_bert.common.errors import (
     STOPPED,
     TARGET_MISSED,
@@ -150,7 +150,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
     for place in (args.out, args.data):
         check_place(args.text, place)
     run_dir = args.out / RUN
-    with LiveLine().never_silent(lambda: "choosing the model"):
+    with ProgressLines().never_silent(lambda: "choosing the model"):
         plan = _choose(args)
         is_over = (run_dir / "run_0" / "outcome.json").exists()
         lines = [plan.in_words(), *([] if is_over else [_expected(plan)])]
@@ -386,7 +386,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         remedy = "begin again with another --out and a lower --set optim.learning_rate"
         say(f"training diverged, so no model is exported; {remedy}")
         return TARGET_MISSED
-    with LiveLine().never_silent(lambda: "measuring and exporting the model") as shown:
+    with ProgressLines().never_silent(lambda: "measuring and exporting the model") as shown:
         facts = _measure(run_dir, data, shown)
         values = {"schema_version": FACTS_VERSION, **asdict(facts)}
         write_file(run_dir / OWN_TEXT, write_json(values))
@@ -398,7 +398,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     return 0
 
 
-def _measure(run_dir: Path, data: Path, shown: LiveLine) -> "Facts":
+def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     """The held-out accuracy before and after training, an example, and counts of the text."""
     from mlperf_bert.checkpoint.huggingface.card import Facts
     from mlperf_bert.checkpoint.load import load_first_weights, load_weights
@@ -419,7 +419,7 @@ def _measure(run_dir: Path, data: Path, shown: LiveLine) -> "Facts":
 
     def tell(done: int, of: int) -> None:
         if shown.is_due():
-            shown.update(f"measured {done:,} of {of:,} batches")
+            shown.line(f"measured {done:,} of {of:,} batches")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         index = open_index(data / "eval", config)

@@ -136,12 +136,12 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.common.console import LiveLine
+    from mlperf_bert.common.console import ProgressLines
     from mlperf_bert.signals.whereabouts import Whereabouts
 
     whereabouts = Whereabouts()
     # Before torch is loaded, which takes long from a cold disk.
-    shown = LiveLine(stderr=False, speaks=own_info.rank == 0)
+    shown = ProgressLines(stderr=False, speaks=own_info.rank == 0)
     shown.never_silent(lambda: whereabouts.in_words)
 
     from mlperf_bert.common.seeds import SEED_BITS

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -80,14 +80,12 @@ def saying_failures(
     info: RankInfo,
     whereabouts: Whereabouts,
     patience: timedelta,
-    clear: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """`naming_failures` that says an error in one line before any context around it is left.
 
     What is left then may take seconds, and a launcher may end the process meanwhile. The traceback
     of an error of ours follows at the end of the process, where errors of files and of memory have
-    their own words (__main__.py). An error that all ranks raise together is said by rank 0. `clear`
-    is called first: it ends a line that is shown in place.
+    their own words (__main__.py). An error that all ranks raise together is said by rank 0.
     """
     try:
         with naming_failures(info, whereabouts, patience):
@@ -99,7 +97,6 @@ def saying_failures(
         if not isinstance(error, UserError):
             said = _note(info, whereabouts, error)
             error.__notes__.pop()  # says the same
-        clear()
         if info.rank == 0 or not getattr(error, "is_of_all_ranks", False):
             say_error(said)
         error.is_said = True  # type: ignore[attr-defined]

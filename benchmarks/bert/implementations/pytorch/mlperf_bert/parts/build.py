@@ -82,7 +82,7 @@ from mlperf_bert.step.captured import CapturedStep, Step, use_capturable_stream
 from mlperf_bert.step.eager import EagerStep, weights_dtype
 
 if TYPE_CHECKING:
-    from mlperf_bert.common.console import LiveLine
+    from mlperf_bert.common.console import ProgressLines
     from mlperf_bert.run.progress import Reporter
 
 WARM_UP_CALLS = 3  # calls of an update before its capture
@@ -110,7 +110,7 @@ class Run:
     process: MpiProcess | None = None
     cache_cleared: bool = False
     whereabouts: Whereabouts = field(default_factory=Whereabouts)
-    shown: "LiveLine | None" = None
+    shown: "ProgressLines | None" = None
 
     @property
     def init_checkpoint(self) -> Path | None:
@@ -296,9 +296,7 @@ def _began_with_weights(run: Run) -> bool:
 
 def _start_reporter(run: Run, data: RunData, planner: StepPlanner) -> "Reporter":
     """The reporter of the run for a person, with its first lines shown."""
-    from mlperf_bert.run.progress import (
-        Reporter,  # imports rich, which `bench` without progress does not need
-    )
+    from mlperf_bert.run.progress import Reporter
 
     config, start = run.config, run.start
     path = run.directory.run / "stdout.log" if run.info.rank == 0 else None

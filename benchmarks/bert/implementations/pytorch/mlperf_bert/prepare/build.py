@@ -160,7 +160,7 @@ def make_set(
 
     `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
     worker processes (1: in this one), so it must be a function of a module, or a partial of one.
-    `corpus` is provenance for the manifest; `words` are the words of `progress_of`. Raises
+    `corpus` is provenance for the manifest; `words` are the words of `count_bytes`. Raises
     DataError like `make`, and if a shard was finished with other settings or belongs to no job.
     """
     check_left_overs(jobs)
@@ -190,7 +190,6 @@ def make_shards(
         jobs,
         workers,
         sizes=sizes,
-        label=lambda job: job.text_path.name,
         words=words,
         quiet=quiet,
     ):

@@ -23,8 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+from mlperf_bert.common.console import count_bytes
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.file_progress import progress_of
 from mlperf_bert.common.untrusted import file_digest, in_brief, open_regular_file
 
 Form = Literal["text", "json_lines"]
@@ -147,12 +147,12 @@ def _files_below(source: Path, leave_out: Path | None) -> Iterator[Path]:
 def digests(files: Sequence[TextFile], *, quiet: bool) -> list[str]:
     """The sha256 of every file, still packed. Raises DataError if one cannot be read."""
     total = sum(file.size_bytes for file in files)
-    quiet = quiet or total < LONG_READ_BYTES
+    advance = count_bytes(len(files), total, words=("read", "files"))
     found = []
-    with progress_of(len(files), total, quiet=quiet, words=("read", "files")) as advance:
-        for file in files:
-            found.append(file_digest(file.path, "give readable text files"))
-            advance(file.path.name, file.size_bytes)
+    for file in files:
+        found.append(file_digest(file.path, "give readable text files"))
+        if not quiet and total >= LONG_READ_BYTES:
+            advance(file.size_bytes)
     return found
 
 

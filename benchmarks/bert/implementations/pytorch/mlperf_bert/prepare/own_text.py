@@ -283,7 +283,6 @@ def _clean_all(jobs: Sequence[CleanJob], num_text_bytes: int, workers: int, quie
         jobs,
         workers,
         sizes=[num_text_bytes // len(jobs)] * len(jobs),
-        label=lambda job: job.pieces[0].path.name,
         words=("cleaned", "pieces"),
         quiet=quiet,
     ):

@@ -10,8 +10,8 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from mlperf_bert.common.console import count_bytes
 from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.file_progress import progress_of
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -25,23 +25,21 @@ def finished_in_sight(
     workers: int,
     *,
     sizes: Sequence[int],
-    label: Callable[[Job], str],
     words: tuple[str, str],
     quiet: bool,
     died: str = WORKER_DIED,
     stream: TextIO | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Like `finished`, with a display of the progress.
+    """Like `finished`, with lines of its progress unless `quiet`.
 
-    `sizes` are the jobs' bytes, `label` names a job in the display; `words` and `stream` are those
-    of `progress_of`.
+    `sizes` are the jobs' bytes; `words` and `stream` are those of `count_bytes`.
     """
     size_of = {id(job): size for job, size in zip(jobs, sizes, strict=True)}
-    total = sum(sizes)
-    with progress_of(len(jobs), total, quiet=quiet, words=words, stream=stream) as advance:
-        for job, result in finished(function, jobs, workers, died=died):
-            yield job, result
-            advance(label(job), size_of[id(job)])
+    advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
+    for job, result in finished(function, jobs, workers, died=died):
+        yield job, result
+        if not quiet:
+            advance(size_of[id(job)])
 
 
 def finished_files(
@@ -58,7 +56,6 @@ def finished_files(
         paths,
         workers,
         sizes=[path.stat().st_size for path in paths],
-        label=lambda path: path.name,
         words=words,
         quiet=quiet,
     )

@@ -1,11 +1,11 @@
-"""A run's progress for a person: a live line on a terminal, else plain lines; kept in a file."""
+"""A run's progress for a person: a line for each record, printed and kept in a file."""
 
 import time
 from pathlib import Path
 from typing import Any, Self
 
 from mlperf_bert.common.atomic import LineFile
-from mlperf_bert.common.console import LiveLine, as_clock
+from mlperf_bert.common.console import ProgressLines, as_clock
 
 
 class Reporter:
@@ -20,10 +20,10 @@ class Reporter:
         max_steps: int,
         *,
         continued: bool = False,
-        shown: LiveLine | None = None,
+        shown: ProgressLines | None = None,
     ) -> None:
         self._max_steps = max_steps
-        self._shown = shown or LiveLine(stderr=False, speaks=log_path is not None)
+        self._shown = shown or ProgressLines(stderr=False, speaks=log_path is not None)
         warn = self._shown.line
         self._file = LineFile(log_path, warn, continued=continued) if log_path else None
 
@@ -42,36 +42,26 @@ class Reporter:
         self._to_file(text)
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
-        """Show a metrics record: in place on a terminal, else as a line."""
+        """Print a metrics record as a line."""
         if self._file:
-            text = progress_line(record, accuracy, self._max_steps)
-            self._shown.update(progress_line(record, accuracy, self._max_steps, self._shown.width))
-            self._to_file(text)
+            self.line(progress_line(record, accuracy, self._max_steps))
 
     def _to_file(self, text: str) -> None:
         if self._file:
             self._file.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def progress_line(
-    record: dict[str, Any], accuracy: float | None, max_steps: int, width: int | None = None
-) -> str:
-    """One metrics record in words; its remaining time runs to `max_steps`, an upper bound.
-
-    To fit `width` columns, tokens/s, learning rate and samples/s are left out in turn.
-    """
+def progress_line(record: dict[str, Any], accuracy: float | None, max_steps: int) -> str:
+    """One metrics record in words; its remaining time runs to `max_steps`, an upper bound."""
     seconds_left = (max_steps - record["step"]) * record["step_ms"] / 1e3
     shown_accuracy = "-" if accuracy is None else f"{accuracy:.4f}"
-    parts = {
-        "step": f"step {record['step']}/{max_steps}",
-        "samples": f"{record['samples_per_s']:,.0f} samples/s",
-        "tokens": f"{record['tokens_per_s']:,.0f} tokens/s",
-        "loss": f"loss {record['loss']:.4f}",
-        "rate": f"lr {record['learning_rate']:.3e}",
-        "accuracy": f"accuracy {shown_accuracy}",
-        "left": f"at most {as_clock(seconds_left)} left",
-    }
-    for name in ("tokens", "rate", "samples"):
-        if width is not None and len("  ".join(parts.values())) > width:
-            del parts[name]
-    return "  ".join(parts.values())
+    parts = (
+        f"step {record['step']}/{max_steps}",
+        f"{record['samples_per_s']:,.0f} samples/s",
+        f"{record['tokens_per_s']:,.0f} tokens/s",
+        f"loss {record['loss']:.4f}",
+        f"lr {record['learning_rate']:.3e}",
+        f"accuracy {shown_accuracy}",
+        f"at most {as_clock(seconds_left)} left",
+    )
+    return "  ".join(parts)

@@ -170,8 +170,6 @@ def _examine(sets: list[_Set], workers: int, quiet: bool) -> None:
         jobs,
         workers,
         sizes=[_size(job.path) for job in jobs],
-        # Not the file's name: it may be hostile, and the bar would read it as markup.
-        label=lambda job: parts[job.set_dir].name,
         words=("verified", "shards"),
         quiet=quiet,
         died="a worker process died: want of memory, or a shard was cut while it was read",
