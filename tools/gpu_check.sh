@@ -154,7 +154,7 @@ run_stage() { # the most precious parts first
         PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
         for each in bf16 fp8; do
             bench "profile_$each" 24 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
-                "${SHORT[@]}" --profile "$RESULTS/profile_$each.json.gz"
+                "${SHORT[@]}" --profile --out "$RESULTS/profile_$each.json.gz"
         done
         train train_batch_4_captured 18 parallel.local_batch_size=4
         train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager

@@ -62,7 +62,7 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
 def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "step.json.gz"
     settings = (*SIZE, "run.step_mode=captured")
-    words = (*BRIEF, "--profile", str(trace))
+    words = (*BRIEF, "--profile", "--out", str(trace))
     result = measured(capsys, "train", *words, settings=settings)["profile"]
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert result["unit_of_work"] == "kernel"

@@ -172,7 +172,16 @@ COMMANDS: dict[str, Words] = {
         *("--draws", 2, "--out", d),
     ),
     "bench train": lambda i, d: (
-        *("bench", "train", *SMALL_MODEL, "--steps", 2, "--profile", d / "profile.json.gz"),
+        *(
+            "bench",
+            "train",
+            *SMALL_MODEL,
+            "--steps",
+            2,
+            "--profile",
+            "--out",
+            d / "profile.json.gz",
+        ),
     ),
 }
 

@@ -9,7 +9,7 @@ import torch
 from bench_cases import CPU, bench, measured
 
 from bert_tools.bench.profile import MOST_ROWS, OTHER, gaps, kind_of, record, tables
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.common.errors import ConfigError, DataError
 
 
 def test_gaps_are_where_nothing_runs() -> None:
@@ -72,7 +72,7 @@ def test_an_empty_record_is_told() -> None:
 def test_json_words_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "step.json.gz"
     brief = ("--steps", 3, "--seconds", 0.01, "--peak-seconds", 0.01)
-    whole, words, _ = measured("train", *brief, "--profile", trace)
+    whole, words, _ = measured("train", *brief, "--profile", "--out", trace)
     result = whole["profile"]
     assert result["unit_of_work"] == "operator"
     assert len(result["rows"]) == MOST_ROWS
@@ -91,4 +91,6 @@ def test_json_words_and_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        bench("train", "--profile", tmp_path / "none" / "step.json.gz")
+        bench("train", "--profile", "--out", tmp_path / "none" / "step.json.gz")
+    with pytest.raises(ConfigError, match="--out: is for --profile"):
+        bench("train", "--out", tmp_path / "step.json.gz")

@@ -97,7 +97,7 @@ def test_train_and_its_profile_need_few_packages(tmp_path: Path) -> None:
     model = [word for each in TINY for word in ("--set", each)]
     forms = [
         ["train", *model, *BRIEF],
-        ["train", *model, *BRIEF, "--profile", str(tmp_path / "step.json.gz")],
+        ["train", *model, *BRIEF, "--profile", "--out", str(tmp_path / "step.json.gz")],
     ]
     script = tmp_path / "forms.py"
     script.write_text(

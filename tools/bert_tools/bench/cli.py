@@ -86,11 +86,14 @@ MEASUREMENTS = {
             "seconds": _number(20.0, "about this long for measured steps"),
             # Long enough for clocks to fall.
             "peak-seconds": _number(3.0, "length of the long run of matrix products"),
-            "profile": _value(
+            "profile": {
+                "action": "store_true",
+                "help": "list the step's kernels (CUDA) or operators (CPU) by their time",
+            },
+            "out": _value(
                 Path,
                 "FILE",
-                "list the step's kernels or operators, and write torch's trace of one step there, "
-                "as gzipped JSON (.json.gz) for Perfetto",
+                "with --profile: torch's trace of one step, gzipped JSON (.json.gz) for Perfetto",
             ),
         },
     ),

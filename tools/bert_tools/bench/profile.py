@@ -40,16 +40,17 @@ _KINDS = (
 )
 
 
-def profiled(run: TrainingRun, out: Path) -> dict[str, Any]:
-    """What a step of a warm run is made of, from NUM_STEPS steps; one more is written to `out`.
+def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
+    """What a step of a warm run is made of, from NUM_STEPS steps.
 
-    The trace is gzipped JSON, for chrome://tracing and Perfetto. Raises DataError if it cannot be
-    written, or nothing was recorded.
+    With `out`, the trace of one more step is written there: gzipped JSON, for chrome://tracing and
+    Perfetto. Raises DataError if it cannot be written, or nothing was recorded.
     """
     device = run.device
     record(lambda: _steps(run, 1), device)  # the first record of a process may lack kernels
     recorded = record(lambda: _steps(run, NUM_STEPS), device)
-    _write_trace(record(lambda: _steps(run, 1), device), out)
+    if out is not None:
+        _write_trace(record(lambda: _steps(run, 1), device), out)
     unit = "kernel" if device.type == "cuda" else "operator"
     return {**tables(recorded, NUM_STEPS, device), "unit_of_work": unit}
 

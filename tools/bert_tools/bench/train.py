@@ -14,6 +14,7 @@ from bert_tools.bench.profile import profiled
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
 from mlperf_bert.common.atomic import check_writable
+from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.metrics import memory_bytes
@@ -29,22 +30,25 @@ def measure(
     steps: int,
     seconds: float,
     peak_seconds: float,
-    profile: Path | None,
+    profile: bool,
+    out: Path | None,
 ) -> dict[str, Any]:
     """The JSON object of `bench train`, from at most `steps` steps in about `seconds`.
 
-    `peak_seconds`: length of the long run of matrix products. `profile`: a file for torch's trace
-    of a step, whose kernels or operators the object then lists; None: no profile. Raises DataError
-    if it cannot be written.
+    `peak_seconds`: length of the long run of matrix products. With `profile` the object lists the
+    kernels or operators of a step, and `out` is a file for torch's trace of one. Raises ConfigError
+    for `out` without `profile`, DataError if it cannot be written.
     """
-    if profile is not None:
-        check_writable(profile)
+    if out is not None:
+        if not profile:
+            raise ConfigError("--out", "is for --profile", "add --profile, or leave --out away")
+        check_writable(out)
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         milliseconds = timed(run, steps, seconds)
         memory = memory_bytes(device)
         loss = run(len(milliseconds)).item()
-        found = None if profile is None else profiled(run, profile)
+        found = profiled(run, out) if profile else None
     report(f"{len(milliseconds)} steps; now the rate of matrix products alone")
     tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
     peak = measure_peak(config.model, round(tokens), device, peak_seconds)
