@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from hosts import ADDRESSES, INTERFACE, linked_hosts
 from listening import is_loopback, listeners, tree
 from support import (
     PACKAGE,
@@ -30,9 +31,6 @@ from support import (
     run_cli,
     run_process,
 )
-
-sys.path.insert(0, str(REPOSITORY / "logs" / "2026-11-27-small-cluster"))
-from hosts import ADDRESSES, INTERFACE, linked_hosts
 
 pytestmark = [
     pytest.mark.real,
