@@ -126,7 +126,7 @@ whole_run() { # name, arguments of run_and_time.sh...: what it left that is smal
     local status=0
     LOGDIR=$WORK/$1 ./run_and_time.sh "${@:2}" >&2 || status=$?
     mkdir -p "$RESULTS/$1"
-    cp "$WORK/$1"/{result_0.txt,run_0/{metrics.jsonl,outcome.json,environment.json,config.toml}} "$RESULTS/$1"
+    cp "$WORK/$1"/{result_0.txt,run_0/{metrics.jsonl,stdout.log,outcome.json,environment.json,config.toml}} "$RESULTS/$1"
     return "$status"
 }
 
