@@ -55,58 +55,6 @@ _CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
     "eval.interval_samples": "mlperf",
 }
 _OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
-_UNEQUAL = "data.counts_per_rank unequal"
-_APEX = "optim.implementation apex"
-# A setting and its values; another setting and the values it then needs; the remedy.
-_WANTS = (
-    (_UNEQUAL, "data.balance presort_global", "use balance 'presort_global', or equal counts"),
-    (
-        _UNEQUAL,
-        "optim.loss_normalization global",
-        "use 'global', which weighs every token the same",
-    ),
-    (
-        _UNEQUAL,
-        "clip.policy none after_allreduce",
-        "clip after the all-reduce, or use equal counts",
-    ),
-    (
-        "clip.accumulation each_forward",
-        "clip.policy whole_before_allreduce bucket_before_allreduce",
-        "use 'accumulated', or clip before",
-    ),
-    (
-        "clip.bucket_limit equal_share",
-        "clip.policy bucket_before_allreduce",
-        "use policy 'bucket_before_allreduce'",
-    ),
-    (
-        "clip.accumulation each_forward",
-        "parallel.allreduce_dtype as_gradients",
-        "use 'as_gradients'",
-    ),
-    (_APEX, "run.device cuda", "set run.device to 'cuda', or use 'ours'"),
-    (
-        _APEX,
-        "model.precision fp32 bf16_autocast bf16",
-        "set model.precision to 'fp32', 'bf16_autocast' or 'bf16', or use 'ours'",
-    ),
-    (
-        f"{_APEX} optim.name adamw",  # its FusedAdam keeps no masters of bf16 weights
-        "model.precision fp32 bf16_autocast",
-        "set model.precision to 'bf16_autocast', optim.name to 'lamb', or use 'ours'",
-    ),
-    (
-        _APEX,
-        "parallel.data_parallel ddp flat",
-        "set parallel.data_parallel to 'ddp' or 'flat', or use 'ours'",
-    ),
-    (
-        f"{_APEX} parallel.data_parallel flat",  # their gradients stay in the wire's dtype
-        "parallel.allreduce_dtype as_gradients",
-        "set parallel.allreduce_dtype to 'as_gradients', or use 'ours'",
-    ),
-)
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
 _MOST_IN_WINDOW = 2**24
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are just as even
@@ -233,17 +181,11 @@ def _check_shapes(config: RunConfig) -> None:
     if data.quantiles != "auto" and batch % data.quantiles:
         problem = f"{data.quantiles} does not divide the global batch of {batch}"
         raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
-    for choice, wanted, remedy in _WANTS:
-        (where, value, *more), (other, *allowed) = choice.split(), wanted.split()
-        chosen = zip([where, *more[::2]], [value, *more[1::2]], strict=True)
-        found = _setting(config, other)
-        if found not in allowed and all(_setting(config, each) == its for each, its in chosen):
-            raise ConfigError(where, f"{value!r} with {other} {found!r}", remedy)
-    local, most = config.parallel.local_batch_size, MOST_OF_UNEQUAL_COUNTS
-    if data.counts_per_rank == "unequal" and not 2 <= local <= most:
-        problem = f"'unequal' with {local} sequences a forward"
-        remedy = f"use 'equal'; unequal counts are for 2 to {most}"
-        raise ConfigError("data.counts_per_rank", problem, remedy)
+    if data.counts_per_rank == "unequal":
+        _check_unequal_counts(config)
+    _check_clipping(config)
+    if config.optim.implementation == "apex":
+        _check_apex(config)
     if data.skip_samples and data.sampler in PUBLISHED_STRATA:
         problem = f"is {data.skip_samples} with data.sampler {data.sampler!r}"
         remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
@@ -252,6 +194,65 @@ def _check_shapes(config: RunConfig) -> None:
         _check_captured(config)
     _check_first_buckets(config)
     _check_schedule(config.schedule)
+
+
+def _check_unequal_counts(config: RunConfig) -> None:
+    """Raise ConfigError for settings that do not go with unequal counts of sequences."""
+    where, balance, policy = "data.counts_per_rank", config.data.balance, config.clip.policy
+    normalization, local = config.optim.loss_normalization, config.parallel.local_batch_size
+    if balance != "presort_global":
+        problem = f"'unequal' with data.balance {balance!r}"
+        raise ConfigError(where, problem, "use balance 'presort_global', or equal counts")
+    if normalization != "global":
+        problem = f"'unequal' with optim.loss_normalization {normalization!r}"
+        raise ConfigError(where, problem, "use 'global', which weighs every token the same")
+    if policy not in CLIPPED_TOGETHER:
+        problem = f"'unequal' with clip.policy {policy!r}"
+        raise ConfigError(where, problem, "clip after the all-reduce, or use equal counts")
+    if not 2 <= local <= MOST_OF_UNEQUAL_COUNTS:
+        problem = f"'unequal' with {local} sequences a forward"
+        remedy = f"use 'equal'; unequal counts are for 2 to {MOST_OF_UNEQUAL_COUNTS}"
+        raise ConfigError(where, problem, remedy)
+
+
+def _check_clipping(config: RunConfig) -> None:
+    """Raise ConfigError for ways to clip that do not go with the policy or the wire."""
+    clip, dtype = config.clip, config.parallel.allreduce_dtype
+    if clip.accumulation == "each_forward" and clip.policy in CLIPPED_TOGETHER:
+        problem = f"'each_forward' with clip.policy {clip.policy!r}"
+        raise ConfigError("clip.accumulation", problem, "use 'accumulated', or clip before")
+    if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
+        problem = f"'equal_share' with clip.policy {clip.policy!r}"
+        raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
+    if clip.accumulation == "each_forward" and dtype != "as_gradients":
+        problem = f"'each_forward' with parallel.allreduce_dtype {dtype!r}"
+        raise ConfigError("clip.accumulation", problem, "use 'as_gradients'")
+
+
+def _check_apex(config: RunConfig) -> None:
+    """Raise ConfigError for settings that apex's optimizers do not go with."""
+    where, parallel, precision = "optim.implementation", config.parallel, config.model.precision
+    if config.run.device != "cuda":
+        problem = f"'apex' with run.device {config.run.device!r}"
+        raise ConfigError(where, problem, "set run.device to 'cuda', or use 'ours'")
+    if precision not in ("fp32", "bf16_autocast", "bf16"):
+        problem = f"'apex' with model.precision {precision!r}"
+        remedy = "set model.precision to 'fp32', 'bf16_autocast' or 'bf16', or use 'ours'"
+        raise ConfigError(where, problem, remedy)
+    # apex's FusedAdam keeps no masters of bf16 weights.
+    if config.optim.name == "adamw" and precision == "bf16":
+        problem = f"'apex' with model.precision {precision!r}"
+        remedy = "set model.precision to 'bf16_autocast', optim.name to 'lamb', or use 'ours'"
+        raise ConfigError(where, problem, remedy)
+    if parallel.data_parallel not in ("ddp", "flat"):
+        problem = f"'apex' with parallel.data_parallel {parallel.data_parallel!r}"
+        remedy = "set parallel.data_parallel to 'ddp' or 'flat', or use 'ours'"
+        raise ConfigError(where, problem, remedy)
+    # The flat reducer's gradients stay in the wire's dtype.
+    if parallel.data_parallel == "flat" and parallel.allreduce_dtype != "as_gradients":
+        problem = f"'apex' with parallel.allreduce_dtype {parallel.allreduce_dtype!r}"
+        remedy = "set parallel.allreduce_dtype to 'as_gradients', or use 'ours'"
+        raise ConfigError(where, problem, remedy)
 
 
 def _check_first_buckets(config: RunConfig) -> None:
