@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from mlperf_bert.common.records import Record, Share, parse, read_record, write_json
 from mlperf_bert.common.untrusted import in_brief
@@ -44,15 +44,10 @@ def read_outcome(path: Path) -> RunOutcome:
     return parse(RunOutcome, record, status=read_status(record, "status"), seconds=seconds)
 
 
-def as_status(value: object) -> Status | None:
-    """A status from a file; None if it is no status."""
-    return next((word for word in get_args(Status) if word == value), None)
-
-
 def read_status(record: Record, key: str) -> Status:
     """The status under a key. Raises DataError."""
-    status = as_status(record.text(key))
-    if status is None:
-        problem = f"is {in_brief(record.values[key])}, neither success nor aborted"
-        raise record.error(key, problem)
-    return status
+    match record.text(key):
+        case "success" | "aborted" as status:
+            return status
+    problem = f"is {in_brief(record.values[key])}, neither success nor aborted"
+    raise record.error(key, problem)
