@@ -8,7 +8,13 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.files import config_to_toml, config_value, load_config
+from mlperf_bert.config.files import (
+    config_to_tables,
+    config_to_toml,
+    config_value,
+    load_config,
+    tables_to_toml,
+)
 from mlperf_bert.config.options import add_config, find_config
 from mlperf_bert.config.run_config import has_bert_large_sizes, is_bert_large
 from mlperf_bert.config.sections import ModelSection
@@ -287,3 +293,17 @@ def test_dropout_changes_the_model_but_not_what_its_steps_cost(tiny_config: Path
     assert is_bert_large(large) and has_bert_large_sizes(large)
     assert not is_bert_large(without_dropout) and has_bert_large_sizes(without_dropout)
     assert not has_bert_large_sizes(load_config(tiny_config).model)
+
+
+def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path: Path) -> None:
+    now = load_config(CONFIGS / "cpu_tiny.toml")
+    old = tmp_path / "old.toml"
+    tables = config_to_tables(now)
+    tables["run"]["straggler_factor"] = 1.5
+    tables["model"]["head"] = "full"
+    old.write_text(tables_to_toml(tables))
+    assert load_config(old) == now
+    tables["model"]["head"] = "chunked"  # the program computes it no more
+    old.write_text(tables_to_toml(tables))
+    with pytest.raises(ConfigError, match=r"model\.head: no such setting"):
+        load_config(old)

@@ -33,6 +33,15 @@ _KINDS = {
     bool: "true or false",
     str: "a string of printable characters",
 }
+# Settings of earlier versions, which files of old runs and checkpoints still name. A value is the
+# only one that means what the program does now; None: the setting changed no result.
+_GONE = {
+    "run.straggler_factor": None,
+    "run.noise_interval_steps": None,
+    "parallel.binding": None,
+    "model.head": "full",
+    "eval.overlap": "none",
+}
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
@@ -175,8 +184,11 @@ def _parse_toml(text: str) -> dict[str, Any]:
 def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str) -> Any:
     hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key in table:
+    for key, value in table.items():
         if key not in fields:
+            setting = f"{name}.{key}"
+            if setting in _GONE and _GONE[setting] in (None, value):
+                continue
             known = ", ".join(fields)
             raise ConfigError(f"{origin}: {name}.{key}", "no such setting", f"use one of {known}")
     values = {}
