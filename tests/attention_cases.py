@@ -116,7 +116,7 @@ def windowed(
     if site is not None:
         longest = max(layout.lengths)
         shape = (1, q.shape[1], len(q), longest)  # keys by position
-        kept = attention_factors(site, shape, weights.dtype, None, None)[0]
+        kept = attention_factors(site, shape, weights.dtype)[0]
         weights = weights * kept[:, :, places[0]]
     return torch.einsum("nqk,knh->qnh", weights, v)
 
