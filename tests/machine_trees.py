@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-DGX_GPU_NODES = (3, 3, 1, 1, 7, 7, 5, 5)  # as `nvidia-smi topo -m` of a DGX A100 shows them
 _GPU_BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
 
 
@@ -15,9 +14,7 @@ def write_files(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def processors(
-    sockets: int, cores_per_socket: int, nodes: int, *, threads: int = 2
-) -> dict[str, str]:
+def processors(sockets: int, cores_per_socket: int, *, threads: int = 2) -> dict[str, str]:
     """CPUs numbered as Linux does: the first threads of all cores, then the second ones."""
     cores = sockets * cores_per_socket
     files = {"sys/devices/system/cpu/online": f"0-{cores * threads - 1}"}
@@ -27,38 +24,31 @@ def processors(
         siblings = ",".join(str(core + thread * cores) for thread in range(threads))
         files[f"{topology}/physical_package_id"] = str(core // cores_per_socket)
         files[f"{topology}/thread_siblings_list"] = siblings
-    size = cores // nodes
-    for node in range(nodes):
-        first = [node * size + thread * cores for thread in range(threads)]
-        cpus = ",".join(f"{cpu}-{cpu + size - 1}" for cpu in first)
-        files[f"sys/devices/system/node/node{node}/cpulist"] = cpus
     return files
 
 
 def dgx_a100(root: Path) -> Path:
-    """Two EPYC 7742 with four NUMA nodes each, eight GPUs, eight HCAs beside them and two more."""
-    files = processors(2, 64, 8)
+    """Two EPYC 7742, eight GPUs and ten HCAs."""
+    files = processors(2, 64)
     files["proc/cpuinfo"] = "processor\t: 0\nmodel name\t: AMD EPYC 7742 64-Core Processor"
     files["proc/meminfo"] = "MemTotal:       2113545604 kB\nMemFree:        1 kB"
     for index, (kind, size) in enumerate((("Data", 32), ("Instruction", 32), ("Unified", 512))):
         cache = f"sys/devices/system/cpu/cpu0/cache/index{index}"
         files |= {f"{cache}/type": kind, f"{cache}/size": f"{size}K"}
         files[f"{cache}/level"] = "2" if kind == "Unified" else "1"
-    for bus, node in zip(_GPU_BUSES, DGX_GPU_NODES, strict=True):
+    for bus in _GPU_BUSES:
         about = f"Model: \t\t NVIDIA A100-SXM4-80GB\nBus Location: \t 0000:{bus.upper()}:00.0"
         files[f"proc/driver/nvidia/gpus/0000:{bus}:00.0/information"] = about
-        files[f"sys/bus/pci/devices/0000:{bus}:00.0/numa_node"] = str(node)
     files["proc/driver/nvidia/version"] = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
         "GCC version:  gcc version 9.4.0"
     )
-    for index, node in enumerate((*DGX_GPU_NODES, 3, 7)):
+    for index in range(10):
         card = f"sys/class/infiniband/mlx5_{index}"
         files[f"{card}/ports/1/link_layer"] = "InfiniBand"
         files[f"{card}/ports/1/rate"] = "200 Gb/sec (4X HDR)"
-        files[f"{card}/device/numa_node"] = str(node)
     files["sys/class/net/ib0/device/infiniband/mlx5_0/node_guid"] = "0"
-    files["sys/class/net/enp226s0/device/numa_node"] = "7"
+    files["sys/class/net/enp226s0/device/vendor"] = "0x8086"
     files["sys/class/net/enp226s0/speed"] = "1000"
     files["sys/class/net/lo/speed"] = "-1"
     files["etc/os-release"] = 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"'
@@ -67,10 +57,10 @@ def dgx_a100(root: Path) -> Path:
 
 
 def laptop(root: Path) -> Path:
-    """One socket, one NUMA node, four cores of two threads, Wi-Fi that tells no speed."""
-    files = processors(1, 4, 1)
+    """One socket, four cores of two threads, Wi-Fi that tells no speed."""
+    files = processors(1, 4)
     files["proc/cpuinfo"] = "model name\t: Some Laptop CPU\ncpu MHz\t\t: 1800.500"
     files["proc/meminfo"] = "MemTotal: 16000000 kB"
-    files["sys/class/net/wlan0/device/numa_node"] = "-1"
+    files["sys/class/net/wlan0/device/vendor"] = "0x8086"
     files["sys/devices/system/cpu/cpu0/cpufreq/base_frequency"] = "1900000"
     return write_files(root, files)

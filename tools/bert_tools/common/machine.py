@@ -1,4 +1,4 @@
-"""Facts of this computer from /proc and /sys: processors, memory, NUMA nodes, GPUs, network cards.
+"""Facts of this computer from /proc and /sys: processors, memory, GPUs, network cards.
 
 Nothing here raises: a fact without a file, or missing from its file, stays empty.
 """
@@ -6,7 +6,6 @@ Nothing here raises: a fact without a file, or missing from its file, stays empt
 import os
 import platform
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,20 +17,11 @@ _CPU_DIRECTORY = "sys/devices/system/cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class NumaNode:
-    """A part of the memory and the logical CPUs near it; `cpus` may be empty."""
-
-    index: int
-    cpus: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Gpu:
     """An NVIDIA GPU; `pci_bus_id` as in sysfs, such as 0000:07:00.0."""
 
     name: str
     pci_bus_id: str
-    numa_node: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +35,6 @@ class Nic:
     name: str
     kind: Kind
     gbit_per_s: float | None
-    numa_node: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +53,6 @@ class Machine:
     cpu_mhz: float | None
     caches: str
     memory_bytes: int
-    numa_nodes: tuple[NumaNode, ...]
     cores: tuple[tuple[int, ...], ...]
     gpus: tuple[Gpu, ...]
     driver: str | None
@@ -88,7 +76,6 @@ def read_machine(root: Path = Path("/")) -> Machine:
         cpu_mhz=_cpu_mhz(root),
         caches=_caches(root),
         memory_bytes=1024 * (_integer(_field(_text(root / "proc/meminfo"), "MemTotal")) or 0),
-        numa_nodes=_numa_nodes(root, cpus),
         cores=cores,
         gpus=_gpus(root),
         driver=_driver(root),
@@ -108,17 +95,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
             return ()
         cpus.update(range(int(match[1]), min(int(match[2] or match[1]), _MOST_CPUS) + 1))
     return tuple(sorted(cpus))
-
-
-def format_cpu_list(numbers: Sequence[int]) -> str:
-    """Ascending numbers in the kernel's form, such as `0-3,64-67`; empty if there are none."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _with_platform(machine: Machine) -> Machine:
@@ -168,23 +144,12 @@ def _caches(root: Path) -> str:
     return ", ".join(words)
 
 
-def _numa_nodes(root: Path, cpus: tuple[int, ...]) -> tuple[NumaNode, ...]:
-    online = set(cpus)
-    nodes = []
-    for directory in _entries(root / "sys/devices/system/node", "node"):
-        near = parse_cpu_list(_text(directory / "cpulist"))
-        index = int(re.sub(r"\D", "", directory.name))
-        nodes.append(NumaNode(index, tuple(cpu for cpu in near if cpu in online)))
-    return tuple(nodes)
-
-
 def _gpus(root: Path) -> tuple[Gpu, ...]:
     gpus = []
     for directory in _entries(root / "proc/driver/nvidia/gpus"):
         about = _text(directory / "information")
         bus_id = (_field(about, "Bus Location") or directory.name).lower()
-        device = root / "sys/bus/pci/devices" / bus_id.replace("/", "")
-        gpus.append(Gpu(_field(about, "Model"), bus_id, _numa_node(device)))
+        gpus.append(Gpu(_field(about, "Model"), bus_id))
     return tuple(sorted(gpus, key=lambda gpu: gpu.pci_bus_id))  # the names are hexadecimal
 
 
@@ -202,8 +167,7 @@ def _rdma_ports(root: Path) -> tuple[Nic, ...]:
             kind: Kind = "infiniband"
             if _text(port / "link_layer") == "Ethernet":
                 kind = "ethernet"
-            rate, node = _number(_text(port / "rate")) or None, _numa_node(directory / "device")
-            nics.append(Nic(directory.name, kind, rate, node))
+            nics.append(Nic(directory.name, kind, _number(_text(port / "rate")) or None))
     return tuple(nics)
 
 
@@ -215,12 +179,8 @@ def _ethernet_ports(root: Path) -> tuple[Nic, ...]:
         if device.is_dir() and not (device / "infiniband").is_dir():
             mbit_per_s = _number(_text(directory / "speed"))
             rate = mbit_per_s / 1000 if mbit_per_s else None
-            nics.append(Nic(directory.name, "ethernet", rate, _numa_node(device)))
+            nics.append(Nic(directory.name, "ethernet", rate))
     return tuple(nics)
-
-
-def _numa_node(device: Path) -> int | None:
-    return _integer(_text(device / "numa_node"))  # -1 if the firmware does not say
 
 
 def _os_name(root: Path) -> str:

@@ -53,7 +53,7 @@ _SPECS = (
         "slowest_over_median",
         "Slowest rank",
         "\N{MULTIPLICATION SIGN} median",
-        "own work of the slowest rank over that of the median one, at evaluations",
+        "own work of the slowest rank over that of the median one",
         floor=1.0,
     ),
 )
