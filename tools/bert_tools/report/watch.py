@@ -1,6 +1,7 @@
 """The sub-command `watch`: how runs are doing, in a few lines each on the terminal.
 
-It only reads files, again at each look. No text of a file reaches the terminal before `one_line`.
+It only reads files, again at each look. A signal waits until nothing is half drawn. No text of a
+file reaches the terminal before `one_line`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.common.errors import ConfigError, DataError, UserError, one_line
+from mlperf_bert.signals.signal_watch import SignalPipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,16 +144,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.live import Live
 
+    live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
     try:
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        with SignalPipe() as signals, live:
             while True:
                 looks = [look_at(path) for path in args.run_paths]
                 live.update(screen_of(looks), refresh=True)
-                if all(look.has_ended for look in looks):
+                if all(look.has_ended for look in looks) or signals.wait(args.interval):
                     return 0
-                time.sleep(args.interval)
-    except KeyboardInterrupt:  # Ctrl-C, and every other signal that asks for the end
-        return 0
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal was closed
             raise
