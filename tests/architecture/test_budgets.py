@@ -10,7 +10,7 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-MAX_TOTAL_LINES = {"submission": 29_990, "tools": 18_910, "tests": 45_515}  # of .py, studies apart
+MAX_TOTAL_LINES = {"submission": 29_990, "tools": 18_870, "tests": 45_470}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(
