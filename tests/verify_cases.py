@@ -20,8 +20,7 @@ from mlperf_bert.data.index import (
 )
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.verify.check import verify
-from mlperf_bert.prepare.verify.report import Check, Report
+from mlperf_bert.prepare.verify import Report, verify
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
 Arrays = dict[str, np.ndarray]
@@ -152,16 +151,6 @@ def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:
     return verify(directory, full=full, workers=workers, quiet=True)
 
 
-def first_checks(report: Report) -> dict[str, Check]:
-    """The checks of the first set, by name."""
-    return {one.name: one for one in report.sets[0].checks}
-
-
-def failed(report: Report) -> dict[str, str]:
-    """Failed check -> its problems in one text."""
-    return {
-        one.name: "\n".join(map(str, one.problems))
-        for part in report.sets
-        for one in part.checks
-        if one.status == "WRONG"
-    }
+def problems(directory: Path, *, full: bool = False) -> str:
+    """All problems that `verify` finds, a line each."""
+    return "\n".join(map(str, check(directory, full=full).problems))

@@ -79,7 +79,7 @@ def detect(config: RunConfig, pair: Path) -> tuple[str, str, str, str]:
         except DataError as error:
             training = str(error)
     fast, full = (
-        "\n".join(map(str, check(pair, full=is_full).problems())) for is_full in (False, True)
+        "\n".join(map(str, check(pair, full=is_full).problems)) for is_full in (False, True)
     )
     return start, fast, full, training
 

@@ -23,7 +23,7 @@ from mlperf_bert.data.index import (
 )
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.prepare.import_examples import check_examples, read_examples
-from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from support import contents, prepare_small
 
@@ -130,7 +130,7 @@ def test_the_same_examples_twice_are_found_in_any_form(
         bring(twins, tmp_path / "set")
     for kind, part in zip(kinds, ("train", "eval"), strict=True):
         bring(foreign[kind][:1], tmp_path / "pair" / part)
-    (problem,) = verify(tmp_path / "pair", full=False, workers=1, quiet=True).problems()
+    (problem,) = verify(tmp_path / "pair", full=False, workers=1, quiet=True).problems
     assert "holds the same examples as train's part-0" in str(problem)
 
 

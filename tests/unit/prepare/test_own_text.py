@@ -19,7 +19,7 @@ from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.own_parts import Cleaned, Lowest, Part, Rules, documents_of
 from mlperf_bert.prepare.own_text import OwnText, _clean_fitting, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
-from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from own_texts import SETTINGS, contents, made_up_document, made_up_texts, make, own_text
 

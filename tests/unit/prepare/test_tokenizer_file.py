@@ -21,7 +21,7 @@ from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 from own_texts import encode_lines
 from resume_cases import MISSED, run_train
 from support import metrics_losses, prepare_small, run_cli
-from verify_cases import check, failed
+from verify_cases import problems
 
 LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
 HUGE = 2**31 - 1
@@ -153,13 +153,13 @@ def test_a_set_of_it_keeps_it_and_passes_verification(sets: Path, tmp_path: Path
     kept = sets / "eval" / "tokenizer.json"
     assert kept.read_bytes() == (sets.parent / "mine.json").read_bytes()
     assert not (sets / "eval" / "vocab.txt").exists()
-    assert failed(check(sets / "eval", full=True)) == {}
+    assert problems(sets / "eval", full=True) == ""
     reader = SampleReader(sets / "eval", manifest)
     assert reader.read(np.arange(2)).input_ids[0] == manifest.cls_id
     copy = Path(shutil.copytree(sets / "eval", tmp_path / "eval"))
     with (copy / "tokenizer.json").open("a") as file:
         file.write(" ")
-    assert "vocabulary" in failed(check(copy))
+    assert "vocabulary" in problems(copy)
 
 
 def test_a_set_of_it_is_trained_on(sets: Path, tiny_config: Path, tmp_path: Path) -> None:

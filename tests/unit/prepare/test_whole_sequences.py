@@ -15,7 +15,7 @@ from mlperf_bert.data.index import LengthIndex, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.prepare.whole_sequences import cut
 from support import prepare_small, write_synthetic_text
-from verify_cases import check, failed, spoil, write_vocabulary
+from verify_cases import problems, spoil, write_vocabulary
 
 SIZES = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
@@ -104,7 +104,7 @@ def test_the_set_says_what_it_is_and_passes_verification(pair: Path) -> None:
     manifest = LengthIndex.open(pair / "train").manifest
     assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
     assert b'"segments": "single"' in (pair / "train/shards/part-0.hdf5.json").read_bytes()
-    assert failed(check(pair, full=True)) == {}
+    assert problems(pair, full=True) == ""
 
 
 SPOILED = {
@@ -126,7 +126,7 @@ def test_what_is_no_sequence_is_found(pair: Path, tmp_path: Path, words: str) ->
         arrays[name][place] = change(arrays[name][place])
 
     spoil(set_dir / "shards/part-2.hdf5", spoiled)
-    assert words in failed(check(set_dir, full=True))["shard contents"]
+    assert words in problems(set_dir, full=True)
     if name != "segment_b_start":
         return
     reader, ids = SampleReader(set_dir, LengthIndex.open(set_dir).manifest), np.arange(2, 5)

@@ -51,7 +51,7 @@ COMMANDS = {
     "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
     "fill": ("mlperf_bert.cli.fill", "words that a checkpoint predicts for [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
-    "verify": ("mlperf_bert.prepare.verify.report", "check prepared data"),
+    "verify": ("mlperf_bert.cli.verify", "check prepared data"),
     "network-test": (
         "mlperf_bert.cli.network_test",
         "one all-reduce over the ranks: right, and how fast",

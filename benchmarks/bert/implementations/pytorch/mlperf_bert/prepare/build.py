@@ -44,6 +44,7 @@ from mlperf_bert.data.index import (
 )
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard, ShardArrays
+from mlperf_bert.prepare.contents import Tally, baseline_of, check_arrays
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,
     Documents,
@@ -52,7 +53,6 @@ from mlperf_bert.prepare.documents import (
 )
 from mlperf_bert.prepare.examples import add_pass, make_examples, pick_evenly
 from mlperf_bert.prepare.pool import finished_in_sight
-from mlperf_bert.prepare.verify.contents import Tally, baseline_of, check_arrays
 from mlperf_bert.prepare.whole_sequences import make_sequences
 from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,

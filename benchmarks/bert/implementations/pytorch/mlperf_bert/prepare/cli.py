@@ -186,7 +186,7 @@ def _prepare_mlcommons(args: argparse.Namespace) -> int:
     """`prepare --mlcommons`: the official text to the official sets, on one machine or several."""
     from mlperf_bert.data.index import examples_digest
     from mlperf_bert.prepare import mlcommons
-    from mlperf_bert.prepare.verify.check import verify
+    from mlperf_bert.prepare.verify import verify
 
     if args.parts is not None and args.join is not None:
         raise ConfigError("--join", "does not go with --parts", "join when all parts are made")

@@ -52,7 +52,7 @@ from mlperf_bert.prepare.own_parts import (
 )
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
-from mlperf_bert.prepare.verify.check import verify
+from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, load_vocabulary
 
@@ -164,7 +164,7 @@ def is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
             raise DataError(str(out_dir), problem, REMEDY)
     if not any((out_dir / name).exists() for name in VOCABULARY_FILES):
         return False
-    return not verify(out_dir, full=False, workers=1, quiet=True).problems()
+    return not verify(out_dir, full=False, workers=1, quiet=True).problems
 
 
 def begin_sets(out_dir: Path, wanted: OwnText, text: str) -> None:

@@ -6,11 +6,13 @@ The rules are those of examples.py; a sample's text is its tokens with the label
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import Baseline, Manifest, masked_count_table
 from mlperf_bert.data.shards import ShardArrays
@@ -18,6 +20,9 @@ from mlperf_bert.data.shards import ShardArrays
 TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 MIN_LENGTH_SINGLE = 3  # [CLS] a [SEP]
+MAX_UNKNOWN_SHARE = 0.5
+# Of samples with random labels: that all of them are 0 has a probability of 2**-32.
+MIN_SAMPLES_OF_LABELS = 32
 
 Flags = NDArray[np.bool_]
 
@@ -106,6 +111,23 @@ def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
         masked_tokens=tally.masked,
         mask_inputs=tally.mask_inputs,
     )
+
+
+def check_labels(path: Path, tally: Tally, remedy: str) -> None:
+    """Raise DataError if no sample of a shard of sentence pairs has next-sentence label 1.
+
+    Half of the samples should have it or, with short documents, more.
+    """
+    if tally.samples >= MIN_SAMPLES_OF_LABELS and tally.random_next == 0:
+        problem = f"is 0 in all {tally.samples:,} samples, half of them or more should be 1"
+        raise DataError(f"{path}: next_sentence_label", problem, remedy)
+
+
+def check_unknown(path: Path, tally: Tally) -> None:
+    """Raise DataError if more than half of the text is [UNK]: another language or vocabulary."""
+    if tally.unknown > MAX_UNKNOWN_SHARE * tally.tokens:
+        problem = f"{100 * tally.unknown / tally.tokens:.1f} % of the tokens are [UNK]"
+        raise DataError(str(path), problem, "prepare with a vocabulary for this text")
 
 
 def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:

@@ -1,0 +1,37 @@
+"""The sub-command `verify`: is prepared data complete and right?
+
+Heavy imports wait until the command runs.
+"""
+
+import argparse
+from pathlib import Path
+
+from mlperf_bert.common.machine import usable_cpus
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `verify`."""
+    parser.add_argument(
+        "dir", type=Path, metavar="DIR", help="prepared set, or directory with train/ and eval/"
+    )
+    parser.add_argument("--full", action="store_true", help="read every shard, and its samples")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="with --full: worker processes (default: the cores of this process)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; return 0.
+
+    Raises DataError if anything is wrong, ConfigError for a wrong option.
+    """
+    from mlperf_bert.prepare.verify import verify
+
+    workers = len(usable_cpus()) if args.workers is None else args.workers
+    report = verify(args.dir, full=args.full, workers=workers)
+    print(report.to_text(), flush=True)
+    report.raise_if_wrong()
+    return 0

@@ -1,1 +1,0 @@
-"""Verification of prepared sets; `check.py` gives the checks in their order."""
