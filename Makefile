@@ -36,7 +36,7 @@ test-slow: setup test-oldest
 
 # Model, optimizer, steps, graphs, bench and kernels on the oldest torch allowed, with its Triton; 6 GB once.
 OLDEST = tests/unit/model tests/unit/optim tests/unit/step tests/tools/bench \
-	tests/unit/parts/test_precision.py
+	tests/unit/train/test_precision.py
 test-oldest:
 	tools/venv.sh dev oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)

@@ -46,7 +46,7 @@ def run_ranks(
     ranks: int,
     ranks_per_node: int | None = None,
     *,
-    imports: Sequence[str] = ("mlperf_bert.parts.build", "mlperf_bert.cli.train"),
+    imports: Sequence[str] = ("mlperf_bert.train", "mlperf_bert.cli.train"),
     timeout_s: float = 200,
 ) -> tuple[list[int], str]:
     """The exit status of every rank, and what they printed; a thread each.

@@ -67,7 +67,7 @@ def _started(command: list[str], *, without_rights: bool) -> Started:
 
 
 def _main(without_rights: str) -> None:
-    for module in ("mlperf_bert.parts.build", "mlperf_bert.cli.train", "mlperf_bert.__main__"):
+    for module in ("mlperf_bert.train", "mlperf_bert.cli.train", "mlperf_bert.__main__"):
         importlib.import_module(module)
     commands = json.load(sys.stdin)
     each = [_started(command, without_rights=without_rights == "1") for command in commands]

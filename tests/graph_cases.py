@@ -19,10 +19,10 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.captured import Step
+from mlperf_bert.step.make_step import make_step
 
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -53,7 +53,7 @@ class Run:
         self.model: BertForPretraining = make_model(self.config, 1, device)
         self.optimizer: FlatOptimizer
         self.step: Step
-        self.optimizer, self.step = build_step(self.model, self.config, ONE_RANK, device, shapes)
+        self.optimizer, self.step = make_step(self.model, self.config, ONE_RANK, device, shapes)
 
     def losses(
         self,

@@ -26,8 +26,8 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.distributed.launch import read_rank_info
+from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.parts.build import make_model
 from mlperf_bert.run.mlperf_log import RESERVED_WORDS
 from support import mlperf_records, run_cli, run_process
 

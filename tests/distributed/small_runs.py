@@ -14,9 +14,10 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import EagerStep
+from mlperf_bert.step.make_step import make_step
 
 CPU = torch.device("cpu")
 MICRO_BATCHES, SEQUENCES, MASKED = 4, 2, 2  # of an update, of each, of each sequence
@@ -73,7 +74,7 @@ def start(
     )
     case = load_config(config, (*SMALL, *ranks, *overrides))
     model = make_model(case, seed, CPU).to(dtype)
-    return Run(case, info, model, *build_step(model, case, info, CPU))
+    return Run(case, info, model, *make_step(model, case, info, CPU))
 
 
 def micro_batch(step: int, number: int, forwards: int) -> UnpaddedBatch:

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -49,8 +49,9 @@ from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, Shard
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
-from mlperf_bert.parts.build import Run, build
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 
@@ -114,7 +115,7 @@ def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tenso
 
 
 def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
-    """The bucket layout that `parts/build.py` plans."""
+    """The bucket layout that `step/make_step.py` plans."""
     named = dict(model.named_parameters())
     numel = {name: each.numel() for name, each in named.items()}
     item_bytes = next(iter(named.values())).element_size()
@@ -249,11 +250,8 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
         *("parallel.bucket_cap_mb=0.02", "clip.policy=bucket_before_allreduce"),
     )
     case = load_config(config, settings)
-    seed, directory = int(case.run.seed), RunDirectory(output / "run", 0)
-    parts = build(
-        Run(config=case, seed=seed, info=info, device=CPU, data_dir=data, directory=directory)
-    )
     step = -WARM_UP_STEPS
+    optimizers: list[FlatOptimizer] = []
 
     def hook(gradient: Tensor) -> Tensor:
         nonlocal step
@@ -262,15 +260,25 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
             return gradient
         return torch.full_like(gradient, SPOILT_STEPS.get(step, math.nan))
 
-    if info.rank == info.world_size - 1:
-        named = parts.model.named_parameters()
-        next(each for name, each in named if name.endswith("LayerNorm.weight")).register_hook(hook)
-    with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-        outcome = train(parts)
+    def make_spoilt_step(model: nn.Module, *arguments: Any) -> Any:
+        made = make_step(model, *arguments)
+        optimizers.append(made[0])
+        if info.rank == info.world_size - 1:
+            named = model.named_parameters()
+            norm = next(each for name, each in named if name.endswith("LayerNorm.weight"))
+            norm.register_hook(hook)
+        models.append(model)
+        return made
+
+    models: list[nn.Module] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlperf_bert.train.make_step", make_spoilt_step)
+        directory = RunDirectory(output / "run", 0)
+        outcome = train(case, info, CPU, directory, data, int(case.run.seed))
     return {
         "steps": outcome.steps,
-        "updates": int(parts.optimizer.scalar_state()["updates"]),
-        "weights": copy.deepcopy(parts.model.state_dict()),
+        "updates": int(optimizers[0].scalar_state()["updates"]),
+        "weights": copy.deepcopy(models[0].state_dict()),
     }
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import sys
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.make_loader import make_loader
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
-from mlperf_bert.parts.build import Run, build
-from mlperf_bert.parts.loader import build_loader
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 from mlperf_bert.vocabulary.word_pieces import token_dtype
@@ -115,7 +113,7 @@ def exchanged_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str
 def loaded_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
     """Digests of what the loader of a captured run brings to this rank, padded."""
     planner, reader = open_planned(config, data)
-    loader, shapes = build_loader(config, planner, reader, 5, info, CPU, None, 1)
+    loader, shapes = make_loader(config, planner, reader, 5, info, CPU, None, 1)
     with loader:
         steps = [step for _, step in zip(STEPS, loader, strict=False)]
     batches = [batch for step in steps for batch in step.micro_batches]
@@ -238,17 +236,8 @@ def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> di
     found["runs of dali"] = dali_stand_in.Pipeline.runs
     for name, settings in TRAIN_CASES.items():
         case = load_config(config_path, (*SIZES, *settings, *SHORT))
-        run = Run(
-            config=case,
-            seed=int(case.run.seed),
-            info=info,
-            device=CPU,
-            data_dir=data,
-            directory=RunDirectory(output / name, 0),
-        )
-        parts = build(run)
-        with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-            train(parts)
+        directory = RunDirectory(output / name, 0)
+        train(case, info, CPU, directory, data, int(case.run.seed))
     return found
 
 

@@ -18,11 +18,11 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.data.make_loader import run_reader
 from mlperf_bert.data.mpi_readers import MpiSource, Pair
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
-from mlperf_bert.parts.loader import run_reader
 from resume_cases import run_train
 from support import run_process
 from test_exchange import digest, planned_batches

@@ -9,7 +9,7 @@ import torch
 
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_config, read_manifest, verify
-from mlperf_bert.parts.build import make_model
+from mlperf_bert.model.bert import make_model
 from support import mlperf_records
 
 Phase = Literal["start-up", "step", "evaluation", "checkpoint", "end"]

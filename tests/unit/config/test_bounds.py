@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mlperf_bert.parts import build
 
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.common.errors import ConfigError
@@ -17,8 +18,7 @@ from mlperf_bert.config.files import checked_setting, config_value, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
-from mlperf_bert.parts import build
-from mlperf_bert.parts.build import check_memory
+from mlperf_bert.model.bert import check_memory
 from support import TINY_CONFIG, refusal, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)

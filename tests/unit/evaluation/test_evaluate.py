@@ -11,9 +11,7 @@ from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.evaluation.evaluate import Accuracy
-from mlperf_bert.evaluation.schedule import InTurn
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.run.mlperf_log import MlperfLog
 from support import mlperf_records
 
 BATCH, INTERVAL = 16, 160  # of the tiny config
@@ -96,18 +94,3 @@ def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
     """Samples and value of every record of the MLPerf log with this key."""
     found = mlperf_records(run_dir / "result_0.txt", key)
     return [(record["metadata"].get("epoch_num"), record["value"]) for record in found]
-
-
-def settled() -> None:
-    pass
-
-
-def test_in_turn_the_result_is_there_at_once_and_once(synthetic_data: Path) -> None:
-    evaluator, trained = evaluator_of(synthetic_data), small_model(1)
-    schedule = InTurn(evaluator, trained, settled, MlperfLog(None))
-    assert schedule.poll(0, wait=True) is None
-    schedule.begin(7)
-    found = schedule.poll(7, wait=False)
-    assert found is not None
-    assert (found.samples, found.accuracy) == (7, evaluator(trained))
-    assert schedule.poll(7, wait=True) is None

@@ -29,7 +29,7 @@ from mlperf_bert.model.attention_layout import (
     build_groups,
 )
 from mlperf_bert.model.choices import choose_attention
-from mlperf_bert.parts.build import _check_capturable
+from mlperf_bert.step.make_step import _check_capturable
 from model_cases import CPU, MODERN, TINY
 
 MAX_LENGTH = 40

@@ -14,9 +14,8 @@ from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.parts.build import make_model
 from model_cases import CPU, TINY, ragged_batch
 
 ALONE = replace(TINY, objective="mlm")

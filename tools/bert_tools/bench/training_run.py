@@ -18,10 +18,10 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.length_histogram import real_lengths, run_shapes
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, check_memory, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.parts.build import build_step, check_memory, make_model
 from mlperf_bert.step.captured import Step
+from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.warm_up import synthetic_batch
 
 ALONE = RankInfo(
@@ -107,7 +107,7 @@ def run_of_model(
     padded_updates = [padded(update, shapes) for update in updates]
     needed = {batch.shape for update in padded_updates for batch in update}
     shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
-    optimizer, step = build_step(model, config, ALONE, device, shapes)
+    optimizer, step = make_step(model, config, ALONE, device, shapes)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     with step:
         yield TrainingRun(

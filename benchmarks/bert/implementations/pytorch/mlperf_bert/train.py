@@ -1,173 +1,418 @@
-"""The training loop, read top to bottom: init phase (untimed), run phase (timed), end."""
+"""Training, read from top to bottom: set-up (untimed), the loop (timed), the end.
+
+`cli/train.py` has read the config, joined the ranks and decided where the run starts.
+"""
 
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
-from mlperf_bert.common.errors import DataError
+from mlperf_bert import git_commit
+from mlperf_bert.checkpoint.first_weights import origin_of_run
+from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
+from mlperf_bert.checkpoint.load import (
+    load_checkpoint,
+    load_first_weights,
+    load_phase,
+    restore_rank_states,
+)
+from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState, read_config
+from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
+from mlperf_bert.checkpoint.saving import Saving
+from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.contents import ContentsCheck
+from mlperf_bert.data.index import sets_sha256
+from mlperf_bert.data.make_loader import make_loader
+from mlperf_bert.data.sampler import PublishedStrataSampler
+from mlperf_bert.data.set_checks import open_data
 from mlperf_bert.distributed.failures import saying_failures
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.distributed.sum_check import check_sums
-from mlperf_bert.evaluation.schedule import Evaluated
-from mlperf_bert.parts.build import Parts
-from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
+from mlperf_bert.model.bert import check_memory, make_model
+from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.run.metrics import Metrics, MetricsFile
+from mlperf_bert.run.mlperf_log import MlperfLog
+from mlperf_bert.run.outcome import RunOutcome, Status
+from mlperf_bert.run.progress import Reporter
+from mlperf_bert.run.slowest_rank import SlowestRank
+from mlperf_bert.signals.stop_request import StopRequest
+from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.step.captured import use_capturable_stream
+from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.step.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from mlperf_bert.common.console import ProgressLines
+    from mlperf_bert.run.hints import Hints
 
 MAX_SKIPPED_IN_A_ROW = 10
 
 
-def train(parts: Parts) -> RunOutcome:
+def train(  # noqa: C901 (one run, in its order)
+    config: RunConfig,
+    info: RankInfo,
+    device: torch.device,
+    directory: RunDirectory,
+    data_dir: Path,
+    seed: int,
+    *,
+    start: Start = NEW_RUN,
+    process: MpiProcess | None = None,
+    cache_cleared: bool = False,
+    whereabouts: Whereabouts | None = None,
+    shown: "ProgressLines | None" = None,
+    hints: "Hints | None" = None,
+) -> RunOutcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome.
 
-    A run without a target has succeeded when its last step is done.
+    A run without a target has succeeded when its last step is done. The process group exists
+    already. Raises UserError on contradictions between config, data, checkpoint and machine.
+
+    Args:
+        config: of the run.
+        info: this rank.
+        device: of this rank.
+        directory: receives logs, metrics and checkpoints.
+        data_dir: directory with the prepared sets train/ and eval/.
+        seed: the same on every rank.
+        start: where the run starts, if from a checkpoint.
+        process: this rank among trainers and readers, if there are readers.
+        cache_cleared: the page cache was dropped before, as the log says.
+        whereabouts: kept up to date with what this rank is doing.
+        shown: already tells a person about the start.
+        hints: what the person may type next.
     """
-    run, log, at = parts.run, parts.log, parts.run.whereabouts.at
-    at("warm-up")
-    check_sums(run.info, run.device)
-    warm_up(run.config, parts.step, parts.model, parts.optimizer, run.device)
-    parts.evaluation.prepare()
-    parts.saving.prepare()
-    _settle(parts)
-    log.init_stop()
-    log.run_start()
-    _settle(parts)  # no rank may open a shard before rank 0 has written that line
-    parts.saving.start()
-    step, samples = run.start.step, run.start.samples
-    latest = stopped_by = None
-    updating = True
-    patience = timedelta(seconds=run.config.run.hang_timeout_s)
-    saying = saying_failures(run.info, run.whereabouts, patience)  # left first
-    with (
-        parts.stop,
-        parts.contents,
-        parts.step,
-        parts.evaluator,
-        parts.saving,
-        parts.loader as batches,
-        saying,
+    whereabouts = whereabouts or Whereabouts()
+    at = whereabouts.at
+    _check_world_size(config, info)
+    if config.run.step_mode == "captured":
+        use_capturable_stream(device)
+
+    # The data. No sample is read before the clock starts: only sidecars, manifest and index.
+    data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
+    identity = CheckpointState(
+        step=0,
+        samples=0,
+        seed=seed,
+        mlm_accuracy=None,
+        vocabulary_sha256=data.train.manifest.vocabulary_sha256,
+        data_sha256=sets_sha256(data.train_reader.set_dir, data.held_out_reader.set_dir),
+        world_size=info.world_size,
+    )
+    on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
+    # The planner decides which samples each rank gets in each step; the loader brings them.
+    planner = make_planner(config, data.train, seed)
+    loader, shapes = make_loader(
+        config, planner, data.train_reader, seed, info, device, process, start.step + 1
+    )
+    on_every_rank(info, lambda: check_memory(config, device))
+
+    vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
+    with directory.begun(
+        config, seed, info, device, vocabulary=vocabulary, continues=start.continues
     ):
-        at("batch", step + 1)
-        for batch in batches:
-            step = batch.plan.step
-            at("step", step)
-            parts.slowest_rank.step_begins(batch)
-            result = parts.step(step, batch.micro_batches)
-            samples += run.config.parallel.global_batch_size
-            parts.metrics.add(batch, result)
-            is_last = step == run.config.max_steps
-            stopped_by = None if is_last else parts.stop.agreed(step)
-            saves = parts.saving.is_due(step, parts.stop.step_s)
-            evaluated = _evaluate(samples, is_last, is_last or bool(stopped_by) or saves, parts)
-            latest = evaluated or latest
-            if is_last or stopped_by or evaluated or parts.metrics.interval_is_full:
-                updating = _report(samples, evaluated, latest, parts)
-            if is_last or stopped_by or not updating or _reached(latest, parts):
-                break
-            parts.saving.after_step(step, samples, evaluated, parts.stop.step_s)
-            at("batch", step + 1)
-        status = _stop_clock(step, samples, latest, stopped_by, parts)
-        if run.config.eval.target is None and updating and step == run.config.max_steps:
-            status = "success"
-    at("checkpoint", step)
-    return parts.saving.at_end(status, step, samples, latest, stopped_by)
-
-
-def _stop_clock(
-    step: int, samples: int, latest: Evaluated | None, stopped_by: str | None, parts: Parts
-) -> Literal["success", "aborted"]:
-    finish_queued_work(parts.run.device)
-    if latest is not None and _reached(latest, parts):
-        parts.log.run_stop(latest.samples, parts.evaluator.num_samples, "success")
-        return "success"
-    parts.log.run_stop(samples, parts.evaluator.num_samples, "aborted")
-    if stopped_by:
-        parts.reporter.line(f"{stopped_by} received: stopped after step {step}")
-    return "aborted"
-
-
-def _evaluate(samples: int, is_last: bool, wait: bool, parts: Parts) -> Evaluated | None:
-    """Start an evaluation if one is due; return the newest result if there is a new one.
-
-    `wait` for a running evaluation: its result would be lost, or missing from a checkpoint.
-    """
-    is_due = is_last or parts.run.config.evaluation_is_due(samples)
-    evaluated = _poll(samples, is_due or wait, parts)
-    if is_due and not _reached(evaluated, parts):
-        _await_contents(parts)
-        parts.run.whereabouts.at("evaluation", samples)
-        parts.metrics.exclude(parts.evaluation.begin(samples))
-        evaluated = _poll(samples, wait, parts) or evaluated
-    return evaluated
-
-
-def _poll(samples: int, wait: bool, parts: Parts) -> Evaluated | None:
-    evaluated = parts.evaluation.poll(samples, wait=wait)
-    if evaluated:
-        parts.reporter.line(
-            f"evaluation at {evaluated.samples:,} samples: "
-            f"{parts.evaluator.in_words(evaluated.accuracy)} ({evaluated.seconds:.1f} s)"
+        log = on_every_rank(
+            info, lambda: _begin_log(config, info, directory, seed, start, cache_cleared)
         )
-    return evaluated
+        own_path = directory.run if info.rank == 0 else None
+        reporter = on_every_rank(
+            info,
+            lambda: Reporter(
+                own_path and own_path / "stdout.log",
+                config.max_steps,
+                continued=start.continues,
+                shown=shown,
+            ),
+        )
+        for remark in start.remarks:
+            reporter.line(remark)
+        reporter.line(data.target_in_words)
+        reporter.line(f"sampler {config.data.sampler}, balance {config.data.balance}")
+        if isinstance(planner.sampler, PublishedStrataSampler):
+            reporter.line(planner.sampler.in_words())
+
+        # The model: weights drawn from the seed, then those of a checkpoint to begin with, if any.
+        model = on_every_rank(info, lambda: make_model(config, seed, device))
+        agree_on_kernels(info, model)
+        reporter.line(model.attention.note)
+        identity = replace(identity, attention=model.attention.name, kernels=model.kernels)
+        for remark in changed_kernels(start.state, identity):
+            reporter.line(remark)
+        log.weights_initialization(map(tensorflow_name, model.state_dict()))
+        digest = identity.vocabulary_sha256
+        first = Path(config.run.init_checkpoint) if config.run.init_checkpoint else None
+        begins_phase = start.checkpoint is None and config.run.init_state == "training"
+        if first is not None and start.checkpoint is None and not begins_phase:
+            load = partial(load_first_weights, model, config, digest, seed)
+            reporter.line(on_every_rank(info, load))
+
+        # The optimizer (optim.name), and the step that drives it: forward, backward, clipping and
+        # all-reduce of each bucket of gradients (clip.policy says in which order), update.
+        # Seeded by the step too, because another number of ranks has no streams to resume.
+        torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
+        optimizer, step = make_step(model, config, info, device, shapes)
+        if start.checkpoint is not None:
+            state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
+            restore_rank_states(start.checkpoint, state, model, info, device)
+        elif begins_phase:
+            assert first is not None  # `check_first_weights` refuses it
+            reporter.line(load_phase(optimizer, model, first, digest, info, device))
+
+        # Evaluation, metrics and checkpoints.
+        evaluator = Evaluator.of_run(config, data.held_out, data.held_out_reader, info, device)
+        is_checking = info.rank == 0 or info.local_rank == 0
+        contents = ContentsCheck(
+            (data.train_reader, data.held_out_reader) if is_checking else (),
+            known=None if start.state is None else start.state.blocks_sha256,
+            host=host_name() if config.parallel.nodes > 1 else "",
+        )
+        replays = device.type == "cuda" and config.run.step_mode == "captured"
+        slowest_rank = SlowestRank(info, model.body.embeddings, device, replays=replays)
+        metrics = Metrics(config, info.world_size, device)
+        metrics_file = on_every_rank(
+            info,
+            lambda: MetricsFile(
+                own_path and own_path / "metrics.jsonl", start.step if start.continues else None
+            ),
+        )
+        origin = on_every_rank(
+            info, lambda: origin_of_run(first, start.checkpoint, begins_phase=begins_phase)
+        )
+        writer = CheckpointWriter(
+            directory.checkpoints,
+            optimizer,
+            config,
+            info,
+            device,
+            fp8_state=model.fp8_state(),
+            keep_last=config.checkpoint.keep_last,
+            commit=git_commit() if info.rank == 0 else None,
+            after=start.step if start.continues else None,
+            origin=origin,
+        )
+        saving = Saving(
+            config=config,
+            identity=identity,
+            start_of_run=start,
+            writer=writer,
+            metrics=metrics,
+            reporter=reporter,
+            write_outcome=partial(directory.write_outcome, info),
+        )
+        stop = StopRequest(info.world_size, device)  # notes signals; the ranks agree on the step
+
+    patience = timedelta(seconds=config.run.hang_timeout_s)
+    saying = saying_failures(info, whereabouts, patience)  # left first
+    with reporter, closing(metrics_file), closing(log), _hinting(reporter, directory, hints):
+        reporter.line(_in_words(config, info, device, seed, directory, model))
+        for line in hints.at_start() if hints else ():
+            reporter.line(line)
+
+        at("warm-up")
+        check_sums(info, device)
+        warm_up(config, step, model, optimizer, device)
+        evaluator.prepare(model)
+        saving.prepare()
+        _settle(info, device)
+        log.init_stop()
+        log.run_start()  # the clock starts
+        _settle(info, device)  # no rank may open a shard before rank 0 has written that line
+        saving.start()
+
+        number, samples = start.step, start.samples
+        latest: Evaluated | None = None
+        stopped_by: str | None = None
+        diverged = False
+        with stop, contents, step, evaluator, saving, loader as batches, saying:
+            at("batch", number + 1)
+            for batch in batches:
+                number = batch.plan.step
+                at("step", number)
+                slowest_rank.step_begins(batch)
+                metrics.add(batch, step(number, batch.micro_batches))
+                samples += config.parallel.global_batch_size
+                is_last = number == config.max_steps
+                # After a signal to any rank, all end after the same step.
+                stopped_by = None if is_last else stop.agreed(number)
+
+                evaluated: Evaluated | None = None
+                if is_last or config.evaluation_is_due(samples):
+                    _await_contents(contents, info, data_dir, saving)
+                    at("evaluation", samples)
+                    finish_queued_work(device)  # not part of the evaluation
+                    began = time.perf_counter()
+                    log.eval_start(samples)
+                    optimizer.settle()
+                    accuracy = evaluator(model)
+                    log.eval_accuracy(samples, accuracy.mlm_accuracy)
+                    log.eval_stop(samples)
+                    evaluated = Evaluated(samples, accuracy, time.perf_counter() - began)
+                    metrics.exclude(evaluated.seconds)
+                    latest = evaluated
+                    reporter.line(
+                        f"evaluation at {samples:,} samples: {evaluator.in_words(accuracy)} "
+                        f"({evaluated.seconds:.1f} s)"
+                    )
+
+                if is_last or stopped_by or evaluated or metrics.interval_is_full:
+                    _await_contents(contents, info, data_dir, saving)
+                    record = metrics.record(
+                        samples, _accuracy_of(evaluated), slowest_rank.compare()
+                    )
+                    metrics_file.write(record)
+                    reporter.progress(record, _accuracy_of(latest))
+                    if evaluated:
+                        log.tracked_stats(samples, metrics.throughput_since_evaluation())
+                    # A row of skipped steps that has ended does not count: the run has recovered.
+                    skipped = metrics.skipped_in_a_row()
+                    diverged = skipped >= MAX_SKIPPED_IN_A_ROW
+                    if diverged:
+                        reporter.line(
+                            f"the last {skipped} steps in a row had a gradient that is not finite "
+                            f"and were skipped, seen at step {number}: stopped; lower "
+                            "optim.learning_rate or lengthen schedule.warmup_steps"
+                        )
+                if is_last or stopped_by or diverged or _reached(config, latest):
+                    break
+                saving.after_step(number, samples, evaluated, stop.step_s)
+                at("batch", number + 1)
+
+            finish_queued_work(device)
+            status: Status = "success" if _reached(config, latest) else "aborted"
+            at_samples = latest.samples if latest and status == "success" else samples
+            log.run_stop(at_samples, evaluator.num_samples, status)  # the clock stops
+            if status == "aborted" and stopped_by:
+                reporter.line(f"{stopped_by} received: stopped after step {number}")
+            if config.eval.target is None and not diverged and number == config.max_steps:
+                status = "success"
+
+        at("checkpoint", number)
+        outcome = saving.at_end(status, number, samples, latest, stopped_by)
+        reporter.line(outcome.in_words(config.eval.target, evaluator.guess))
+        is_saved = config.checkpoint.save != "never"
+        for line in hints.at_end(outcome, is_saved=is_saved) if hints else ():
+            reporter.line(line)
+    return outcome
 
 
-def _await_contents(parts: Parts) -> None:
+def _check_world_size(config: RunConfig, info: RankInfo) -> None:
+    """Raise ConfigError unless as many ranks were started as the config asks for."""
+    parallel = config.parallel
+    if parallel.world_size != info.world_size:
+        raise ConfigError(
+            "parallel.ranks_per_node",
+            f"the config asks for {parallel.nodes} x {parallel.ranks_per_node} ranks, "
+            f"{info.world_size} were started ({info.launcher})",
+            "start that many, or change parallel.nodes and parallel.ranks_per_node",
+        )
+
+
+def _begin_log(
+    config: RunConfig,
+    info: RankInfo,
+    directory: RunDirectory,
+    seed: int,
+    start: Start,
+    cache_cleared: bool,
+) -> MlperfLog:
+    """The MLPerf log, with all records that come before training."""
+    begins_with = config.run.init_checkpoint
+    if start.checkpoint is not None and info.rank == 0:  # a resumed run began with its own
+        begins_with = read_config(start.checkpoint).run.init_checkpoint
+    log = MlperfLog(directory.mlperf_log if info.rank == 0 else None)
+    log.init_start(cache_cleared=cache_cleared)
+    log.submission(config)
+    log.hyperparameters(config, seed)
+    log.conditions(
+        config,
+        # By the start, not the config: ranks that it spreads over nodes may all be on this one.
+        number_of_nodes=-(-info.world_size // info.local_world_size),
+        number_of_ranks=info.world_size,
+        resumed_from=({"step": start.step, "samples": start.samples} if start.is_resumed else None),
+        initial_weights="checkpoint" if begins_with else "random",
+    )
+    return log
+
+
+def _in_words(
+    config: RunConfig,
+    info: RankInfo,
+    device: torch.device,
+    seed: int,
+    directory: RunDirectory,
+    model: nn.Module,
+) -> str:
+    """The run in one line, for the person who started it."""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
+    return (
+        f"{num_parameters:,} parameters, {ranks} on {device.type}, global batch "
+        f"{config.parallel.global_batch_size}, seed {seed}, in {directory.run}"
+    )
+
+
+@contextmanager
+def _hinting(reporter: Reporter, directory: RunDirectory, hints: "Hints | None") -> Iterator[None]:
+    """Say how to go on if the body fails when there is a checkpoint."""
+    try:
+        yield
+    except Exception:
+        if hints is not None and (directory.checkpoints / LATEST).exists():
+            reporter.line(hints.to_go_on())
+        raise
+
+
+def _settle(info: RankInfo, device: torch.device) -> None:
+    """Wait until every rank has arrived and its device has finished all queued work."""
+    finish_queued_work(device)
+    if info.world_size > 1:
+        dist.barrier()
+
+
+def _await_contents(
+    contents: ContentsCheck, info: RankInfo, data_dir: Path, saving: Saving
+) -> None:
     """Wait, before the first result, until the shards are known to be right.
 
     Raises DataError on every rank if one of them found a wrong shard, or if the nodes have copies
     that differ. The wait is no training, but the clock goes on.
     """
-    if parts.contents.was_asked:
+    if contents.was_asked:
         return
-    run, began = parts.run, time.perf_counter()
-    found = on_every_rank(run.info, parts.contents.result)
-    of_nodes = set(filter(None, from_all_ranks(run.info, found or "")))
+    began = time.perf_counter()
+    found = on_every_rank(info, contents.result)
+    of_nodes = set(filter(None, from_all_ranks(info, found or "")))
     if len(of_nodes) > 1:
         remedy = "find the shards that are wrong with `mlperf_bert verify --full` on each node"
-        error = DataError(str(run.data_dir), "is not the same on all nodes", remedy)
+        error = DataError(str(data_dir), "is not the same on all nodes", remedy)
         error.is_of_all_ranks = True
         raise error
-    parts.saving.identity = replace(parts.saving.identity, blocks_sha256=found)
-    parts.metrics.exclude(time.perf_counter() - began)
+    saving.identity = replace(saving.identity, blocks_sha256=found)
+    saving.metrics.exclude(time.perf_counter() - began)
 
 
-def _report(
-    samples: int, evaluated: Evaluated | None, latest: Evaluated | None, parts: Parts
-) -> bool:
-    """Write and show the interval's record; False if too many of the latest steps were skipped.
-
-    A row of skipped steps that has ended does not count: the run has recovered.
-    """
-    _await_contents(parts)
-    accuracy = evaluated.accuracy.mlm_accuracy if evaluated else None
-    record = parts.metrics.record(samples, accuracy, parts.slowest_rank.compare())
-    parts.metrics_file.write(record)
-    parts.reporter.progress(record, latest.accuracy.mlm_accuracy if latest else None)
-    if evaluated:
-        parts.log.tracked_stats(samples, parts.metrics.throughput_since_evaluation())
-    skipped = parts.metrics.skipped_in_a_row()
-    if skipped < MAX_SKIPPED_IN_A_ROW:
-        return True
-    parts.reporter.line(
-        f"the last {skipped} steps in a row had a gradient that is not finite and were skipped, "
-        f"seen at step {record['step']}: stopped; "
-        "lower optim.learning_rate or lengthen schedule.warmup_steps"
-    )
-    return False
+def _accuracy_of(evaluated: Evaluated | None) -> float | None:
+    return None if evaluated is None else evaluated.accuracy.mlm_accuracy
 
 
-def _reached(evaluated: Evaluated | None, parts: Parts) -> bool:
-    target = parts.run.config.eval.target
-    if evaluated is None or target is None:
-        return False
-    return evaluated.accuracy.mlm_accuracy >= target
-
-
-def _settle(parts: Parts) -> None:
-    """Wait until every rank has arrived and its device has finished all queued work."""
-    finish_queued_work(parts.run.device)
-    if parts.run.info.world_size > 1:
-        dist.barrier()
+def _reached(config: RunConfig, evaluated: Evaluated | None) -> bool:
+    accuracy, target = _accuracy_of(evaluated), config.eval.target
+    return accuracy is not None and target is not None and accuracy >= target

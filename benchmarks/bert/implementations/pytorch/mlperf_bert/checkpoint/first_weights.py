@@ -18,6 +18,7 @@ from mlperf_bert.checkpoint.huggingface.weights import (
     read_settings,
 )
 from mlperf_bert.checkpoint.manifest import (
+    INITIALIZED_FROM,
     LATEST,
     MANIFEST,
     MODEL,
@@ -248,6 +249,29 @@ def origin_of_phase(checkpoint: Path) -> str:
         f"{MODEL} {found.files[MODEL].sha256}",
     )
     return ", ".join((*state, *found.origin.values()))
+
+
+def origin_of_run(
+    first: Path | None, checkpoint: Path | None, *, begins_phase: bool
+) -> dict[str, str]:
+    """Manifest entries: the weights or state that the run, or the one it resumes, began with.
+
+    Args:
+        first: `run.init_checkpoint`.
+        checkpoint: from which the run starts, if it does.
+        begins_phase: it begins with the training state of `first`.
+    """
+    if begins_phase and first is not None:
+        return {INITIALIZED_FROM: origin_of_phase(first)}
+    saved = checkpoint or first
+    if saved is None:
+        return {}
+    if is_huggingface(saved):
+        return {INITIALIZED_FROM: origin_of(saved)}
+    known = read_manifest(resolve(saved)).origin
+    if not known or INITIALIZED_FROM in known:
+        return dict(known)
+    return {INITIALIZED_FROM: ", ".join(known.values())}
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:

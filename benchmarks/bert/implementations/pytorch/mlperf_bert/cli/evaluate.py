@@ -64,7 +64,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session, on_every_rank
-    from mlperf_bert.parts.build import make_evaluator, make_model
+    from mlperf_bert.evaluation.evaluate import Evaluator
+    from mlperf_bert.model.bert import make_model
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.step.eager import weights_dtype
 
@@ -82,7 +83,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         state = on_every_rank(info, lambda: load_weights(model, args.checkpoint, digest))
         model.to(weights_dtype(config.model.precision))
         begun = time.monotonic()
-        evaluator = make_evaluator(config, index, reader, info, device)
+        evaluator = Evaluator.of_run(config, index, reader, info, device)
         if info.rank == 0:
             evaluator.on_batch = progress()
         accuracy = evaluator(model)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.evaluation.fill import fill
-    from mlperf_bert.parts.build import make_model
+    from mlperf_bert.model.bert import make_model
     from mlperf_bert.step.eager import weights_dtype
     from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 

@@ -349,7 +349,7 @@ def _seconds_a_forward(config: RunConfig) -> float:
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
-    from mlperf_bert.parts.build import make_model
+    from mlperf_bert.model.bert import make_model
     from mlperf_bert.step.eager import training_loss_sums
     from mlperf_bert.step.warm_up import synthetic_batch
 
@@ -407,7 +407,8 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.session import in_session
-    from mlperf_bert.parts.build import make_evaluator, make_model
+    from mlperf_bert.evaluation.evaluate import Evaluator
+    from mlperf_bert.model.bert import make_model
     from mlperf_bert.step.eager import weights_dtype
 
     checkpoints = run_dir / "checkpoints"
@@ -423,7 +424,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         index = open_index(data / "eval", config)
-        evaluator = make_evaluator(
+        evaluator = Evaluator.of_run(
             config, index, SampleReader(data / "eval", index.manifest), info, device
         )
         model = make_model(config, seed, device)

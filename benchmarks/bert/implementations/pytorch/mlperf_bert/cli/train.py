@@ -3,14 +3,12 @@
 import argparse
 import secrets
 import time
-from contextlib import closing
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError, typed
+from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError
 from mlperf_bert.config.options import add_config, add_init_checkpoint
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.signals.signal_watch import write_status
@@ -21,10 +19,9 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
-    from mlperf_bert.parts.build import Parts, Run
     from mlperf_bert.run.directory import RunDirectory
+    from mlperf_bert.run.hints import Hints
     from mlperf_bert.run.lock import RunLock
-    from mlperf_bert.run.outcome import RunOutcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
+    from mlperf_bert.data.make_loader import run_reader
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.reader_roles import mpi_process
-    from mlperf_bert.parts.loader import run_reader
 
     with mpi_process(read_rank_info()) as process:
         if process.role.is_reader:
@@ -145,11 +142,11 @@ def _train_in(
     shown.never_silent(lambda: whereabouts.in_words)
 
     from mlperf_bert.common.seeds import SEED_BITS
+    from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
-    from mlperf_bert.parts.build import Run
-    from mlperf_bert.parts.loader import dismiss_reader
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.signals.signal_watch import SignalWatch
+    from mlperf_bert.train import train
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         directory = RunDirectory(Path(from_rank_zero(info, str(root))), args.run_index)
@@ -162,20 +159,21 @@ def _train_in(
         if seed is None:
             drawn, wanted = secrets.randbits(SEED_BITS), config.run.seed
             seed = from_rank_zero(info, drawn if wanted == "random" else wanted)
-        run = Run(
-            config=config,
-            seed=seed,
-            info=info,
-            device=device,
-            data_dir=args.data,
-            directory=directory,
+        outcome = train(
+            config,
+            info,
+            device,
+            directory,
+            args.data,
+            seed,
             start=start,
             process=process,
             cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
             shown=shown,
+            hints=_hints(args, directory, info),
         )
-        return _train_and_tell(args, run)
+        return _leave(args, info, outcome.status == "success", outcome.stopped_by)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
     with shown, SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
@@ -189,27 +187,18 @@ def _train_in(
         )
 
 
-def _train_and_tell(args: argparse.Namespace, run: "Run") -> int:
-    """Train, print the result and the next commands, and return the exit status."""
-    from mlperf_bert.checkpoint.manifest import LATEST
-    from mlperf_bert.parts.build import build
-    from mlperf_bert.train import train
+def _hints(args: argparse.Namespace, directory: "RunDirectory", info: "RankInfo") -> "Hints":
+    from mlperf_bert.run.hints import Hints
 
-    parts = build(run)
-    with parts.reporter, closing(parts.metrics_file), closing(parts.log):
-        parts.reporter.line(parts.in_words())
-        for line in _tool("watch it from another terminal", "watch", run.directory.run):
-            parts.reporter.line(line)
-        try:
-            outcome = train(parts)
-        except Exception:
-            if (run.directory.checkpoints / LATEST).exists():
-                parts.reporter.line(_go_on(args, run))
-            raise
-        parts.reporter.line(_end_in_words(parts, outcome))
-        for line in _what_next(args, run, outcome):
-            parts.reporter.line(line)
-    return _leave(args, run.info, outcome.status == "success", outcome.stopped_by)
+    return Hints(
+        directory=directory,
+        config=args.config,
+        data=args.data,
+        settings=args.set,
+        init_checkpoint=args.init_checkpoint,
+        is_alone=info.launcher in ("single", "local"),
+        go_on_by=args.go_on_by,
+    )
 
 
 def _agree_on_start(
@@ -255,60 +244,6 @@ def _agree_on_start(
 
     on_rank_zero(info, find)
     return Start.from_plain(from_rank_zero(info, found[0].to_plain()))
-
-
-def _end_in_words(parts: "Parts", outcome: "RunOutcome") -> str:
-    """The outcome of a run in one line."""
-    target, reached, guess = (
-        parts.run.config.eval.target,
-        outcome.mlm_accuracy,
-        parts.evaluator.guess,
-    )
-    how_far = f"{outcome.samples:,} samples, {outcome.steps:,} steps"
-    seconds = f"{outcome.seconds:.1f} s of training"
-    known = "" if reached is None else f"; accuracy {reached:.4f}"
-    if outcome.stopped_by is not None:
-        return f"stopped by {outcome.stopped_by} after {how_far}, {seconds}{known}"
-    if target is None:
-        known += f", {reached / guess:.2f} x the context-free guess" if reached and guess else ""
-        return f"{outcome.steps:,} steps, {outcome.samples:,} samples, {seconds}{known}"
-    if outcome.status == "success":
-        return f"target reached after {how_far}, {seconds}"
-    more = "; with a higher run.max_steps and schedule.decay_steps a run trains longer"
-    return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
-
-
-def _what_next(args: argparse.Namespace, run: "Run", outcome: "RunOutcome") -> list[str]:
-    """Hints for the finished run: each a purpose and a command that works when typed."""
-    directory, is_saved = run.directory, run.config.checkpoint.save != "never"
-    if outcome.stopped_by is not None and is_saved:
-        return [_go_on(args, run)]
-    lines = _tool("see it in a browser", "report", "page", directory.run)
-    if outcome.status == "success" and is_saved:
-        words = ("--checkpoint", directory.checkpoints, "The [MASK] was trained on text.")
-        lines.append(f"to see what it fills in: {typed('fill', *words)}")
-    return lines
-
-
-def _tool(purpose: str, *words: object) -> list[str]:
-    """A hint that names a command of the tools, if they are installed."""
-    return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []
-
-
-def _go_on(args: argparse.Namespace, run: "Run") -> str:
-    """The command that continues the run from its last checkpoint."""
-    if args.go_on_by is not None:
-        return f"to go on: {args.go_on_by}"
-    words = ["train", "--config", args.config, "--data", args.data]
-    words += [word for each in args.set for word in ("--set", each)]
-    if args.init_checkpoint:
-        words += ["--init-checkpoint", args.init_checkpoint]
-    words += ["--run-dir", run.directory.root, "--resume", "auto"]
-    if run.directory.index:
-        words += ["--run-index", run.directory.index]
-    is_alone = run.info.launcher in ("single", "local")  # ranks that `train` started itself
-    how = "" if is_alone else ", as its ranks were started before"
-    return f"to go on{how}: {typed(*words)}"
 
 
 def _leave(

@@ -1,20 +1,21 @@
 """Masked-LM accuracy over the whole held-out set, sharded over the ranks."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Precision, StepMode
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.evaluation.batches import HeldOutBatches
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.evaluation.batches import HeldOutBatches, tokens_per_forward
 from mlperf_bert.model.heads import correct_predictions
 from mlperf_bert.step.eager import forward
 from mlperf_bert.step.replay import Replay
@@ -38,6 +39,15 @@ class Accuracy:
     def mask_only_accuracy(self) -> float:
         """Accuracy over the positions whose input is [MASK], so that copying earns nothing."""
         return self.correct_at_mask / max(1, self.mask_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The accuracy of the weights after a number of samples, and the seconds that it took."""
+
+    samples: int
+    accuracy: Accuracy
+    seconds: float
 
 
 class Evaluator:
@@ -73,10 +83,31 @@ class Evaluator:
         self._step_mode: StepMode = step_mode
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
-        self._clock = _ShareClock(device)
-        self._seconds = 0.0
         # Called with the number of this rank's finished batches, if no graph is replayed.
         self.on_batch: Callable[[int, int], None] = lambda done, of: None
+
+    @classmethod
+    def of_run(
+        cls,
+        config: RunConfig,
+        index: LengthIndex,
+        reader: SampleReader,
+        info: RankInfo,
+        device: torch.device,
+    ) -> Self:
+        """The evaluator of a run's rank, as its config says."""
+        return cls(
+            index,
+            reader,
+            tokens_per_forward=tokens_per_forward(
+                config.eval.tokens_per_forward, index, config.parallel.world_size, device
+            ),
+            rank=info.rank,
+            world_size=info.world_size,
+            device=device,
+            precision=config.model.precision,
+            step_mode=config.run.step_mode,
+        )
 
     @property
     def num_samples(self) -> int:
@@ -127,32 +158,18 @@ class Evaluator:
             self._replay.close()
 
     def __call__(self, model: nn.Module) -> Accuracy:
-        """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank."""
-        return self.accuracy(self.count(model))
+        """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank.
 
-    def accuracy(self, counts: Tensor) -> Accuracy:
-        """The accuracy from all ranks' `count` of the same weights; the host waits for it."""
-        counts = counts.to(self._device)
-        if self._world_size > 1:
-            dist.all_reduce(counts)
-        accuracy = Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
-        self._seconds = self._clock.seconds
-        return accuracy
-
-    def count(self, model: nn.Module) -> Tensor:
-        """This rank's counts, int64 [4], in the order of `Accuracy`, on the device.
-
-        The host does not wait for them. It waits for the samples at the first call only: they are
-        read once and kept on the device.
+        The samples are read at the first call and kept on the device.
         """
         assert self._prepared in (None, model)
         with _evaluation_of(model):
             self._batches.fill()
             batches = self._batches.static
-            self._clock.mark(0)
             counts = self._replay() if self._replay else self._count_batches(model, batches)
-            self._clock.mark(1)
-            return counts
+        if self._world_size > 1:
+            dist.all_reduce(counts)
+        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
         """Counts of some batches, int64 [4], in the order of `Accuracy`."""
@@ -167,29 +184,6 @@ class Evaluator:
         at_mask = batch.input_ids[batch.masked_token_index] == self._manifest.mask_id
         is_used = batch.labels >= 0
         return torch.stack([correct, is_used, correct & at_mask, is_used & at_mask]).sum(dim=1)
-
-
-class _ShareClock:
-    """A timer of one piece of device work, from mark 0 to mark 1; the host does not wait for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[torch.cuda.Event] = []
-        if device.type == "cuda":
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._times = [0.0, 0.0]
-
-    def mark(self, which: Literal[0, 1]) -> None:
-        """Set mark `which` after all work queued so far."""
-        self._times[which] = time.perf_counter()
-        if self._events:
-            self._events[which].record()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the last piece; waits until the device has finished it."""
-        if self._events:
-            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
-        return self._times[1] - self._times[0]
 
 
 @contextmanager

@@ -10,6 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.common.machine import memory_bytes
+from mlperf_bert.common.seeds import derive_seed
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
@@ -262,3 +266,26 @@ def initial_weights(
     spread = spread_of(name, config)
     most = CUT_AT * spread
     return nn.init.trunc_normal_(drawn, 0.0, spread, -most, most, generator=generator)
+
+
+def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
+    """The bare model, its weights and dropout from the run's seed, equal on every rank."""
+    model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
+    model.dropout_seed = derive_seed(seed, "dropout")
+    return model
+
+
+def check_memory(config: RunConfig, device: torch.device) -> None:
+    """Raise ConfigError if a CPU's memory cannot hold weights and gradients.
+
+    Whether a batch fits a GPU is found at warm-up.
+    """
+    if device.type == "cuda":
+        return
+    needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
+    if needed > memory_bytes():
+        problem = f"makes a model whose weights and gradients take {needed / 2**30:,.0f} GiB"
+        remedy = (
+            f"this machine has {memory_bytes() / 2**30:,.0f}: use a smaller one, or fewer ranks"
+        )
+        raise ConfigError("model.hidden_size", problem, remedy)

@@ -29,6 +29,23 @@ class RunOutcome:
     mlm_accuracy: Share | None
     stopped_by: str | None
 
+    def in_words(self, target: float | None, guess: float | None) -> str:
+        """The outcome in one line; `guess` is the accuracy of the best guess without context."""
+        reached = self.mlm_accuracy
+        how_far = f"{self.samples:,} samples, {self.steps:,} steps"
+        seconds = f"{self.seconds:.1f} s of training"
+        known = "" if reached is None else f"; accuracy {reached:.4f}"
+        if self.stopped_by is not None:
+            return f"stopped by {self.stopped_by} after {how_far}, {seconds}{known}"
+        if target is None:
+            if reached and guess:
+                known += f", {reached / guess:.2f} x the context-free guess"
+            return f"{self.steps:,} steps, {self.samples:,} samples, {seconds}{known}"
+        if self.status == "success":
+            return f"target reached after {how_far}, {seconds}"
+        more = "; with a higher run.max_steps and schedule.decay_steps a run trains longer"
+        return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
+
     def to_json(self) -> bytes:
         """The file's contents."""
         return write_json({"schema_version": OUTCOME_SCHEMA_VERSION, **asdict(self)})

@@ -1,4 +1,4 @@
-"""Build of a rank's loader from the config's data."""
+"""The loader of a rank, as the config says: who reads, who exchanges, masks, shapes."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 
-def build_loader(
+def make_loader(
     config: RunConfig,
     planner: StepPlanner,
     reader: SampleReader,

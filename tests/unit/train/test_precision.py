@@ -16,10 +16,11 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.files import load_config
+from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.optim.flat_optimizer import LossScale
-from mlperf_bert.parts.build import build_step, make_model
 from mlperf_bert.step.eager import weights_dtype
+from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from resume_cases import run_train
@@ -126,7 +127,7 @@ def test_state_goes_over_to_another_precision(run: Run, precision: str, tiny_con
         options = (f"model.precision={other}", "optim.initial_loss_scale=64.0")
         config = load_config(tiny_config, options)
         model = make_model(config, 1, CPU)
-        optimizer, _ = build_step(model, config, ONE_RANK, CPU)
+        optimizer, _ = make_step(model, config, ONE_RANK, CPU)
         load_checkpoint(optimizer, found / "checkpoints", vocabulary(found), ONE_RANK)
         for name, weight in saved(found, "model.safetensors").items():
             assert torch.equal(model.get_parameter(name), weight.to(weights_dtype(other)))
@@ -198,7 +199,7 @@ def test_a_step_reads_nothing_back(
     sizes = ("model.num_layers=1", "parallel.local_batch_size=2", "parallel.grad_accum_steps=2")
     config = load_config(tiny_config, (*options, *sizes, "model.attention=grouped"))
     model = make_model(config, 1, CPU)
-    optimizer, step = build_step(model, config, ONE_RANK, CPU)
+    optimizer, step = make_step(model, config, ONE_RANK, CPU)
     batches = (synthetic_batch(config),) * 2
     with NoSync() as mode:
         optimizer.kernels = Kernels(mode)

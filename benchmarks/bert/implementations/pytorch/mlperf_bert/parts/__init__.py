@@ -1,1 +1,0 @@
-"""Config to parts: the only room that knows all classes."""
