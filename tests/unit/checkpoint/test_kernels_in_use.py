@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mlperf_bert.parts import kernels_in_use
 
+from mlperf_bert.checkpoint import kernels_in_use
 from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.common.errors import ConfigError
