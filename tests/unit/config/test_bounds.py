@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlperf_bert.parts import build
 
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from mlperf_bert.common.errors import ConfigError
@@ -18,6 +17,7 @@ from mlperf_bert.config.files import checked_setting, config_value, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
+from mlperf_bert.model import bert
 from mlperf_bert.model.bert import check_memory
 from support import TINY_CONFIG, refusal, run_process
 
@@ -133,9 +133,9 @@ def test_a_machine_is_asked_whether_it_can_hold_them(
         run_on_ranks([], 10**6)
     config = load_config(tiny)
     needed = 8 * config.model.num_parameters
-    monkeypatch.setattr(build, "memory_bytes", lambda: needed)
+    monkeypatch.setattr(bert, "memory_bytes", lambda: needed)
     check_memory(config, torch.device("cpu"))
-    monkeypatch.setattr(build, "memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(bert, "memory_bytes", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"^model.hidden_size: makes a model whose weights"):
         check_memory(config, torch.device("cpu"))
 

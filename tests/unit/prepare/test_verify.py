@@ -1,6 +1,7 @@
 """`verify`: what shows without reading a sample is found and named, printed and raised."""
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from mlperf_bert.cli.verify import add_arguments, run
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, sidecar_path
-from mlperf_bert.prepare.verify import MAX_PROBLEM_LINES, check_shard_files
+from mlperf_bert.prepare.verify import check_shard_files
 from verify_cases import (
     SPECIAL,
     check,
@@ -24,6 +25,7 @@ from verify_cases import (
     prepare_set,
     problems,
     shard,
+    spoil,
     write_signed,
     write_vocabulary,
 )
@@ -51,7 +53,7 @@ def test_the_command_prints_what_the_sets_hold(
     for name, num_shards in (("train", 3), ("eval", 1)):
         num_samples = Manifest.load(made / name).num_samples
         assert f"{name}: {num_shards} shards, {num_samples:,} examples of " in printed.out
-    assert "; 3 shards read" in printed.out
+    assert "; 3 shards hashed" in printed.out
     assert "4 of 4" in printed.err
     for workers in (-1, 0, 5000):
         with pytest.raises(ConfigError, match="workers"):
@@ -59,18 +61,48 @@ def test_the_command_prints_what_the_sets_hold(
 
 
 def test_the_command_lists_the_problems_and_raises_the_first(
-    pair: Path, capsys: pytest.CaptureFixture[str]
+    pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_files = MAX_PROBLEM_LINES + 10
-    for number in range(num_files):
-        (pair / "train" / "shards" / f"{number}.hdf5").touch()
-    shard(pair).unlink()
-    with pytest.raises(DataError, match=rf"{num_files + 1} wrong, the first: .*b\.hdf5: No such"):
+    monkeypatch.setattr("mlperf_bert.prepare.verify.MAX_PROBLEM_LINES", 3)
+    (pair / "train" / "shards" / "other.hdf5").touch()
+    for damaged in (shard(pair), *(pair / "train" / "index").glob("*.u*")):
+        damaged.unlink()
+    with pytest.raises(DataError, match=r"5 wrong, the first: .*b\.hdf5: No such"):
         call(pair)
     printed = capsys.readouterr().out
-    assert "; 2 shards read" in printed
-    assert printed.count("is not in the manifest") == MAX_PROBLEM_LINES - 1
-    assert f"and {num_files + 1 - MAX_PROBLEM_LINES} more" in printed
+    assert "; 2 shards hashed" in printed and "5 problems:" in printed
+    assert printed.count("No such file") == 3
+    assert "and 2 more" in printed
+
+
+def test_a_directory_that_may_not_be_listed(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert "cannot be read (Permission denied)" in problems(pair)
+
+
+def test_a_shard_of_longer_limits_is_not_read(pair: Path) -> None:
+    spoil(shard(pair), lambda arrays: None, max_seq_length=128)
+    (found,) = problems(pair, full=True).splitlines()
+    assert f"{shard(pair)}: was made with max_seq_length = 128" in found
+
+
+def test_a_histogram_of_other_lengths(pair: Path) -> None:
+    path = pair / "train" / "index" / "dataset.json"
+    values = json.loads(path.read_bytes())
+    values["length_histogram"].reverse()
+    write_signed(path, values)
+    assert "length_histogram: does not count" in problems(pair)
+
+
+def test_a_manifest_of_other_special_tokens(pair: Path) -> None:
+    path = pair / "train" / "index" / "dataset.json"
+    write_signed(path, {**json.loads(path.read_bytes()), "mask_id": 5})
+    assert f"{pair / 'train' / 'vocab.txt'}: has mask_id = 4 where the manifest says 5" in problems(
+        pair
+    )
 
 
 def test_small_sets_are_hashed_and_large_ones_only_in_full(
@@ -83,7 +115,7 @@ def test_small_sets_are_hashed_and_large_ones_only_in_full(
         monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", limit)
         report = check(pair)
         assert bool(report.problems) == is_found
-    assert "shards not read, 0.0 GiB in all: --full reads" in report.to_text()
+    assert "shards not hashed, 0.0 GiB in all: --full reads" in report.to_text()
 
 
 def cut(path: Path) -> None:

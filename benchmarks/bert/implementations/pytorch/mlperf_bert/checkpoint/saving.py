@@ -67,7 +67,7 @@ class Saving:
         if kind is not None:
             self.writer.leave()
 
-    def is_due(self, step: int, step_s: float | None) -> bool:
+    def _is_due(self, step: int, step_s: float | None) -> bool:
         """True if a checkpoint is due after this step, whatever an evaluation finds.
 
         `step_s` is the time of a step if known, the same number on every rank.
@@ -86,7 +86,7 @@ class Saving:
         is_best = accuracy is not None and accuracy > self._best
         if accuracy is not None:
             self._best = max(self._best, accuracy)
-        if not (self.is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
+        if not (self._is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
             return
         if not self.writer.begin(self._state(step, samples, accuracy)):
             self.reporter.line(

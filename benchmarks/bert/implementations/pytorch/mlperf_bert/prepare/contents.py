@@ -123,11 +123,11 @@ def check_labels(path: Path, tally: Tally, remedy: str) -> None:
         raise DataError(f"{path}: next_sentence_label", problem, remedy)
 
 
-def check_unknown(path: Path, tally: Tally) -> None:
+def check_unknown(path: Path, tally: Tally, remedy: str) -> None:
     """Raise DataError if more than half of the text is [UNK]: another language or vocabulary."""
     if tally.unknown > MAX_UNKNOWN_SHARE * tally.tokens:
         problem = f"{100 * tally.unknown / tally.tokens:.1f} % of the tokens are [UNK]"
-        raise DataError(str(path), problem, "prepare with a vocabulary for this text")
+        raise DataError(str(path), problem, remedy)
 
 
 def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:

@@ -151,7 +151,7 @@ def check_examples(
         raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
     if limits.segments == "pair":
         check_labels(path, contents.tally, REMEDY)
-    check_unknown(path, contents.tally)
+    check_unknown(path, contents.tally, REMEDY)
 
 
 def import_set(

@@ -1,8 +1,9 @@
 """Checks that a prepared set, or a pair of train/ and eval/, is complete and right.
 
 The fast check compares manifest, vocabulary, sidecars, sizes and index with each other, as training
-does when it starts, and finds all problems at once. It hashes the shards too if those are small
-together. The full check reads every shard: its digest, its samples, and the index against them.
+does when it starts. It goes on after a problem, so one report names every wrong file. It hashes the
+shards too if those are small together. The full check reads every shard: its digest, its samples,
+and the index against them.
 """
 
 import sys
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.atomic import is_temporary
 from mlperf_bert.common.errors import ConfigError, DataError, one_line
-from mlperf_bert.common.untrusted import check_digest, check_size
+from mlperf_bert.common.untrusted import check_digest, check_size, names_in
 from mlperf_bert.data.contents import SMALL_BYTES
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
@@ -40,9 +41,12 @@ from mlperf_bert.data.set_checks import (
 from mlperf_bert.data.shards import Shard
 from mlperf_bert.prepare.contents import Tally, check_arrays, check_labels, check_unknown
 from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 PAIR = ("train", "eval")
 MAX_PROBLEM_LINES = 20
+SAMPLES_AT_A_TIME = 2**22
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ class Report:
         """The lines, then the problems, of which the first twenty are shown."""
         check = "full" if self.is_full else "fast"
         lines = [f"{self.directory}, {check} check", *self.lines]
-        lines.append(f"{len(self.problems)} problems:" if self.problems else "no problem found")
+        count = len(self.problems)
+        lines.append(f"{count} problem{'s' if count > 1 else ''}:" if count else "no problem found")
         lines += [f"  {problem}" for problem in self.problems[:MAX_PROBLEM_LINES]]
         if len(self.problems) > MAX_PROBLEM_LINES:
             lines.append(f"  and {len(self.problems) - MAX_PROBLEM_LINES} more")
@@ -115,7 +120,7 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
         report.lines += each.lines()
     if not full and num_bytes > SMALL_BYTES:
         size = f"{num_bytes / 2**30:,.1f} GiB"
-        report.lines.append(f"shards not read, {size} in all: --full reads every byte")
+        report.lines.append(f"shards not hashed, {size} in all: --full reads every byte")
     return report
 
 
@@ -157,6 +162,7 @@ class _Set:
         self.sidecars: dict[str, Sidecar] = {}  # by the shard's file name: those that parse
         self._report = report
         self._right_files: set[str] = set()  # shards in which nothing was found to be wrong
+        self._vocabulary_is_right = False
         self._index_is_right = False
         self._num_read = 0
         self._tally = Tally()
@@ -170,16 +176,16 @@ class _Set:
         """Everything but the shards' contents."""
         manifest, set_dir, report = self.manifest, self.set_dir, self._report
         assert manifest is not None
-        vocabulary = set_dir / manifest.vocabulary_file
-        report.note(check_digest, vocabulary, manifest.vocabulary_sha256, VOCABULARY_REMEDY)
+        self._vocabulary_is_right = report.note(check_vocabulary, set_dir, manifest)
         for entry in manifest.shards:
             if report.note(self._check_shard, entry):
                 self._right_files.add(entry.file)
         if self.sidecars:
             report.problems += wrong_settings(set_dir, manifest, self.sidecars)
             report.problems += repeated_texts(set_dir, self.sidecars)
-        self._index_is_right = report.note(_check_index, set_dir, manifest)
-        report.problems += other_files(set_dir, manifest)
+        index = [report.note(check_index_file, set_dir, file) for file in manifest.index_files]
+        self._index_is_right = all(index) and report.note(check_index, set_dir)
+        report.note(check_no_other_files, set_dir, manifest)
 
     def _check_shard(self, entry: ShardEntry) -> None:
         self.sidecars[entry.file] = check_shard_files(self.set_dir, entry)
@@ -192,10 +198,22 @@ class _Set:
         first_id = 0
         for entry in self.manifest.shards:
             if entry.file in self._right_files:
-                size = self.sidecars[entry.file].shard_bytes
-                number = first_id if self._index_is_right else None
-                yield _Job(self.set_dir, small, entry, number, size, with_samples)
+                sidecar = self.sidecars[entry.file]
+                yield _Job(
+                    set_dir=self.set_dir,
+                    manifest=small,
+                    entry=entry,
+                    first_id=first_id if self._index_is_right else None,
+                    num_bytes=sidecar.shard_bytes,
+                    with_samples=with_samples and self._may_read(self.manifest, sidecar),
+                )
             first_id += entry.num_samples
+
+    def _may_read(self, manifest: Manifest, sidecar: Sidecar) -> bool:
+        """True if all sizes of tables are right."""
+        found = (sidecar.settings.max_seq_length, sidecar.settings.max_predictions)
+        is_alike = found == (manifest.max_seq_length, manifest.max_predictions)
+        return self._vocabulary_is_right and is_alike
 
     def take(self, findings: _Findings) -> None:
         """Keep the findings of one shard."""
@@ -207,7 +225,8 @@ class _Set:
 
     def check_whole(self) -> None:
         """What only shows when all shards were read."""
-        self._report.note(check_unknown, self.set_dir, self._tally)
+        remedy = "prepare with a vocabulary for this text"
+        self._report.note(check_unknown, self.set_dir, self._tally, remedy)
         if self._index_is_right:
             self._report.note(check_order, self.set_dir)
 
@@ -220,7 +239,7 @@ class _Set:
         yield (
             f"{self.set_dir.name}: {len(manifest.shards):,} shards, {manifest.num_samples:,} "
             f"examples of {num_tokens:,} tokens, mean length "
-            f"{num_tokens / manifest.num_samples:.1f}; {self._num_read} shards read"
+            f"{num_tokens / manifest.num_samples:.1f}; {self._num_read} shards hashed"
         )
         tally = self._tally
         if tally.samples:
@@ -259,7 +278,7 @@ def _read_shard(job: _Job) -> _Findings:
         if not job.with_samples:
             return _Findings()
         shard = Shard(job.path)
-        arrays = {"lengths": shard.lengths(), "masked_counts": shard.masked_counts()}
+        arrays = (shard.lengths(), shard.masked_counts())
         contents = check_arrays(shard.arrays(), job.manifest)
         if contents.faults:
             raise DataError(str(job.path), "; also ".join(contents.faults), SHARD_REMEDY)
@@ -272,22 +291,42 @@ def _read_shard(job: _Job) -> _Findings:
     return _Findings(tally=contents.tally)
 
 
-def _compare_index(job: _Job, first_id: int, arrays: dict[str, NDArray[np.int64]]) -> None:
-    index = LengthIndex.open(job.set_dir)
+def _compare_index(job: _Job, first_id: int, arrays: tuple[NDArray[np.int64], ...]) -> None:
     span = slice(first_id, first_id + job.entry.num_samples)
-    for (name, _), (key, expected) in zip(job.manifest.index_arrays, arrays.items(), strict=False):
-        wrong = np.flatnonzero(getattr(index, key)[span] != expected)
+    for (name, dtype), expected in zip(job.manifest.index_arrays, arrays, strict=False):
+        path = job.set_dir / "index" / name
+        wrong = np.flatnonzero(np.memmap(path, dtype=dtype, mode="r")[span] != expected)
         if len(wrong):
-            problem = (
-                f"differs from {job.entry.file} at sample {wrong[0]} and {len(wrong) - 1} more"
-            )
-            raise DataError(str(job.set_dir / "index" / name), problem, INDEX_REMEDY)
+            others = f"and {len(wrong) - 1} more"
+            problem = f"differs from {job.entry.file} at sample {wrong[0]} {others}"
+            raise DataError(str(path), problem, INDEX_REMEDY)
 
 
-def _check_index(set_dir: Path, manifest: Manifest) -> None:
-    for file in manifest.index_files:
-        check_index_file(set_dir, file)
-    check_index_ranges(set_dir, LengthIndex.open(set_dir))
+def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
+    """Raise DataError unless the vocabulary has the manifest's digest, size and special ids."""
+    path = set_dir / manifest.vocabulary_file
+    vocabulary = load_any_vocabulary(path)
+    names = [f"{token[1:-1].lower()}_id" for token in SPECIAL_TOKENS]
+    ids = {name: getattr(vocabulary, name) for name in names}
+    found = {"vocabulary_sha256": vocabulary.sha256, "vocab_size": len(vocabulary), **ids}
+    for key, value in found.items():
+        if value != getattr(manifest, key):
+            problem = f"has {key} = {value} where the manifest says {getattr(manifest, key)}"
+            raise DataError(str(path), problem, VOCABULARY_REMEDY)
+
+
+def check_index(set_dir: Path) -> None:
+    """Raise DataError if a number of the index is out of range, or the histogram is not its own."""
+    index = LengthIndex.open(set_dir)
+    check_index_ranges(set_dir, index)
+    lengths, histogram = index.lengths, index.manifest.length_histogram
+    counts = np.zeros(len(histogram), dtype=np.int64)
+    for first in range(0, len(lengths), SAMPLES_AT_A_TIME):
+        part = lengths[first : first + SAMPLES_AT_A_TIME]
+        counts += np.bincount(part, minlength=len(histogram))
+    if tuple(counts.tolist()) != histogram:
+        where = f"{set_dir / 'index' / 'dataset.json'}: length_histogram"
+        raise DataError(where, "does not count the lengths of the index", INDEX_REMEDY)
 
 
 def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
@@ -310,34 +349,36 @@ def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
     return sidecar
 
 
-def other_files(set_dir: Path, manifest: Manifest) -> list[DataError]:
-    """Errors for files in `shards/` and `index/` that the manifest does not name."""
+def check_no_other_files(set_dir: Path, manifest: Manifest) -> None:
+    """Raise DataError for the first file of `shards/` or `index/` not in the manifest."""
     shards = {entry.file for entry in manifest.shards}
     known: dict[Path, set[str]] = {
         set_dir: {manifest.vocabulary_file},
         set_dir / "shards": shards | {f"{name}.json" for name in shards},
         set_dir / "index": {"dataset.json", *(file.file for file in manifest.index_files)},
     }
-    problems = []
     for directory, names in known.items():
-        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-            if is_temporary(path.name, names):
-                problem = "was left by an interrupted writer"
+        for name in names_in(directory):
+            if is_temporary(name, names):
                 remedy = "delete it once no `mlperf_bert prepare` is running here"
-            elif directory != set_dir and path.name not in names:  # the user's notes may lie there
-                problem = "is not in the manifest"
+                raise DataError(str(directory / name), "was left by an interrupted writer", remedy)
+            if directory != set_dir and name not in names:  # the user's notes may lie there
                 remedy = "move it away, or prepare the set again with its text"
-            else:
-                continue
-            problems.append(DataError(str(path), problem, remedy))
-    return problems
+                raise DataError(str(directory / name), "is not in the manifest", remedy)
 
 
 def check_order(set_dir: Path) -> None:
-    """Raise DataError unless `order_by_length` numbers every sample, by length, ties by number."""
+    """Raise DataError unless `order_by_length` numbers every sample, by length, ties by number.
+
+    Neighbours ascend in (length, number), so all differ; N different numbers below N are all.
+    """
     index = LengthIndex.open(set_dir)
-    wrong = np.flatnonzero(index.order_by_length != np.argsort(index.lengths, kind="stable"))
-    if len(wrong):
-        path = set_dir / "index" / index.manifest.index_arrays[2][0]
-        problem = f"is not the order by length at element {wrong[0]}"
-        raise DataError(str(path), problem, INDEX_REMEDY)
+    lengths, order = index.lengths, index.order_by_length
+    for first in range(0, len(order), SAMPLES_AT_A_TIME):
+        ids = np.asarray(order[first : first + SAMPLES_AT_A_TIME + 1], dtype=np.int64)
+        keys = lengths[ids].astype(np.int64) << 32 | ids
+        wrong = np.flatnonzero(keys[1:] <= keys[:-1])
+        if len(wrong):
+            path = set_dir / "index" / index.manifest.index_arrays[2][0]
+            problem = f"is not the order by length at element {first + wrong[0]}"
+            raise DataError(str(path), problem, INDEX_REMEDY)
