@@ -17,12 +17,10 @@ def write_system(
     minutes: Sequence[float],
     samples: int,
     nodes: int = 1,
-    each: int = 8,
     says_ranks: bool = False,
-    benchmark: str = "bert",
 ) -> Path:
     """The runs of one system, below results/, and its description, below systems/."""
-    directory = root / "results" / system / benchmark
+    directory = root / "results" / system / "bert"
     directory.mkdir(parents=True)
     (root / "systems").mkdir(exist_ok=True)
     description = {
@@ -30,11 +28,11 @@ def write_system(
         "division": "closed",
         "system_name": system,
         "number_of_nodes": str(nodes),
-        "accelerators_per_node": str(each),
+        "accelerators_per_node": "8",
         "accelerator_model_name": "Example A1",
     }
     (root / "systems" / f"{system}.json").write_text(json.dumps(description))
-    ranks = nodes * each if says_ranks else None
+    ranks = 8 * nodes if says_ranks else None
     for number, time in enumerate(minutes):
         write_run(directory / f"result_{number}.txt", time, samples, ranks=ranks)
     return directory

@@ -30,7 +30,7 @@ def main(name: str) -> None:
 
 def fits() -> list[list[str]]:
     """Each fit with its intervals, and the exponents that it is made of."""
-    rows = [["entries", "time, minutes", "95 % of the exponent: bootstrap; Student's t"]]
+    rows = [["entries", "time, minutes", "95 % of the exponent"]]
     rows[0] += ["throughput", "samples"]
     for name, words in FITS.items():
         fit = read(name)
@@ -38,13 +38,12 @@ def fits() -> list[list[str]]:
         listed = f"{sizes[0]:,} to {sizes[-1]:,}"
         if len(sizes) <= MOST_LISTED:
             listed = ", ".join(f"{size:,}" for size in sizes)
-        exponent, half = fit["exponent"], fit["exponent_half_width_t"]
+        exponent = fit["exponent"]
         rows.append(
             [
                 f"{words}: {listed}",
                 f"{fit['coefficient_minutes']:.1f} * p^{exponent:.3f}",
-                f"{fit['exponent_low']:.2f} to {fit['exponent_high']:.2f}; "
-                f"{exponent - half:.2f} to {exponent + half:.2f}",
+                f"{fit['exponent_low']:.2f} to {fit['exponent_high']:.2f}",
                 f"p^{fit['throughput_exponent']:.3f}",
                 f"p^{fit['samples_exponent']:.3f}",
             ]

@@ -152,9 +152,6 @@ COMMANDS: dict[str, Words] = {
         *("--draws", 2, "--out", d / "balance.png"),
     ),
     "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
-    "plan buckets": lambda i, d: (
-        *("plan", "buckets", "--config", i.root / "tiny.toml", "--out", d / "buckets.png"),
-    ),
     "plan suggest": lambda i, d: (
         *(
             "plan",

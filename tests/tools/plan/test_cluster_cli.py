@@ -134,20 +134,22 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
     suggested = asked(f"suggest --nodes {nodes} --gpus-per-node 8")
     found = asked("cluster --config", NAMES[nodes])
     seconds, steps = found["run"]["seconds"], found["run"]["steps"]
-    assert suggested["expected"]["forecast"] == found["forecast"]
-    assert suggested["expected"]["time_min"] == pytest.approx(seconds / 60)
-    assert suggested["expected"]["steps"] == steps
-    local = suggested["local_batch_size"]
+    assert suggested["forecast"] == found["forecast"]
+    assert suggested["steps"] == steps
+    local = suggested["config"]["parallel"]["local_batch_size"]
     sizes = f"--nodes {nodes} --gpus-per-node 8 --local-batch-size {local}"
     text = told("cluster", sizes)
     assert f"time to train: {seconds:,.1f} s = {steps:,} + 0" in text
-    law = found["forecast"]["law_seconds"]
-    assert f"says {law:,.1f} s, {law / seconds:.2f} times that" in text
+    filters = "--filter round=2.1 --filter submitter=NVIDIA --filter accelerator~A100"
+    (at,) = asked("law --filter division=closed", filters, f"--at {8 * nodes}")["at"]
     batch = f"{suggested['global_batch_size']:,}"
     (size,) = (row for row in TABLES["sizes"] if row[0] == str(nodes))
     low, high = found["forecast"]["low"], found["forecast"]["high"]
     assert size[1] == batch and size[3] == f"{steps:,}"
-    assert size[4] == f"{seconds:,.1f} ({low:,.1f} to {high:,.1f})" and size[5] == f"{law:,.1f}"
+    assert (
+        size[4] == f"{seconds:,.1f} ({low:,.1f} to {high:,.1f})"
+        and size[5] == f"{60 * at['time_min']:,.1f}"
+    )
     assert "| " + " | ".join(size) + " |" in STORY
     for row in TABLES["batches"][1:]:
         if row[0] == str(nodes):
@@ -155,18 +157,22 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
             assert "| " + " | ".join(row) + " |" in (LOG / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("recipe", ["open_hypothesis", "open_adamw", "open_muon"])
-def test_a_suggested_file_keeps_its_recipes_answer(
-    recipe: str, asked: Asked, told: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("stem", "recipe"),
+    [
+        ("open_adamw_dgxa100_128x8x4x1", "open_hypothesis"),
+        ("open_adamw_h200_1x1x448x1", "open_adamw"),
+        ("open_muon_h100_1x8x96x4", "open_muon"),
+    ],
+)
+def test_a_config_is_asked_about_with_its_recipe(
+    stem: str, recipe: str, asked: Asked, told: Callable[..., str]
 ) -> None:
-    file = tmp_path / "suggested.toml"
-    of_eight = f"suggest --nodes 1 --gpus-per-node 8 --recipe {recipe} --out"
-    suggested, found = asked(of_eight, file), asked("cluster --config", file)
+    found = asked("cluster --draws 1 --config", stem)
     assert found["recipe"] == recipe
-    assert found["forecast"] == suggested["expected"]["forecast"]
-    as_lamb = asked("cluster --config", file, "--set optim.name=lamb --draws 1")
+    as_lamb = asked("cluster --draws 1 --config", stem, "--set optim.name=lamb")
     assert as_lamb["recipe"] == "closed_lamb"
-    few = told("cluster --config", file, "--set run.max_steps=100 --draws 1")
+    few = told("cluster --draws 1 --config", stem, "--set run.max_steps=100")
     assert f"after 100 steps, {found['run']['steps']:,} are expected: raise run.max_steps" in few
 
 
@@ -179,19 +185,14 @@ def test_the_buckets_are_the_configs(asked: Asked) -> None:
 
 
 def test_the_range_is_that_of_the_constants_and_the_samples(simulated: Asked) -> None:
-    told = simulated("--samples 1e5")["forecast"]  # given samples have no spread
-    alone = told["step_low"], told["step_high"]
-    assert (told["low"], told["high"]) == pytest.approx(alone)
-    ends = [(each["at_low"], each["at_high"]) for each in told["bounds"] if each["assumed"]]
-    assert len(ends) == 9 and len(told["bounds"]) == 13
-    for end, sign, of in ((min, -1, "step_low"), (max, 1, "step_high")):
-        squares = sum((end(*pair, 1) - 1) ** 2 for pair in ends)
-        assert told[of] == pytest.approx(told["seconds"] * (1 + sign * squares**0.5))
-    assert told["best"] < told["step_low"] < told["step_high"] < told["worst"]
+    alone = simulated("--samples 1e5")["forecast"]  # given samples have no spread
+    assert alone["low"] < alone["seconds"] < alone["high"]
     found = simulated("--start-up-s 3")  # which does not grow with the samples
     spread, samples = found["forecast"], found["samples_to_target"]
-    least = 3 + (spread["step_low"] - 3) * samples["low"] / samples["samples"]
-    assert spread["low"] == pytest.approx(least)
+    given = simulated("--start-up-s 3", f"--samples {samples['samples']}")["forecast"]
+    for end in ("low", "high"):
+        expected = 3 + (given[end] - 3) * samples[end] / samples["samples"]
+        assert spread[end] == pytest.approx(expected)
 
 
 def test_forwards_that_accumulate_come_one_after_another(asked: Asked) -> None:

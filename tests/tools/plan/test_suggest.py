@@ -13,7 +13,7 @@ import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
 from bert_tools.plan.entries import published_entries
-from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, open_sections, recipe_of
+from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
 from bert_tools.plan.samples_to_target import (
     MUON_OVER_ADAMW,
     RECIPES,
@@ -189,36 +189,33 @@ def test_what_is_refused() -> None:
             lamb_recipe(batch)
 
 
-SHIPPED: list[tuple[int, int, Accelerator, Recipe, str]] = [
-    (1, 8, "a100", "closed_lamb", "dgxa100_1x8x56x1"),
-    (2, 8, "a100", "closed_lamb", "dgxa100_2x8x48x1"),
-    (4, 8, "a100", "closed_lamb", "dgxa100_4x8x48x1"),
-    (8, 8, "a100", "closed_lamb", "dgxa100_8x8x48x1"),
-    (16, 8, "a100", "closed_lamb", "dgxa100_16x8x24x1"),
-    (32, 8, "a100", "closed_lamb", "dgxa100_32x8x16x1"),
-    (64, 8, "a100", "closed_lamb", "dgxa100_64x8x8x1"),
-    (128, 8, "a100", "closed_lamb", "dgxa100_128x8x4x1"),
-    (1, 8, "h100", "closed_lamb", "h100_1x8x96x1"),
-    (2, 8, "h100", "closed_lamb", "h100_2x8x48x1"),
-    (8, 8, "h100", "closed_lamb", "h100_8x8x48x1"),
-    (32, 8, "h100", "closed_lamb", "h100_32x8x12x1"),
-    (1, 1, "h200", "closed_lamb", "h200_1x1x448x1"),
-    (1, 8, "h200", "closed_lamb", "h200_1x8x96x1"),
-    (2, 8, "h200", "closed_lamb", "h200_2x8x48x1"),
-    (8, 8, "h200", "closed_lamb", "h200_8x8x48x1"),
-    (32, 8, "h200", "closed_lamb", "h200_32x8x12x1"),
-    (128, 8, "a100", "open_adam", "open_adamw_dgxa100_128x8x16x1"),
-    (1, 1, "h200", "open_adamw", "open_adamw_h200_1x1x448x1"),
+SHIPPED: list[tuple[int, int, Accelerator, str]] = [
+    (1, 8, "a100", "dgxa100_1x8x56x1"),
+    (2, 8, "a100", "dgxa100_2x8x48x1"),
+    (4, 8, "a100", "dgxa100_4x8x48x1"),
+    (8, 8, "a100", "dgxa100_8x8x48x1"),
+    (16, 8, "a100", "dgxa100_16x8x24x1"),
+    (32, 8, "a100", "dgxa100_32x8x16x1"),
+    (64, 8, "a100", "dgxa100_64x8x8x1"),
+    (128, 8, "a100", "dgxa100_128x8x4x1"),
+    (1, 8, "h100", "h100_1x8x96x1"),
+    (2, 8, "h100", "h100_2x8x48x1"),
+    (8, 8, "h100", "h100_8x8x48x1"),
+    (32, 8, "h100", "h100_32x8x12x1"),
+    (1, 1, "h200", "h200_1x1x448x1"),
+    (1, 8, "h200", "h200_1x8x96x1"),
+    (2, 8, "h200", "h200_2x8x48x1"),
+    (8, 8, "h200", "h200_8x8x48x1"),
+    (32, 8, "h200", "h200_32x8x12x1"),
 ]
 
 
 def test_sizes_with_a_recipe_of_their_own_return_it() -> None:
     """The shipped configs were written by hand after the published recipes."""
-    for nodes, gpus, accelerator, recipe, stem in SHIPPED:
-        found = suggest(nodes, gpus, accelerator=accelerator, recipe=recipe)
+    for nodes, gpus, accelerator, stem in SHIPPED:
+        found = suggest(nodes, gpus, accelerator)
         assert found.config == load_config(CONFIGS / f"{stem}.toml")
-        size = stem.split("_", 1 if recipe == "closed_lamb" else 2)[-1]
-        assert found.name.endswith(f"{size}.toml") and found.samples.basis == "published"
+        assert found.name == f"{stem}.toml" and found.samples.basis == "published"
 
 
 def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
@@ -247,36 +244,28 @@ def test_512_nodes_have_the_published_set_at_16384() -> None:
     )
 
 
-def test_171_nodes_have_the_recipe_of_samsungs_second_entry() -> None:
-    config = suggest(171, 8, recipe="open_adam").config
-    assert config.parallel.global_batch_size == 16_416
-    assert (config.data.sampler, config.data.balance) == ("strata_4_2_2_4", "presort_local")
-    assert (config.schedule.decay_steps, config.max_steps) == (179, 299)
+MUON = ("open_muon_dgxa100_128x8x16x1", "open_muon_h100_1x8x96x4")
+RECIPES_OF_CONFIGS: dict[str, Recipe] = {
+    "dgxa100_128x8x4x1": "closed_lamb",
+    "open_adamw_dgxa100_128x8x16x1": "open_adam",
+    "open_adamw_dgxa100_128x8x4x1": "open_hypothesis",
+    "open_adamw_h200_1x1x448x1": "open_adamw",
+    **dict.fromkeys(MUON, "open_muon"),
+}
 
 
-@pytest.mark.parametrize("stem", ["open_muon_dgxa100_128x8x16x1", "open_muon_h100_1x8x96x4"])
-def test_the_shipped_sets_of_muon_are_those_of_its_recipe(stem: str) -> None:
-    shipped = load_config(CONFIGS / f"{stem}.toml")
-    sections = open_sections("open_muon", shipped.parallel.global_batch_size, 16)
-    for section, values in sections.items():
-        own = getattr(shipped, section)
-        assert {name: getattr(own, name) for name in values} == values
-    assert shipped.optim.name == "muon" and shipped.mlperf.division == "open"
-    found = samples_to_target(shipped.parallel.global_batch_size, recipe_of(shipped))
+@pytest.mark.parametrize("stem", RECIPES_OF_CONFIGS)
+def test_a_config_is_of_its_recipe(stem: str) -> None:
+    assert recipe_of(load_config(CONFIGS / f"{stem}.toml")) == RECIPES_OF_CONFIGS[stem]
+
+
+@pytest.mark.parametrize("stem", MUON)
+def test_muon_takes_a_share_of_adamws_samples(stem: str) -> None:
+    batch = load_config(CONFIGS / f"{stem}.toml").parallel.global_batch_size
+    found = samples_to_target(batch, "open_muon")
     assert found.basis == "measured at small size"
-    adamw = samples_to_target(shipped.parallel.global_batch_size, "open_hypothesis")
+    adamw = samples_to_target(batch, "open_hypothesis")
     assert found.samples == pytest.approx(MUON_OVER_ADAMW[0] * adamw.samples)
-
-
-def test_the_hypothesis_at_4096_is_the_shipped_one() -> None:
-    found = suggest(128, 8, recipe="open_hypothesis").config
-    shipped = load_config(CONFIGS / "open_adamw_dgxa100_128x8x4x1.toml")
-    assert found.optim.learning_rate == shipped.optim.learning_rate
-    assert found.optim.beta_1 == pytest.approx(shipped.optim.beta_1, abs=0.005)
-    assert found.optim.beta_2 == pytest.approx(shipped.optim.beta_2, abs=0.005)
-    assert found.optim.weight_decay == shipped.optim.weight_decay
-    assert found.schedule == shipped.schedule
-    assert (found.model, found.clip, found.data) == (shipped.model, shipped.clip, shipped.data)
 
 
 @pytest.mark.parametrize(("accelerator", "every"), [("a100", 1), ("h100", 7), ("h200", 11)])
@@ -288,25 +277,13 @@ def test_every_number_of_nodes_has_a_closed_config(accelerator: Accelerator, eve
         assert (parallel.nodes, parallel.ranks_per_node) == (nodes, 8)
         assert parallel.global_batch_size <= 16_384
         assert found.config.mlperf.division == "closed"
-        assert not any("more than the" in each for each in found.warnings)
+        assert found.steps <= found.config.max_steps
         text = to_toml(found)
         assert config_from_tables(tomllib.loads(text), "test") == found.config
         assert max(map(len, text.split("\n"))) < 1000
         batches.append(parallel.global_batch_size)
     # Sequences of a rank are whole, so that the batch falls where three are one too many: by 1/3.
     assert all(after > 0.66 * before for before, after in pairwise(batches))
-
-
-@pytest.mark.parametrize("recipe", [each for each in RECIPES if each != "closed_lamb"])
-@pytest.mark.parametrize("nodes", [1, 3, 7, 100, 171, 512, 1000, 4096])
-def test_open_recipes_have_a_config_for_any_size(recipe: Recipe, nodes: int) -> None:
-    for gpus in (1, 4, 8):
-        found = suggest(nodes, gpus, recipe=recipe)
-        assert config_from_tables(tomllib.loads(to_toml(found)), "test") == found.config
-        assert found.config.mlperf.division == "open"
-        assert found.steps <= found.config.max_steps or any(
-            "raise run.max_steps" in each for each in found.warnings
-        )
 
 
 def test_more_nodes_take_less_time_and_no_fewer_samples() -> None:
@@ -325,9 +302,7 @@ def test_published_runs_lie_in_the_range_of_the_forecast() -> None:
     for nodes, minutes in ((1, 16.882), (8, 2.497), (128, 0.421), (512, 0.206)):
         found = suggest(nodes, 8)
         expected = expected_time(found)
-        assert [entry.time_min for entry in expected.published] == [minutes]
         assert expected.low < 60 * minutes < expected.high
-        assert expected.best < expected.step_low < expected.seconds < expected.step_high
 
 
 def test_few_gpus_accumulate_to_the_published_batch() -> None:
@@ -338,12 +313,8 @@ def test_few_gpus_accumulate_to_the_published_batch() -> None:
 
 
 WARNINGS = {
-    "--nodes 5": "no set is published for a batch of 1,920",
-    "--nodes 1 --local-batch-size 100": "more than the 56 that were run",
-    "--nodes 99 --recipe open_adamw": "samples to the target at a batch of",
-    "--nodes 128 --recipe open_hypothesis": "nobody has tried it",
-    "--nodes 128 --recipe open_muon": "4,096 are measured at small size: 0.42 times AdamW's",
-    "--nodes 1 --local-batch-size 1": "samples to the target at a batch of 8 are extrapolated",
+    "--nodes 5 --gpus-per-node 8": "no set is published for a batch of 1,920",
+    "--nodes 2000 --gpus-per-node 5": "no set is published for a batch of 10,000",
 }
 
 
@@ -351,10 +322,10 @@ def test_what_leaves_the_known_range_is_said(told: Asked) -> None:
     path = Path("own.toml")
     for words, warning in WARNINGS.items():
         path.unlink(missing_ok=True)
-        assert warning in told("suggest --gpus-per-node 8 --out own.toml", words)
+        assert warning in told("suggest --out own.toml", words)
         lines = path.read_text().split("\n")
-        assert warning in " ".join(line[2:] for line in lines if line.startswith("#"))
-    assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [()] * 4
+        assert any(line.startswith("# Warning: ") and warning in line for line in lines)
+    assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [[]] * 4
 
 
 def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:

@@ -8,29 +8,22 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, asked_picture
-from mlperf_bert.common.errors import ConfigError
+from bert_tools.plan.answer import Answer
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.balance import attended_tokens
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 QkvLayout = Literal["separate", "fused"]
 Shapes = dict[str, tuple[int, ...]]
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
-_ROW_INCHES = 0.19
 _HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
 _LEGEND = (
     "earliest start: when a bucket's last gradient is ready, as a share of backward's multiply-adds"
@@ -51,18 +44,11 @@ class _Part:
 
 def answer(args: argparse.Namespace) -> Answer:
     """The buckets of a config's model. Raises ConfigError for a user's mistake."""
-    cap_mb, settings = args.bucket_cap_mb, list(args.set)
-    if cap_mb is not None:
-        if not 0 < cap_mb < float("inf"):
-            remedy = "set it to a finite number above zero"
-            raise ConfigError("--bucket-cap-mb", f"is {cap_mb:g}", remedy)
-        settings.append(f"parallel.bucket_cap_mb={cap_mb!r}")
-    config = load_config(args.config, settings)
-    picture, end = asked_picture(args)
+    config = load_config(args.config, args.set)
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
-    dtype = args.dtype or (precision if precision in ELEMENT_BYTES else "fp32")  # autocast's
+    dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
-    qkv: QkvLayout = "fused" if config.model.architecture == "modern" else args.qkv
+    qkv: QkvLayout = "fused" if config.model.architecture == "modern" else "separate"
     gradients = backward_order(config.model, qkv, num_tokens, num_masked)
     buckets = [
         ddp_bucket(bucket, ELEMENT_BYTES[dtype])
@@ -78,15 +64,9 @@ def answer(args: argparse.Namespace) -> Answer:
         "bucket_cap_mb": cap_mb,
         "tokens_per_sequence": num_tokens,
         "masked_per_sequence": num_masked,
-        "picture": picture and str(picture),
         "buckets": [asdict(bucket) for bucket in buckets],
     }
-    return Answer(
-        facts=facts,
-        lines=_in_words(title, buckets),
-        pictures={picture: partial(_draw, title, buckets)} if picture else {},
-        end=end,
-    )
+    return Answer(facts=facts, lines=_in_words(title, buckets))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,27 +238,3 @@ def _in_words(title: str, buckets: Sequence[DdpBucket]) -> Iterator[str]:
         "when backward ends"
     )
     yield from ("", *aligned(_HEADER, rows, left=_HEADER[-1]), "", _LEGEND)
-
-
-def _draw(title: str, buckets: Sequence[DdpBucket]) -> "Figure":
-    """Draw a row for each bucket: it fills until its dot and can be sent from there on."""
-    figure = new_figure(9, 1.6 + _ROW_INCHES * len(buckets))
-    axes = figure.subplots()
-    begun = 0.0
-    for row, bucket in enumerate(buckets):
-        start = bucket.earliest_start
-        axes.barh(row, start - begun, left=begun, height=0.7, color="#7fb3d8")
-        axes.barh(row, 1 - start, left=start, height=0.7, color="#2f7d4f", alpha=0.25)
-        axes.plot(start, row, "o", color="#2f7d4f", markersize=4)
-        axes.text(1.03, row, f"{bucket.num_bytes / MIB:.1f} MiB", va="center", fontsize=7)
-        begun = start
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.15)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
-    axes.set_xlabel("share of backward: blue, its gradients are made; green, it can be sent")
-    axes.set_yticks(range(len(buckets)))
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_ylabel("bucket")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=9)
-    return figure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bert_tools.plan.answer import show
 from bert_tools.plan.cluster import machine
-from bert_tools.plan.entries import FILTER_HELP, PUBLISHED
+from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
 from bert_tools.plan.samples_to_target import RECIPES
 from mlperf_bert.config.options import FILE_OR_NAME, add_config
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
     for name, add, text in (
         ("balance", _balance, "balance of the ranks' work, for every sampler and balance policy"),
-        ("buckets", _buckets, "gradient buckets, and how early each can be sent"),
+        ("buckets", add_config, "gradient buckets, and how early each can be sent"),
         ("suggest", _suggest, "a config for a job of any size"),
         ("law", _law, "law of time over number of accelerators, fitted to results"),
         ("cluster", _cluster, "simulate a step and a run on any machine"),
@@ -77,33 +77,10 @@ def _balance(parser: argparse.ArgumentParser) -> None:
     _picture(parser)
 
 
-def _buckets(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    text = "size at which a bucket is full (default: parallel.bucket_cap_mb)"
-    _number(parser, "bucket-cap-mb", None, text, "MIB", float)
-    dtypes = ("fp32", "bf16", "fp16", "fp8")
-    parser.add_argument("--dtype", choices=dtypes, help="gradients' dtype (default: the config's)")
-    parser.add_argument(
-        "--qkv",
-        choices=("separate", "fused"),
-        default="separate",
-        help="attention's three projections, separate or as one (default separate)",
-    )
-    _picture(parser)
-
-
 def _suggest(parser: argparse.ArgumentParser) -> None:
-    text = "sequences per rank and forward (default: by the size, docs/how/scaling.md)"
-    _sizes(parser, text, required=True)
+    _sizes(parser)
     parser.add_argument(
         "--accelerator", choices=ACCELERATORS, default="a100", help="the GPU (default a100)"
-    )
-    parser.add_argument(
-        "--recipe",
-        choices=RECIPES,
-        default=RECIPES[0],
-        help="hyper-parameters: LAMB of the closed division (default), Samsung's Adam, "
-        "MosaicML's AdamW without dropout, or the line through the latter two",
     )
     parser.add_argument(
         "--out",
@@ -115,14 +92,12 @@ def _suggest(parser: argparse.ArgumentParser) -> None:
 
 def _law(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths",
-        nargs="*",
+        "directory",
+        nargs="?",
         type=Path,
-        metavar="PATH",
-        help="MLPerf logs: a directory with result_<n>.txt below it, or single logs (those of a "
-        "directory are one system's); a CSV file "
-        f"with the columns of the shipped table; or {PUBLISHED!r}, the shipped table itself, "
-        "MLPerf BERT v0.7 to v5.0 (default)",
+        metavar="DIR",
+        help="MLPerf logs, result_<n>.txt, in a directory for each system (default: published "
+        "results of MLPerf BERT, v0.7 to v5.0)",
     )
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
@@ -135,7 +110,6 @@ def _law(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also print time and cost at N accelerators; may be repeated",
     )
-    _number(parser, "seed", 0, "seed of the bootstrap (default 0)")
     _picture(parser)
 
 
@@ -183,13 +157,15 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
-def _sizes(parser: argparse.ArgumentParser, of_batch: str, *, required: bool = False) -> None:
+def _sizes(parser: argparse.ArgumentParser, of_batch: str = "") -> None:
+    """The sizes of a job; without a batch that a config could say in their place, needed."""
     for name, text in (
         ("nodes", "nodes in the job"),
         ("gpus-per-node", "GPUs (ranks) per node"),
     ):
-        parser.add_argument(f"--{name}", type=int, required=required, metavar="N", help=text)
-    _number(parser, "local-batch-size", None, of_batch)
+        parser.add_argument(f"--{name}", type=int, required=not of_batch, metavar="N", help=text)
+    if of_batch:
+        _number(parser, "local-batch-size", None, of_batch)
 
 
 def _number(

@@ -1,28 +1,29 @@
-"""MLPerf results as the scale-out law sees them: tables of published ones, and `--filter`."""
+"""MLPerf results as the scale-out law sees them: the published table, and `--filter`."""
 
 import csv
-import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import in_brief, read_regular_file
+from mlperf_bert.common.errors import ConfigError
 
-PUBLISHED = "published"  # the word for the shipped table
-COLUMNS = (
-    *("round", "submitter", "system", "division", "accelerator", "accelerators", "time_min"),
-    *("failed_runs", "global_batch", "samples_million", "logged_seq_per_s", "seq_per_s"),
-    *("seq_per_s_per_accelerator", "init_s"),
+KEYS = (
+    *("round", "submitter", "division", "accelerator", "system"),
+    *("accelerators", "global_batch_size", "time_min", "samples"),
 )
-_SHIPPED = "published_results.csv"
-_MAX_BYTES = 2**20  # 348 entries take 36 kB
-_LONGEST_CELL = 200
-_REMEDY = f"give a CSV file with the columns of {_SHIPPED} (docs/how/scaling.md)"
-_PLAIN_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?", re.ASCII)
+FILTER_HELP = (
+    "keep entries that meet it, such as round=2.1, submitter=NVIDIA, accelerator~A100 or "
+    f"accelerators>=64; may be repeated, all must hold. KEY: {', '.join(KEYS)}; = compares (case "
+    "is ignored), ~ looks for the text, >= and <= compare numbers, rounds too"
+)
+_CONDITION = re.compile(r"\s*([a-z_]+)\s*(>=|<=|=|~)\s*(.*?)\s*", re.DOTALL)
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +44,6 @@ class Entry:
     division: str = ""
     accelerator: str = ""
     global_batch_size: int | None = None
-    failed_runs: int = 0
-    runs: int | None = None
 
     @property
     def name(self) -> str:
@@ -52,31 +51,27 @@ class Entry:
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A source that could not be used, and why."""
+def published_entries() -> list[Entry]:
+    """The shipped table: MLPerf Training BERT, v0.7 to v5.0, 348 entries."""
+    text = resources.files(__package__).joinpath("published_results.csv").read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return [_published(row) for row in csv.DictReader(lines)]
 
-    name: str
-    problem: str
 
-
-TEXT_KEYS = ("round", "submitter", "division", "accelerator", "system")
-NUMBER_KEYS = ("accelerators", "global_batch_size", "time_min", "samples", "failed_runs")
-_CONDITION = re.compile(r"\s*([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-FILTER_HELP = (
-    "keep entries that meet it, such as round=2.1, submitter=NVIDIA, accelerator~A100 or "
-    "accelerators>=64; may be repeated, all must hold. KEY: "
-    f"{', '.join((*TEXT_KEYS, *NUMBER_KEYS))}; = and != compare (case is ignored), "
-    "~ looks for the text, >= <= > < compare numbers, rounds too"
-)
+def _published(row: Mapping[str, str]) -> Entry:
+    millions = _number(row["samples_million"])
+    return Entry(
+        system=row["system"],
+        accelerators=int(row["accelerators"]) if row["accelerators"] else None,
+        time_min=_number(row["time_min"]),
+        samples=None if millions is None else millions * 1e6,
+        seq_per_s=_number(row["seq_per_s"]),
+        round=row["round"],
+        submitter=row["submitter"],
+        division=row["division"],
+        accelerator=row["accelerator"],
+        global_batch_size=int(row["global_batch"]) if row["global_batch"] else None,
+    )
 
 
 def chosen(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
@@ -87,134 +82,29 @@ def chosen(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
 
 def _test(condition: str) -> Callable[[Entry], bool]:
     match = _CONDITION.fullmatch(condition)
-    if match is None:
-        remedy = "write it as round=2.1, accelerator~A100 or accelerators>=64"
+    if match is None or match[1] not in KEYS:
+        remedy = f"write it as accelerator~A100, with one of {', '.join(KEYS)}"
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
     key, sign, wanted = match.groups()
-    if key not in (*TEXT_KEYS, *NUMBER_KEYS):
-        known = ", ".join((*TEXT_KEYS, *NUMBER_KEYS))
-        raise ConfigError("--filter", f"{key!r} is no key", f"use one of {known}")
-    by_number = key in NUMBER_KEYS or (key == "round" and sign in (">=", "<=", ">", "<"))
-    if by_number:
-        return _number_test(condition, key, sign, wanted)
-    return _text_test(condition, key, sign, wanted)
-
-
-def _number_test(condition: str, key: str, sign: str, wanted: str) -> Callable[[Entry], bool]:
-    limit, compare = _number(wanted), _COMPARE.get(sign)
-    if limit is None or compare is None:
-        remedy = f"give a number after =, !=, >=, <=, > or <, as {key}>=64"
+    text, limit = wanted.casefold(), _number(wanted)
+    if sign in (">=", "<=") and limit is None:
+        remedy = f"give a number after {sign}, as {key}{sign}64"
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
 
     def meets(entry: Entry) -> bool:
-        value = getattr(entry, key)
-        number = _number(value) if isinstance(value, str) else value
-        return number is not None and compare(number, limit)
+        value = str(getattr(entry, key)).casefold()
+        if sign == "~":
+            return text in value
+        number = _number(value)
+        if number is None or limit is None:
+            return sign == "=" and value == text
+        return _COMPARE[sign](number, limit)
 
     return meets
 
 
-def _text_test(condition: str, key: str, sign: str, wanted: str) -> Callable[[Entry], bool]:
-    text = wanted.casefold()
-    if sign == "~":
-        return lambda entry: text in getattr(entry, key).casefold()
-    if sign in ("=", "!="):
-        return lambda entry: (getattr(entry, key).casefold() == text) == (sign == "=")
-    problem = f"{condition!r} compares {key}, which is no number"
-    raise ConfigError("--filter", problem, "use =, != or ~ with it")
-
-
 def _number(text: str) -> float | None:
-    """A plain number of at most 15 digits, else None."""
-    return float(text) if re.fullmatch(r"\d{1,15}(\.\d{1,15})?", text, re.ASCII) else None
-
-
-def published_entries() -> list[Entry]:
-    """The shipped table: MLPerf Training BERT, v0.7 to v5.0, 348 entries."""
-    text = resources.files(__package__).joinpath(_SHIPPED).read_text("utf-8")
-    return _parse_table(text, _SHIPPED)
-
-
-def read_table(path: Path) -> list[Entry]:
-    """The entries of a CSV file of the same columns; lines that begin with `#` are comments.
-
-    Raises DataError, naming the line, for anything else.
-    """
     try:
-        text = read_regular_file(path, _MAX_BYTES).decode("utf-8-sig")  # spreadsheets mark UTF-8
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise DataError(str(path), reason or "cannot be read", _REMEDY) from None
-    return _parse_table(text, str(path))
-
-
-def _parse_table(text: str, source: str) -> list[Entry]:
-    entries = []
-    header_seen = False
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        where = f"{source}, line {number}"
-        cells = _cells(line, where)
-        if not header_seen:
-            if tuple(cells) != COLUMNS:
-                raise DataError(where, f"is {in_brief(line)}, not the column names", _REMEDY)
-            header_seen = True
-        elif len(cells) != len(COLUMNS):
-            raise DataError(where, f"has {len(cells)} cells, not {len(COLUMNS)}", _REMEDY)
-        else:
-            entries.append(_entry(dict(zip(COLUMNS, cells, strict=True)), where))
-    if not entries:
-        raise DataError(source, "holds no entry", _REMEDY)
-    return entries
-
-
-def _cells(line: str, where: str) -> list[str]:
-    try:
-        rows = list(csv.reader([line], strict=True))
-    except csv.Error as error:
-        raise DataError(where, f"is no line of a CSV file ({error})", _REMEDY) from None
-    cells = [cell.strip() for row in rows for cell in row]
-    long = [cell for cell in cells if len(cell) > _LONGEST_CELL]
-    if long:
-        raise DataError(where, f"has a cell of {len(long[0]):,} characters", _REMEDY)
-    return cells
-
-
-def _entry(row: Mapping[str, str], where: str) -> Entry:
-    if not row["system"]:
-        raise DataError(where, "names no system", _REMEDY)
-    millions = _positive(row, "samples_million", where)
-    return Entry(
-        system=row["system"],
-        accelerators=_count(row, "accelerators", where) or None,
-        time_min=_positive(row, "time_min", where),
-        samples=None if millions is None else millions * 1e6,
-        seq_per_s=_positive(row, "seq_per_s", where),
-        round=row["round"],
-        submitter=row["submitter"],
-        division=row["division"],
-        accelerator=row["accelerator"],
-        global_batch_size=_count(row, "global_batch", where),
-        failed_runs=_count(row, "failed_runs", where) or 0,
-    )
-
-
-def _positive(row: Mapping[str, str], column: str, where: str) -> float | None:
-    text = row[column]
-    number = float(text) if _PLAIN_NUMBER.fullmatch(text) else math.nan
-    if text and not number > 0:
-        raise _wrong(row, column, where, "a number above zero")
-    return number if text else None
-
-
-def _count(row: Mapping[str, str], column: str, where: str) -> int | None:
-    text = row[column]
-    if text and not (_PLAIN_NUMBER.fullmatch(text) and text.isdecimal()):
-        raise _wrong(row, column, where, "a whole number")
-    return int(text) if text else None
-
-
-def _wrong(row: Mapping[str, str], column: str, where: str, wanted: str) -> DataError:
-    problem = f"{column} is {in_brief(row[column])}, not {wanted}"
-    return DataError(where, problem, "mend it, or leave the cell empty")
+        return float(text)
+    except ValueError:
+        return None
