@@ -41,7 +41,6 @@ class LambRecipe:
     start_warmup_step: int
     decay_steps: int
     source: str
-    role: str = "line"  # of a published set "knot" or "shown"
 
     @property
     def form(self) -> Literal["continuous", "published"]:
@@ -50,15 +49,9 @@ class LambRecipe:
 
 
 @cache
-def published_sets() -> tuple[LambRecipe, ...]:
-    """All sets of `published_sets.csv`, by batch; lines go through the knots."""
-    return shipped_rows("published_sets.csv", LambRecipe)
-
-
-@cache
 def knots() -> tuple[LambRecipe, ...]:
-    """The published sets between which values are interpolated."""
-    return tuple(each for each in published_sets() if each.role == "knot")
+    """The published sets between which values are interpolated, by batch."""
+    return shipped_rows("published_sets.csv", LambRecipe)
 
 
 def lamb_recipe(global_batch_size: int) -> LambRecipe:
@@ -91,7 +84,6 @@ def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
         global_batch_size=batch,
         learning_rate=rounded(smallest.learning_rate * math.sqrt(ratio), _DIGITS),
         decay_steps=round(smallest.decay_steps / ratio),
-        role="line",
         source=f"extrapolated from {smallest.global_batch_size:,}",
     )
 
