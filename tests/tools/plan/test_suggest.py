@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
+from bert_tools.plan.convergence import ExpectedSamples, convergence_points, expected_samples
 from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
 from bert_tools.plan.samples_to_target import (
@@ -25,7 +26,6 @@ from bert_tools.plan.suggest import expected_time, suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, load_config
-from mlperf_bert.evaluation.convergence import ExpectedSamples, convergence_points, expected_samples
 from plan_cases import Asked
 from support import CONFIGS, TOOLS
 

@@ -1,4 +1,4 @@
-"""`config explain` says what a config means; `slurm` prints options that survive the shell."""
+"""Steps of evaluations; `config slurm` prints options that survive the shell."""
 
 import shutil
 import subprocess
@@ -8,27 +8,19 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.cli.config import evaluation_steps, in_words, sbatch_options
+from mlperf_bert.cli.config import sbatch_options
 from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from support import CONFIGS, refusal
 
 RECORD = CONFIGS / "open_adamw_dgxa100_128x8x16x1.toml"
 LARGEST = CONFIGS / "dgxa100_128x8x4x1.toml"
 
 
-def words(stem: str, *overrides: str) -> str:
-    """The explanation as one line."""
-    return " ".join(in_words(load_config(CONFIGS / f"{stem}.toml", overrides)).split())
-
-
-def test_evaluation_points_of_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "explain", str(RECORD)]) == 0
-    text = capsys.readouterr().out
-    assert "at steps 20, 40, 60, 80, 100, 120, 139, 159, 179, 199" in text
-    assert "1,024: 128 nodes of 8 ranks" in text
-    assert "16,384 sequences: 1,024 x 16 (local batch) x 1 (accumulation)" in text
-    assert "every 325,000 samples (MLPerf's rule)" in text
-    assert max(map(len, text.splitlines())) <= 100
+def evaluation_steps(config: RunConfig) -> list[int]:
+    """Steps at which a run that never reaches its target evaluates."""
+    batch, last = config.parallel.global_batch_size, config.max_steps
+    return [step for step in range(1, last + 1) if config.evaluation_is_due(step * batch)]
 
 
 @pytest.mark.parametrize("batch", [448, 4096, 16_384, 16_416])
@@ -38,44 +30,12 @@ def test_point_k_is_the_first_step_that_reaches_k_intervals(batch: int) -> None:
     config = load_config(RECORD, [*overrides, *sampler])
     interval = config.eval_interval_samples
     by_rule = [ceil(k * interval / batch) for k in range(1, 3000 * batch // interval + 1)]
-    assert evaluation_steps(config) == sorted({*by_rule, 3000})
+    assert evaluation_steps(config) == by_rule
 
 
 def test_an_interval_below_a_batch_is_every_step() -> None:
     overrides = ["eval.interval_samples=100", "run.max_steps=4"]
     assert evaluation_steps(load_config(RECORD, overrides)) == [1, 2, 3, 4]
-
-
-def test_a_closed_run_learns_what_to_expect() -> None:
-    text = words("dgxa100_128x8x4x1")
-    assert "the reference runs needed 2,750,860 (672 steps), between reference conv" in text
-    assert "a mean of 2,651,583 (648 steps) at least" in text
-    assert "warm-up of 256 steps that starts at step -76 and ends at 180" in text
-    assert "stops before that" not in text
-    assert "stops before that" in words("dgxa100_128x8x4x1", "run.max_steps=671")
-
-
-def test_a_trapezoid_is_told_with_its_cool_down() -> None:
-    flat = ("schedule.form=trapezoid",)
-    text = words("cpu_tiny", *flat, "schedule.cooldown_steps=400")
-    assert "in the last 400 steps a 1 - sqrt decay to 0.0007 at step 2,250 (trapezoid)" in text
-    assert "no cool-down, a sudden decay to 0.0007 after step 2,250" in words("cpu_tiny", *flat)
-
-
-def test_nothing_is_expected_of_other_runs() -> None:
-    assert "reference" not in words("cpu_tiny")
-    assert "reference" not in words("open_adamw_h200_1x1x448x1")
-
-
-def test_quantiles_are_derived() -> None:
-    assert "quantile: 64 from each of 64 quantiles" in words("open_adamw_dgxa100_128x8x4x1")
-    assert "quantile: 1 from each of 32 quantiles" in words("cpu_tiny", "data.sampler=quantile")
-
-
-def test_a_long_list_of_points_is_cut() -> None:
-    text = words("cpu_tiny", "eval.interval_samples=32")
-    assert "6000 times, at steps 1, 2, 3" in text
-    assert text.endswith("39, 40 ... 6000")
 
 
 def test_a_config_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_no_command_at_all_is_answered_by_the_help(capsys: pytest.CaptureFixture
 def test_an_old_or_shortened_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         "config show cpu_tiny --se run.seed=1",
-        "config --explain cpu_tiny",
+        "config --get cpu_tiny",
         "report runs",
         "plan suggest --nodes 1 --gpus 8",
         "plan law --no-plot",

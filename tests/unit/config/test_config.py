@@ -16,8 +16,6 @@ from mlperf_bert.config.files import (
     tables_to_toml,
 )
 from mlperf_bert.config.options import add_config, find_config
-from mlperf_bert.config.run_config import has_bert_large_sizes, is_bert_large
-from mlperf_bert.config.sections import ModelSection
 from support import CONFIGS, TINY_CONFIG, refusal
 
 
@@ -48,18 +46,17 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("walk.steps=3", ["[walk]", "no such section"]),
         ("run.max_steps=3.5", ["run.max_steps", "an integer"]),
         ("run.max_steps=true", ["run.max_steps", "an integer"]),
-        ("run.seed=sometimes", ["run.seed", "an integer of 64 bits or 'random'"]),
+        ("run.seed=sometimes", ["run.seed", "an integer or 'random'"]),
         ("optim.name=sgd", ["optim.name", "'adamw' or 'lamb'"]),
         ("run.max_steps", ["section.field=value"]),
-        ("optim.epsilon=nan", ["optim.epsilon", "a finite number"]),
+        ("optim.epsilon=nan", ["optim.epsilon", "is nan", "1e-38 .. 1e+38"]),
         ("model.num_heads=3", ["model.num_heads", "hidden_size 32"]),
         ("data.max_seq_length=64", ["data.max_seq_length", "32"]),
         ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
         ("schedule.cooldown_steps=5", ["schedule.cooldown_steps: is 5", "use 'trapezoid'"]),
-        ("run.seed=9223372036854775808", ["run.seed", "an integer of 64 bits"]),
+        ("run.seed=9223372036854775808", ["run.seed", "0 .. 9,223,372,036,854,775,807"]),
         (f"run.seed=0x{'f' * 900}", ["run.seed", "an integer of 3600 bits"]),
-        ("optim.learning_rate=inf", ["optim.learning_rate", "a finite number"]),
-        ("mlperf.submission_org=a\x1b[31m", ["mlperf.submission_org", "printable"]),
+        ("optim.learning_rate=inf", ["optim.learning_rate", "is inf", "0 .. 1e+38"]),
         ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
         ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
         ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
@@ -286,13 +283,6 @@ def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said
-
-
-def test_dropout_changes_the_model_but_not_what_its_steps_cost(tiny_config: Path) -> None:
-    large, without_dropout = ModelSection(), ModelSection(hidden_dropout=0.0)
-    assert is_bert_large(large) and has_bert_large_sizes(large)
-    assert not is_bert_large(without_dropout) and has_bert_large_sizes(without_dropout)
-    assert not has_bert_large_sizes(load_config(tiny_config).model)
 
 
 def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path: Path) -> None:

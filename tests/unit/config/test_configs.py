@@ -19,13 +19,13 @@ from bert_tools.plan.balance import (
     sampler_of,
 )
 from bert_tools.plan.cli import add_arguments
+from bert_tools.plan.convergence import expected_samples
 from bert_tools.plan.recipes import lamb_recipe
 from bert_tools.plan.sample_index import asked_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, SamplerName
 from mlperf_bert.data.balance import Balance
-from mlperf_bert.evaluation.convergence import expected_samples
 from mlperf_bert.optim.schedule import learning_rate
 from support import CONFIGS, REPOSITORY
 

@@ -20,7 +20,6 @@ from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import UNEQUAL, Accelerator, choose_batch, knots, lamb_recipe
 from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
-from mlperf_bert.cli.config import in_words as config_in_words
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
@@ -170,7 +169,11 @@ def to_toml(suggestion: Suggestion) -> str:
 
 def _in_words(suggestion: Suggestion, expected: Forecast) -> Iterator[str]:
     """Lines on the config, the expected result and the doubts."""
+    config = suggestion.config
     yield f"hyper-parameters: {suggestion.source}"
-    yield config_in_words(suggestion.config)
+    yield (
+        f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
+        f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps"
+    )
     yield from ("", *forecast_in_words(expected))
     yield from (f"warning: {each}" for each in suggestion.warnings)

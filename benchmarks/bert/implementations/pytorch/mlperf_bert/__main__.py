@@ -35,10 +35,13 @@ from mlperf_bert.common.errors import (
     say,
     say_error,
 )
-from mlperf_bert.config.options import check_paths
 from mlperf_bert.signals.signal_watch import Ended, EndingInOrder, end_with_script
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAKE_ROOM = "make room there, or write to another place"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
+    errno.ENAMETOOLONG: "give a shorter path",
+}
 DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
 # Name: module with `add_arguments` and `run`, and its line in --help. The submission works
 # without the package of the tools; commands that are not installed are not offered.
@@ -56,7 +59,7 @@ COMMANDS = {
         "mlperf_bert.cli.network_test",
         "one all-reduce over the ranks: right, and how fast",
     ),
-    "config": ("mlperf_bert.cli.config", "check a config, print it, say what it means"),
+    "config": ("mlperf_bert.cli.config", "check a config, print it or one value"),
     "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
     "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, memory, time"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
@@ -95,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _without_command(asked)
         args = _parser(asked).parse_args(asked)
         args.command_line = words
-        check_paths(args)
         set_code_caches()
         return int(args.run(args))
     except UserError as error:
@@ -104,10 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(error)
         return error.exit_status
     except OSError as error:
-        if DEBUG in words or error.errno not in _NO_ROOM:
+        remedy = _REMEDIES.get(error.errno or 0)
+        if DEBUG in words or remedy is None:
             raise
         where = one_line(str(error.filename or "stdout or a file"))
-        say_error(f"{where}: {error.strerror}; make room there, or write to another place")
+        say_error(f"{where}: {error.strerror}; {remedy}")
         return MISTAKE
     except Exception as error:
         if DEBUG in words or not is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""The options --config and --set of every command that reads a config, and checks of paths."""
+"""The options --config and --set of every command that reads a config."""
 
 import argparse
 import difflib
@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
 
-# Linux allows 255 and 4,095 bytes; our files lie below a path, or beside it under longer names.
-_LONGEST_NAME, _LONGEST_PATH = 223, 3800
 SHIPPED = Path(__file__).parents[1] / "configs"
 FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 
@@ -40,7 +38,7 @@ def find_config(text: str) -> Path:
     Raises ConfigError for an unknown name; it does not check that a path has a file.
     """
     path = Path(text)
-    if path.suffix or path.name != text or len(text) > _LONGEST_NAME or os.path.exists(text):
+    if path.suffix or path.name != text or os.path.exists(text):
         return path
     names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
     if text in names:
@@ -48,25 +46,3 @@ def find_config(text: str) -> Path:
     near = difflib.get_close_matches(text, names)
     remedy = f"did you mean {' or '.join(near)}?" if near else f"those are in {SHIPPED}"
     raise ConfigError(text, "is neither a file nor the name of a shipped config", remedy)
-
-
-def check_paths(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a path among the arguments that no file system accepts."""
-    for name, value in vars(args).items():
-        for path in value if isinstance(value, list) else (value,):
-            if isinstance(path, Path):
-                _check_path(name.replace("_", "-"), path)
-
-
-def _check_path(name: str, path: Path) -> None:
-    try:
-        whole = os.fsencode(path.absolute())
-    except ValueError:  # a character outside the file system's encoding
-        raise ConfigError(name, "is no path", "give another") from None
-    longest = max(map(len, whole.split(b"/")))
-    if b"\0" in whole:
-        raise ConfigError(name, "has a zero byte", "give a path without")
-    if longest > _LONGEST_NAME or len(whole) > _LONGEST_PATH:
-        problem = f"is a path of {len(whole):,} bytes, with names of up to {longest:,}"
-        remedy = f"{_LONGEST_PATH:,} and {_LONGEST_NAME} are the most"
-        raise ConfigError(name, problem, remedy)

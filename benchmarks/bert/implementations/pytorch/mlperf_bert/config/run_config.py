@@ -28,20 +28,16 @@ from mlperf_bert.config.sections import (
 
 CLOSED_TARGET_ACCURACY = 0.72
 CLOSED_MOST_BATCH = 16_384  # global batch of the largest reference convergence point
-_BERT_LARGE_SIZES = {
-    "vocab_size": 30_522,
-    "hidden_size": 1024,
-    "num_layers": 24,
-    "num_heads": 16,
-    "intermediate_size": 4096,
-}
-_BERT_LARGE = _BERT_LARGE_SIZES | {
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout": 0.1,
-    "attention_dropout": 0.1,
-}
-_CLOSED = {f"model.{field}": value for field, value in _BERT_LARGE.items()} | {
+_CLOSED = {
+    "model.vocab_size": 30_522,
+    "model.hidden_size": 1024,
+    "model.num_layers": 24,
+    "model.num_heads": 16,
+    "model.intermediate_size": 4096,
+    "model.max_position_embeddings": 512,
+    "model.type_vocab_size": 2,
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
     "run.init_state": "weights",
     "data.corpus": "prepared",
     "data.max_seq_length": 512,
@@ -132,20 +128,6 @@ def may_begin_with(weights: str | None, division: str) -> bool:
     The closed division prescribes them (MLPerf Training rules, BERT).
     """
     return division != "closed" or weights == "checkpoint"
-
-
-def has_bert_large_sizes(model: ModelSection) -> bool:
-    """True if steps cost the same as BERT-large's; dropout does not matter."""
-    return model.architecture == "bert" and all(
-        getattr(model, field) == value for field, value in _BERT_LARGE_SIZES.items()
-    )
-
-
-def is_bert_large(model: ModelSection) -> bool:
-    """True for the model of the closed division, dropout included."""
-    return model.architecture == "bert" and all(
-        getattr(model, field) == value for field, value in _BERT_LARGE.items()
-    )
 
 
 def _setting(config: RunConfig, where: str) -> Any:
