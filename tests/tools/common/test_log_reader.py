@@ -14,7 +14,6 @@ HOSTILE = {
     "no JSON": (b":::MLLOG {", "line 1: is no record"),
     "a list": (b":::MLLOG []", "line 1: is no record"),
     "deep": (b":::MLLOG " + b"[" * 100_000, "line 1: is no record"),
-    "NaN": (b':::MLLOG {"value": NaN}', "NaN is not JSON"),
     "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: is no record"),
     "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: is no record"),
     "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "is no complete record"),

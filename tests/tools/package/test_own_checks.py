@@ -220,7 +220,7 @@ def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root: Pat
     assert own_problems(root) == []
 
 
-@pytest.mark.parametrize("contents", ["{", "[]", '{"division": NaN}'])
+@pytest.mark.parametrize("contents", ["{", "[]"])
 def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
     (root / "systems" / f"{OPEN}.json").write_text(contents)
     problems = own_problems(root)

@@ -152,8 +152,6 @@ def test_what_is_not_of_the_format_is_refused(
     [
         (b"", "is not valid JSON"),
         (b"[]", "is not a JSON object"),
-        (b'{"data": NaN}', "NaN is not JSON"),
-        (b'{"data": 1, "data": 2}', "has a key twice"),
         (b'{"data": ' + b"9" * 5000 + b"}", "is not valid JSON"),
         (b'{"data": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"data": "\xed\xa0\x80"}', "is not UTF-8 at byte 10"),  # half of a surrogate pair
@@ -227,7 +225,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (b'{"q1": "a", "q2": "", "q\\n3": ""}', "1 questions that are not in set.json, such as"),
         (b'{"q1": "a", "q2": null}', "question 'q2': is None, not a text"),
         (b'{"q1": "a", "q2": ["b"]}', "question 'q2': is a list, not a text"),
-        (b'{"q1": "a", "q1": "b", "q2": ""}', "has a key twice"),
         (b'["a"]', "is not a JSON object"),
         (b"", "is not valid JSON"),
         (b'{"q1": "\xff"}', "is not UTF-8 at byte 8"),

@@ -72,7 +72,7 @@ def change(path: Path, how: Change) -> None:
         ("data/eval/index/lengths.u16", cut, ["lengths.u16", "prepare"]),
         (
             *("data/train/shards/train.hdf5.json", negative),
-            ["train.hdf5.json", "num_samples", "prepare"],
+            ["train.hdf5.json", "elements where", "prepare"],
         ),
         (
             *("data/train/shards/train.hdf5.json", foreign),

@@ -1,4 +1,4 @@
-"""Files that anybody may have written: bounded, regular, strict; and what of them is shown."""
+"""Files that anybody may have written: bounded, regular; and what of them is shown."""
 
 import hashlib
 import json
@@ -69,15 +69,11 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("[]", "not a JSON object"),
-        ('{"a": NaN}', "NaN is not JSON"),
-        ('{"a": -Infinity}', "-Infinity is not JSON"),
-        ('{"a": 1, "a": 2}', "has a key twice"),
-        ('{"a": {"b": 1, "b": 1}}', "has a key twice"),
+        ("{", "Expecting"),
         ('{"a":' * 100_000, "nested too deeply|Expecting"),
-        ('{"a": ' + "9" * 5000 + "}", "digits"),
     ],
 )
-def test_json_is_read_strictly(text: str, reason: str) -> None:
+def test_only_a_json_object_is_read(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_json_object(text)
     assert parse_json_object('{"a": {"a": 1}}') == {"a": {"a": 1}}

@@ -116,7 +116,7 @@ def hold_to_comparison(out: Path, facts: dict[str, Any]) -> Begun:
 def _difference(path: Path, facts: dict[str, Any]) -> str | None:
     """The difference to the earlier comparison in words; None if there is none."""
     before = read_record(path, missing="is missing", remedy=_REMEDY)
-    before.check_version(SCHEMA_VERSION, key="schema_version")
+    before.integer("schema_version", SCHEMA_VERSION, SCHEMA_VERSION)
     old = before.record("same").values
     now = json.loads(json.dumps(facts))
     for key in sorted(old.keys() | now.keys()):

@@ -68,7 +68,7 @@ def read_run(directory: Path) -> RunRecord:
     """The record in a run's directory. Raises DataError if it is missing or invalid."""
     path = directory / RESULT
     record = read_record(path, missing="is missing: the run has not ended", remedy=_REMEDY)
-    record.check_version(SCHEMA_VERSION, key="schema_version")
+    record.integer("schema_version", SCHEMA_VERSION, SCHEMA_VERSION)
     settings, ranks = record.record("settings"), record.integer("ranks", 1, _MOST_RANKS)
     # Runs before this key, and systems that do not count it, have none.
     waits = _numbers(record, "core_wait_seconds") if record.has("core_wait_seconds") else (None,)
@@ -305,7 +305,7 @@ MORE_MEASURES = (
     Measure(
         "memory_mib",
         "peak memory, MiB a rank",
-        lambda run: max(run.integers("peak_memory_bytes"), default=0) / MIB,
+        lambda run: max(_known(_numbers(run, "peak_memory_bytes")), default=0) / MIB,
     ),
     Measure("mfu", "MFU, %", timed=True),
     Measure("cpu_ms", "CPU ms a sample", _cpu_ms),

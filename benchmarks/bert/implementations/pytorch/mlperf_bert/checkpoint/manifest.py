@@ -1,8 +1,8 @@
 """Contents of a checkpoint directory, its verification, and the pruning of a run's checkpoints.
 
-It needs no torch. All input counts as hostile: names have a fixed form, so none can lead elsewhere,
-sizes are bounded, and a file is used only if its digest is the manifest's. A checkpoint is renamed
-before it is removed, so none is ever half there.
+It needs no torch. Names have a fixed form, so none can lead elsewhere, and a file is used only if
+its digest is the manifest's. A checkpoint is renamed before it is removed, so none is ever half
+there.
 """
 
 import re
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError
-from mlperf_bert.common.records import Record, Share, parse, read_record, write_json
+from mlperf_bert.common.records import check_version, parse, read_json, reading, write_json
 from mlperf_bert.common.untrusted import (
     file_sha256,
     in_brief,
@@ -28,7 +28,7 @@ from mlperf_bert.common.untrusted import (
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import AttentionName, KernelsName
-from mlperf_bert.run.outcome import Status, read_status
+from mlperf_bert.run.outcome import Status
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 FORMAT_VERSION = 2
@@ -50,8 +50,6 @@ _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one v
 _OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST = 10**6  # ranks, and skipped steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +101,15 @@ class CheckpointState:
     step: int
     samples: int
     seed: int
-    mlm_accuracy: Share | None  # of these weights, if known
+    mlm_accuracy: float | None  # 0 .. 1, of these weights, if known
     vocabulary_sha256: str
     data_sha256: str = "unknown"  # of both sets' manifests
     blocks_sha256: str | None = None  # of a large pair's shards (data/contents.py)
-    world_size: Annotated[int, 1, _MOST] = 1
+    world_size: int = 1
     ended: Status | None = None  # the outcome, if the run is over
     seconds: float = 0.0  # of training, over all attempts
-    skipped_in_a_row: Annotated[int, 0, _MOST] = 0  # steps up to this one
-    best_mlm_accuracy: Share | None = None  # over all evaluations
+    skipped_in_a_row: int = 0  # steps up to this one
+    best_mlm_accuracy: float | None = None  # over all evaluations
     # What "auto" in the config became on the machine of the run; None before 2026-11-28.
     attention: AttentionName | None = None
     kernels: KernelsName | None = None
@@ -203,21 +201,16 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises CheckpointError if anything is wrong with it, UnreadableError if it cannot be read.
     """
+    path = directory / MANIFEST
     with _as_damage():
-        record = read_record(directory / MANIFEST, missing="is missing", remedy=ELSE)
-        record.check_version(FORMAT_VERSION)
-        files = record.record("files")
-        origin = record.record("origin") if record.has("origin") else None
-        for name in files.values:
-            if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
-                raise files.error(in_brief(name), "is no file of a checkpoint")
-        return parse(
-            Manifest,
-            record,
-            config=record.record("config").values,
-            files={name: _file_entry(files.record(name)) for name in files.values},
-            origin={name: origin.text(name) for name in origin.values} if origin else {},
-        )
+        values = read_json(path, missing="is missing", remedy=ELSE)
+        with reading(path, ELSE):
+            check_version(values, FORMAT_VERSION)
+            files = {name: FileEntry(**entry) for name, entry in values["files"].items()}
+            for name in files:
+                if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
+                    raise ValueError(f"{in_brief(name)} is no file of a checkpoint")
+            return parse(Manifest, values, files=files)
 
 
 @contextmanager
@@ -255,30 +248,21 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
             raise CheckpointError(str(path), "differs from its digest", ELSE)
 
 
-def _file_entry(record: Record) -> FileEntry:
-    sha256 = record.text("sha256")
-    if not _SHA256.fullmatch(sha256):
-        raise record.error("sha256", f"is {in_brief(sha256)}, not a digest")
-    return FileEntry(record.integer("size"), sha256)
-
-
 def read_state(directory: Path) -> CheckpointState:
     """Parse a checkpoint's state, and compare it with the manifest.
 
     Raises CheckpointError, UnreadableError.
     """
     manifest = read_manifest(directory)
+    path = directory / STATE
     with _as_damage():
-        record = read_record(directory / STATE, missing="is missing", remedy=ELSE)
-        state = parse(
-            CheckpointState,
-            record,
-            ended=read_status(record, "ended") if record.has("ended") else None,
-        )
+        values = read_json(path, missing="is missing", remedy=ELSE)
+        with reading(path, ELSE):
+            state = parse(CheckpointState, values)
     same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
     is_named_so = step_of(directory) in (-1, state.step)
     if (state.step, state.samples, state.vocabulary_sha256) != same or not is_named_so:
-        raise CheckpointError(str(directory / STATE), "is of another checkpoint", ELSE)
+        raise CheckpointError(str(path), "is of another checkpoint", ELSE)
     return state
 
 

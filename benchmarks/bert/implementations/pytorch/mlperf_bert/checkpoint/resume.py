@@ -18,7 +18,7 @@ from mlperf_bert.checkpoint.manifest import (
     verify,
 )
 from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
-from mlperf_bert.common.records import read_record
+from mlperf_bert.common.records import read_json
 from mlperf_bert.common.untrusted import is_there, open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import CLIPPED_TOGETHER
@@ -211,7 +211,8 @@ def _seed_of_attempt(directory: RunDirectory) -> int | None:
     """The seed of an attempt that ended before its first checkpoint."""
     try:
         path = directory.run / "environment.json"
-        return read_record(path, missing="is missing", remedy="").integer("seed")
+        seed: int | None = read_json(path, missing="is missing", remedy="").get("seed")
+        return seed
     except UnreadableError:
         raise
     except DataError:

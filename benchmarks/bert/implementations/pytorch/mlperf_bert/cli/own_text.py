@@ -454,18 +454,18 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
 
 def _text_facts(data: Path) -> dict[str, int]:
     """Counts from corpus.json; empty for data that were not made from a user's text."""
-    from mlperf_bert.common.records import read_record
+    from mlperf_bert.common.records import read_json, reading
 
     path = data / "corpus.json"
     if not path.exists():
         return {}
-    record = read_record(path, missing="is missing", remedy="prepare again")
-    counts = record.record("documents")
-    facts = {"documents": counts.integer("train"), "held_out_documents": counts.integer("eval")}
-    if record.has("characters"):
-        characters = record.record("characters")
-        facts["characters"] = characters.integer("of_the_text")
-        facts["left_out"] = characters.integer("left_out")
+    values = read_json(path, missing="is missing", remedy="prepare again")
+    with reading(path, "prepare again"):
+        counts, characters = values["documents"], values.get("characters")
+        facts = {"documents": counts["train"], "held_out_documents": counts["eval"]}
+        if characters is not None:
+            facts["characters"] = characters["of_the_text"]
+            facts["left_out"] = characters["left_out"]
     return facts
 
 

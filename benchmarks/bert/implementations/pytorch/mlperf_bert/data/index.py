@@ -7,8 +7,7 @@ whose samples may have more than 255 masked positions has version 3, with `maske
 others have version 2, as ever. Version 1 had no digests of sidecars and of itself; `prepare` writes
 it anew and keeps the shards.
 
-A sidecar describes its shard's contents, their places in the file, and their source. The limits of
-a key stand on the field that it becomes.
+A sidecar describes its shard's contents, their places in the file, and their source.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.records import (
-    FileName,
-    Record,
+    bare_name,
+    check_version,
     parse,
-    read_record,
+    read_json,
+    reading,
     without_defaults,
     write_json,
 )
@@ -68,21 +68,14 @@ INDEX_ARRAYS = {
 }
 MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
-# Lowest and highest number of a key. Keys without limits here: from 0 to 2**63 - 1.
-AtLeastOne = Annotated[int, 1, 2**63 - 1]
-Length = Annotated[int, 1, 65_535]
-Masked = Annotated[int, 1, 65_535]
-TokenId = int  # below the set's vocab_size
-
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
     """One contiguous array inside the shard: numpy dtype, elements, offset in bytes."""
 
-    # The limits keep count * itemsize far below an int64 overflow.
     dtype: str
-    count: Annotated[int, 1, 2**48]
-    offset: Annotated[int, 0, 2**48]
+    count: int
+    offset: int
 
     @property
     def end(self) -> int:
@@ -95,10 +88,10 @@ class ShardSettings:
     """Settings that decide a shard's examples besides its text; compared at a restart."""
 
     vocabulary_sha256: str = ""  # empty until the vocabulary is known
-    max_seq_length: Length
-    max_predictions: Masked
+    max_seq_length: int
+    max_predictions: int
     seed: int
-    dupe_factor: AtLeastOne
+    dupe_factor: int
     split_sentences: bool = False
     pick_eval: int | None = None
     segments: Segments = "pair"
@@ -112,9 +105,9 @@ class Sidecar:
     that two machines can compare their results. Older shards have none.
     """
 
-    shard_bytes: AtLeastOne
+    shard_bytes: int
     shard_sha256: str
-    num_samples: AtLeastOne
+    num_samples: int
     source_name: str
     source_sha256: str
     settings: ShardSettings
@@ -148,32 +141,24 @@ def read_sidecar(shard_path: Path) -> Sidecar:
     Raises DataError if a key is missing or wrong, or if the arrays do not fit into the file.
     """
     path = sidecar_path(shard_path)
-    record = read_record(path, missing="the shard's sidecar is missing", remedy=SIDECAR_REMEDY)
-    record.check_version(SHARD_FORMAT_VERSION)
-    settings = record.record("settings")
-    sidecar = parse(
-        Sidecar,
-        record,
-        settings=parse(
-            ShardSettings, settings, pick_eval=settings.optional_integer("pick_eval", low=1)
-        ),
-        datasets=_parse_datasets(record.record("datasets")),
-    )
-    _check_counts(path, sidecar)
+    missing = "the shard's sidecar is missing"
+    values = read_json(path, missing=missing, remedy=SIDECAR_REMEDY)
+    with reading(path, SIDECAR_REMEDY):
+        check_version(values, SHARD_FORMAT_VERSION)
+        sidecar = parse(
+            Sidecar,
+            values,
+            settings=parse(ShardSettings, values["settings"]),
+            datasets={
+                name: parse(DatasetPlace, values["datasets"][name]) for name, _ in DATASET_DTYPES
+            },
+        )
+        _check_arrays(sidecar)
     return sidecar
 
 
-def _parse_datasets(record: Record) -> dict[str, DatasetPlace]:
-    places = {}
-    for name, dtypes in DATASET_DTYPES:
-        entry = record.record(name)
-        place = places[name] = parse(DatasetPlace, entry)
-        if place.dtype not in dtypes:
-            raise entry.error("dtype", f"is {in_brief(place.dtype)}, not {' or '.join(dtypes)}")
-    return places
-
-
-def _check_counts(path: Path, sidecar: Sidecar) -> None:
+def _check_arrays(sidecar: Sidecar) -> None:
+    """Raise ValueError unless the arrays fit each other and the shard."""
     count = {name: place.count for name, place in sidecar.datasets.items()}
     expected = {
         "offsets": sidecar.num_samples + 1,
@@ -184,20 +169,21 @@ def _check_counts(path: Path, sidecar: Sidecar) -> None:
     }
     for name, wanted in expected.items():
         if count[name] != wanted:
-            problem = f"has {count[name]} elements where {wanted} belong"
-            raise DataError(f"{path}: {name}", problem, SIDECAR_REMEDY)
-    for name, place in sidecar.datasets.items():
+            raise ValueError(f"{name} has {count[name]} elements where {wanted} belong")
+    for name, dtypes in DATASET_DTYPES:
+        place = sidecar.datasets[name]
+        if place.dtype not in dtypes:
+            raise ValueError(f"{name} is {in_brief(place.dtype)}, not {' or '.join(dtypes)}")
         if place.end > sidecar.shard_bytes:
-            problem = f"ends at byte {place.end} of a shard of {sidecar.shard_bytes}"
-            raise DataError(f"{path}: {name}", problem, SIDECAR_REMEDY)
+            raise ValueError(f"{name} ends at byte {place.end} of a shard of {sidecar.shard_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
     """One shard of the set: bare file name under `shards/`, samples, digests of both its files."""
 
-    file: FileName
-    num_samples: AtLeastOne
+    file: str
+    num_samples: int
     sha256: str
     sidecar_sha256: str
 
@@ -213,7 +199,7 @@ class ShardEntry:
 class IndexFile:
     """One array file of the index: bare file name under `index/`, bytes, digest."""
 
-    file: FileName
+    file: str
     size_bytes: int
     sha256: str
 
@@ -236,18 +222,18 @@ class Manifest:
     samples of k tokens, k = 0 .. max_seq_length.
     """
 
-    num_samples: Annotated[int, 1, 2**32]
-    vocab_size: Annotated[int, 6, 2**31 - 1]
+    num_samples: int
+    vocab_size: int
     vocabulary_sha256: str
-    pad_id: TokenId
-    unk_id: TokenId
-    cls_id: TokenId
-    sep_id: TokenId
-    mask_id: TokenId
-    max_seq_length: Length
-    max_predictions: Masked
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    max_seq_length: int
+    max_predictions: int
     seed: int
-    dupe_factor: AtLeastOne
+    dupe_factor: int
     shards: tuple[ShardEntry, ...]
     length_histogram: tuple[int, ...] = ()
     index_files: tuple[IndexFile, ...] = ()
@@ -258,25 +244,29 @@ class Manifest:
 
     @classmethod
     def load(cls, set_dir: Path) -> Self:
-        """Parse `set_dir/index/dataset.json`. Raises DataError naming the file and the key."""
+        """Parse `set_dir/index/dataset.json`. Raises DataError if it is not as it was written."""
         path = set_dir / "index" / "dataset.json"
         missing = f"is missing, so {set_dir} is not a prepared set"
         remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
-        record = read_record(path, missing=missing, remedy=remedy)
-        record.check_version(*INDEX_ARRAYS)
-        corpus, baseline = (
-            record.record(key) if record.has(key) else None for key in ("corpus", "baseline")
-        )
-        manifest = parse(
-            cls,
-            record,
-            shards=tuple(parse(ShardEntry, entry) for entry in record.records("shards")),
-            index_files=tuple(parse(IndexFile, item) for item in record.records("index_files")),
-            baseline=baseline and parse(Baseline, baseline),
-            corpus=corpus and {key: corpus.text(key) for key in corpus.values},
-        )
-        _check_manifest(record, manifest)
-        return manifest
+        values = read_json(path, missing=missing, remedy=remedy)
+        with reading(path, remedy):
+            check_version(values, *INDEX_ARRAYS)
+            rest = {key: value for key, value in values.items() if key != OWN_DIGEST}
+            if values[OWN_DIGEST] != _digest_of(rest):
+                raise ValueError(
+                    f"{OWN_DIGEST} is not that of the contents, so the file was changed"
+                )
+            for entry in (*values["shards"], *values["index_files"]):
+                bare_name(entry["file"])
+            baseline = values.get("baseline")
+            return parse(
+                cls,
+                values,
+                shards=tuple(parse(ShardEntry, entry) for entry in values["shards"]),
+                length_histogram=tuple(values["length_histogram"]),
+                index_files=tuple(parse(IndexFile, item) for item in values["index_files"]),
+                baseline=baseline and parse(Baseline, baseline),
+            )
 
     @property
     def format_version(self) -> int:
@@ -369,35 +359,6 @@ def write_index(
 
 def _digest_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(write_json(values)).hexdigest()
-
-
-def _check_manifest(record: Record, manifest: Manifest) -> None:
-    if (found := record.integer("format_version")) != manifest.format_version:
-        problem = f"is {manifest.max_predictions} in a set of format version {found}"
-        raise record.error("max_predictions", problem)
-    for name in ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
-        record.integer(name, high=manifest.vocab_size - 1)
-    if len({entry.file for entry in manifest.shards}) != len(manifest.shards):
-        raise record.error("shards", "lists a shard twice")
-    in_shards = sum(entry.num_samples for entry in manifest.shards)
-    if in_shards != manifest.num_samples:
-        raise record.error("num_samples", f"is {manifest.num_samples}, the shards hold {in_shards}")
-    histogram = manifest.length_histogram
-    if len(histogram) != manifest.max_seq_length + 1 or sum(histogram) != manifest.num_samples:
-        raise record.error("length_histogram", "does not count every sample once")
-    sizes = {entry.file: entry.size_bytes for entry in manifest.index_files}
-    for name, dtype in manifest.index_arrays:
-        if sizes.get(name) != manifest.num_samples * np.dtype(dtype).itemsize:
-            raise record.error("index_files", f"does not list {name} with its right size")
-    # Last, because the checks above say what is wrong; this one finds the rest.
-    values = {key: value for key, value in record.values.items() if key != OWN_DIGEST}
-    try:
-        digest = _digest_of(values)
-    except RecursionError:  # writing gives up before reading does
-        problem = "cannot be checked: the file is nested too deeply"
-        raise record.error(OWN_DIGEST, problem) from None
-    if record.text(OWN_DIGEST) != digest:
-        raise record.error(OWN_DIGEST, "is not that of the contents, so the file was changed")
 
 
 def masked_count_table(

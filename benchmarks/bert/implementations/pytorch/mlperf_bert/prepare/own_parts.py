@@ -9,13 +9,20 @@ side. Evaluation keeps few held-out documents, and each text once.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.records import Record, parse, read_record, write_json
+from mlperf_bert.common.records import (
+    bare_name,
+    check_version,
+    parse,
+    read_json,
+    reading,
+    write_json,
+)
 from mlperf_bert.prepare.documents import (
     REASONS,
     clean_document,
@@ -92,7 +99,7 @@ class Part:
 class Lowest:
     """A document that a share may hold out: its digest, sections, and bytes with line ends."""
 
-    place: Annotated[int, 0, 2**64 - 1]
+    place: int
     documents: int
     num_bytes: int
 
@@ -288,30 +295,25 @@ def _fingerprint(made_of: Sequence[tuple[object, ...]], rules: Rules) -> str:
 
 def _read(job: CleanJob) -> Cleaned | None:
     """The recorded result; None if it is for other text or rules."""
-    record = read_record(job.record_path, missing="is missing", remedy=REMEDY)
-    record.check_version(RECORD_VERSION)
-    if record.text("fingerprint") != job.fingerprint or not record.has("lowest"):
-        return None
-    left_out = record.record("left_out")
-    return Cleaned(
-        _parts(record, "train"),
-        _parts(record, "held_out"),
-        record.integer("num_chars"),
-        {name: parse(LeftOut, left_out.record(name)) for name in REASONS if left_out.has(name)},
-        tuple(parse(Lowest, each) for each in record.records("lowest")),
-    )
-
-
-def _parts(record: Record, key: str) -> tuple[Part, ...]:
-    return tuple(
-        Part(
-            entry.file_name("file"),
-            entry.integer("documents", low=1),
-            entry.integer("num_bytes", low=1),
-            entry.text("sha256"),
+    values = read_json(job.record_path, missing="is missing", remedy=REMEDY)
+    with reading(job.record_path, REMEDY):
+        check_version(values, RECORD_VERSION)
+        if values["fingerprint"] != job.fingerprint or "lowest" not in values:
+            return None
+        left_out = values["left_out"]
+        return Cleaned(
+            _parts(values["train"]),
+            _parts(values["held_out"]),
+            values["num_chars"],
+            {name: parse(LeftOut, left_out[name]) for name in REASONS if name in left_out},
+            tuple(parse(Lowest, each) for each in values["lowest"]),
         )
-        for entry in record.records(key)
-    )
+
+
+def _parts(entries: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
+    for entry in entries:
+        bare_name(entry["file"])
+    return tuple(parse(Part, entry) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.records import read_record, write_json
+from mlperf_bert.common.records import check_version, read_json, reading, write_json
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.prepare.build import check_settings, prepare_pair
@@ -153,11 +153,12 @@ def is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
     path = out_dir / "corpus.json"
     if not path.exists():
         return False
-    record = read_record(path, missing="is missing", remedy=REMEDY)
-    record.check_version(RECORD_VERSION)
-    before = record.record("settings")
+    values = read_json(path, missing="is missing", remedy=REMEDY)
+    with reading(path, REMEDY):
+        check_version(values, RECORD_VERSION)
+        before = {name: values["settings"][name] for name in settings}
     for name, value in settings.items():
-        found = before.text(name)
+        found = before[name]
         if found != value:
             was = f"{name} = {found}, now it is {value}"
             problem = "was made with " + ("other text, or rules for it" if name == "text" else was)
@@ -171,10 +172,11 @@ def begin_sets(out_dir: Path, wanted: OwnText, text: str) -> None:
     """Record the text that vocabulary and sets come from, so that they never mix two texts."""
     path = out_dir / "text" / "sets.json"
     if path.exists():
-        record = read_record(path, missing="is missing", remedy=REMEDY)
-        record.check_version(RECORD_VERSION)
-        if record.text("text") == text:
-            return
+        values = read_json(path, missing="is missing", remedy=REMEDY)
+        with reading(path, REMEDY):
+            check_version(values, RECORD_VERSION)
+            if values["text"] == text:
+                return
         if any((out_dir / name).exists() for name in ("train", "eval")):
             problem = "has sets begun with other text, or rules for it"
             raise DataError(str(out_dir), problem, REMEDY)

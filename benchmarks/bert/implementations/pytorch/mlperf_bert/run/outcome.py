@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlperf_bert.common.records import Record, Share, parse, read_record, write_json
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.common.records import check_version, parse, read_json, reading, write_json
 
 OUTCOME_SCHEMA_VERSION = 1
 REMEDY = "delete it, and --resume auto makes it again, or goes on from the last checkpoint"
@@ -26,7 +25,7 @@ class RunOutcome:
     steps: int
     samples: int
     seconds: float
-    mlm_accuracy: Share | None
+    mlm_accuracy: float | None
     stopped_by: str | None
 
     def in_words(self, target: float | None, guess: float | None) -> str:
@@ -53,18 +52,7 @@ class RunOutcome:
 
 def read_outcome(path: Path) -> RunOutcome:
     """Parse an outcome. Raises DataError if it is missing, damaged or of another version."""
-    record = read_record(path, missing="is missing", remedy=REMEDY)
-    record.check_version(OUTCOME_SCHEMA_VERSION, key="schema_version")
-    seconds = record.number("seconds")
-    if seconds < 0:
-        raise record.error("seconds", f"is {in_brief(seconds)}, less than none")
-    return parse(RunOutcome, record, status=read_status(record, "status"), seconds=seconds)
-
-
-def read_status(record: Record, key: str) -> Status:
-    """The status under a key. Raises DataError."""
-    match record.text(key):
-        case "success" | "aborted" as status:
-            return status
-    problem = f"is {in_brief(record.values[key])}, neither success nor aborted"
-    raise record.error(key, problem)
+    values = read_json(path, missing="is missing", remedy=REMEDY)
+    with reading(path, REMEDY):
+        check_version(values, OUTCOME_SCHEMA_VERSION, key="schema_version")
+        return parse(RunOutcome, values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.records import Share, parse, read_record
+from mlperf_bert.common.records import check_version, parse, read_json, reading
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES
 
@@ -26,10 +26,10 @@ class Facts:
     `left_out` the part of it that is in no set.
     """
 
-    accuracy: Share
+    accuracy: float
     steps: int
-    untrained: Share | None = None
-    guess: Share | None = None
+    untrained: float | None = None
+    guess: float | None = None
     documents: int | None = None
     held_out_documents: int | None = None
     characters: int | None = None
@@ -65,9 +65,10 @@ def read_facts(run_dir: Path, state: CheckpointState) -> Facts | None:
     """
     path = run_dir / OWN_TEXT
     if path.exists():
-        record = read_record(path, missing="is missing", remedy=_REMEDY)
-        record.check_version(FACTS_VERSION, key="schema_version")
-        facts = parse(Facts, record)
+        values = read_json(path, missing="is missing", remedy=_REMEDY)
+        with reading(path, _REMEDY):
+            check_version(values, FACTS_VERSION, key="schema_version")
+            facts = parse(Facts, values)
         if facts.steps == state.step:
             return facts
     if state.step and state.mlm_accuracy is not None:
