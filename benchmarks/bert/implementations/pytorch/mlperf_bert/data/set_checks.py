@@ -1,8 +1,8 @@
 """Checks of prepared sets against the config and each other, for training and `verify`.
 
-Only vocabularies, manifests, sidecars and index are read, no sample. Each check raises the DataError
-it finds, or returns all of them. Every rank checks the files it will use; the first rank of each
-node checks everything else.
+Only vocabularies, manifests, sidecars and index are read, no sample. Each check raises the
+DataError it finds, or returns all of them. Every rank checks the files it will use; the first rank
+of each node checks everything else.
 """
 
 from collections import Counter
