@@ -84,7 +84,9 @@ def test_a_wheel_makes_a_model_of_own_text_and_goes_on_from_it(wheel: Path, tmp_
     assert said.splitlines()[-1].startswith("own text: held-out accuracy ")
     begin = ("--init-checkpoint", tmp_path / "first" / "exported")
     said = call(program, *words, tmp_path / "second", *begin, *options)
-    assert f"begun with the weights of {begin[1]}" in said
+    assert (
+        f"{begin[1]} (BertForMaskedLM) converted to {tmp_path / 'second' / 'first_weights'}" in said
+    )
     assert (tmp_path / "second" / "exported" / "README.md").is_file()
 
 

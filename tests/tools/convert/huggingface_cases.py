@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.convert.convert import report_of, write_checkpoint
+from bert_tools.convert.convert import report_of
 from checkpoint_cases import save_checkpoint
-from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
+from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion, write_checkpoint
 from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
@@ -93,7 +93,7 @@ def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
 
 def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> dict[str, Any]:
     """As the command does; its JSON object."""
-    conversion = plan_conversion(open_huggingface(source), words, None, missing)
+    conversion = plan_conversion(open_huggingface(source), words, missing)
     write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})
     return report_of(conversion, out)
 

@@ -49,7 +49,7 @@ def test_transformers_computes_the_same(
     import transformers
 
     checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
-    done = export_huggingface(checkpoint, tmp_path / "out", words, None)
+    done = export_huggingface(checkpoint, tmp_path / "out", words)
     form = "BertForPreTraining" if objective == "mlm_nsp" else "BertForMaskedLM"
     assert (done.architecture, done.word_rows, done.step) == (form, PADDED, 7)
     theirs = load_theirs(tmp_path / "out", form)
@@ -71,7 +71,7 @@ def test_transformers_computes_the_same(
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
 def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: Path) -> None:
     checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
-    export_huggingface(checkpoint, tmp_path / "out", words, None)
+    export_huggingface(checkpoint, tmp_path / "out", words)
     report = convert(tmp_path / "out", tmp_path / "again", words)
     same = ((tmp_path / "again" / name).read_bytes() for name in ("model.safetensors", "vocab.txt"))
     assert list(same) == [(checkpoint / "model.safetensors").read_bytes(), words.read_bytes()]
@@ -108,7 +108,7 @@ def test_words_are_split_as_ours(tmp_path: Path) -> None:
     checkpoint = trained(
         tmp_path / "run", GOLDEN / "own_vocab.txt", f"model.vocab_size={len(vocabulary)}"
     )
-    export_huggingface(checkpoint, tmp_path / "out", GOLDEN / "own_vocab.txt", None)
+    export_huggingface(checkpoint, tmp_path / "out", GOLDEN / "own_vocab.txt")
     ours = Tokenizer(vocabulary)
     text = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8")
     # Not a capital sigma at the end of a word, which theirs makes an ordinary small one.
@@ -133,20 +133,15 @@ def test_words_are_split_as_ours(tmp_path: Path) -> None:
         assert pair["token_type_ids"][-2:] == [1, 1]
 
 
-def test_the_vocabulary_is_found_with_the_data(
-    tmp_path: Path, words: Path, synthetic_data: Path
-) -> None:
+def test_the_vocabulary_must_be_its_own(tmp_path: Path, words: Path, capsys: Any) -> None:
     checkpoint = str(trained(tmp_path / "run", words))
-    to = ["--to", "huggingface"]
-    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "none")]) == 2
-    data = ["--data", str(synthetic_data)]
-    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "parent"), *data]) == 0
-    data = ["--data", str(synthetic_data / "eval")]
-    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "set"), *data]) == 0
-    other = ["--vocab", str(GOLDEN / "own_vocab.txt")]
-    assert main(["export", checkpoint, *to, "--out", str(tmp_path / "other"), *other]) == 2
-    assert not list(tmp_path.glob("none*")) and not list(tmp_path.glob("*other*"))
-    assert (tmp_path / "set" / "vocab.txt").read_bytes() == words.read_bytes()
+    to = ["--to", "huggingface", "--out", str(tmp_path / "out")]
+    assert main(["export", checkpoint, *to]) == 2
+    assert "with --vocab" in capsys.readouterr().err
+    assert main(["export", checkpoint, *to, "--vocab", str(GOLDEN / "own_vocab.txt")]) == 2
+    assert not (tmp_path / "out").exists()
+    assert main(["export", checkpoint, *to, "--vocab", str(words)]) == 0
+    assert (tmp_path / "out" / "vocab.txt").read_bytes() == words.read_bytes()
 
 
 def test_a_run_has_its_vocabulary_with_it(

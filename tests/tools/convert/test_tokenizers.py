@@ -67,8 +67,8 @@ def test_another_tokenizer_is_kept(
     assert ids_of(theirs) != plain
     report = convert(theirs, tmp_path / "ours", None)
     assert report["vocabulary"]["file"] == "tokenizer.json"
-    done = export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
-    assert ids_of(tmp_path / "out") == ids_of(theirs) and not done.remarks
+    export_huggingface(tmp_path / "ours", tmp_path / "out")
+    assert ids_of(tmp_path / "out") == ids_of(theirs)
     vocabulary = load_any_vocabulary(tmp_path / "ours" / "tokenizer.json")
     assert [tokens_of(TEXTS[0], vocabulary, 100)] == ids_of(theirs)[:1]
 
@@ -79,7 +79,7 @@ def test_out_and_in_again_is_the_same_vocabulary(
 ) -> None:
     write_tokenizer(theirs, {"normalizer": {"lowercase": lowercase}}, is_alone=True)
     before = convert(theirs, tmp_path / "ours", None)["vocabulary"]
-    export_huggingface(tmp_path / "ours", tmp_path / "out", None, None)
+    export_huggingface(tmp_path / "ours", tmp_path / "out")
     assert convert(tmp_path / "out", tmp_path / "again", None)["vocabulary"] == before
 
 
@@ -101,7 +101,7 @@ def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, set
         convert(theirs, tmp_path / "ours", None)
     given = shutil.copy(theirs / "vocab.txt", tmp_path / "given.txt")
     report = convert(theirs, tmp_path / "ours", Path(given))
-    assert any(setting in remark and "capitals" in remark for remark in report["remarks"])
+    assert report["vocabulary"]["file"] == "vocab.txt"
 
 
 def byte_level(path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     byte_level(given)
     vocabulary = load_any_vocabulary(given)
     run = trained(tmp_path / "run", given, f"model.vocab_size={len(vocabulary)}")
-    done = export_huggingface(run, tmp_path / "out", given, None)
+    export_huggingface(run, tmp_path / "out", given)
     texts = ("a word and another", "a [MASK] and another [MASK] word", "[MASK] and")
     wanted = [
         [vocabulary.cls_id, *vocabulary_ids(vocabulary, texts[0]), vocabulary.sep_id],
@@ -134,7 +134,6 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     ]
     theirs = tuple(text.replace("[MASK]", "<mask>") for text in texts)
     assert ids_of(tmp_path / "out", theirs) == wanted
-    assert len(done.remarks) == 1 and "--vocab" in done.remarks[0]
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (loaded.mask_token, loaded.cls_token, loaded.pad_token) == ("<mask>", "<s>", "<pad>")
     report = convert(tmp_path / "out", tmp_path / "again", given)
@@ -143,8 +142,7 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     complete = shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json")
     words = f"model.vocab_size={len(vocabulary)}"
     run = trained(tmp_path / "other", Path(complete), words)
-    done = export_huggingface(run, tmp_path / "same", Path(complete), None)
-    assert not done.remarks
+    export_huggingface(run, tmp_path / "same", Path(complete))
     assert (tmp_path / "same" / "tokenizer.json").read_bytes() == Path(complete).read_bytes()
     report = convert(tmp_path / "same", tmp_path / "same_again", None)
     assert report["vocabulary"]["sha256"] == load_any_vocabulary(Path(complete)).sha256

@@ -110,7 +110,10 @@ def test_command(
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents + b"more\n")
     assert main(["fill", text, *given]) == 2
     assert "is not the vocabulary that the checkpoint" in capsys.readouterr().err
-    assert main(["fill", text, *given, "--data", str(synthetic_data), "--json"]) == 0
+    assert (
+        main(["fill", text, *given, "--vocab", str(synthetic_data / "train/vocab.txt"), "--json"])
+        == 0
+    )
     (candidates,) = json.loads(capsys.readouterr().out)["masks"]
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents)
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.common.errors import one_line
-from mlperf_bert.config.options import find_config
 
 if TYPE_CHECKING:
     from mlperf_bert.checkpoint.huggingface.weights import Source
@@ -26,12 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vocab.txt or tokenizer.json of these weights (default: the one beside them)",
     )
     parser.add_argument(
-        "--config",
-        type=find_config,
-        metavar="FILE",
-        help="a config whose [model] these weights are for",
-    )
-    parser.add_argument(
         "--missing",
         choices=("refuse", "draw"),
         default="refuse",
@@ -42,13 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print the fate of every tensor."""
-    from bert_tools.convert.convert import in_words, report_of, write_checkpoint
-    from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
-    from mlperf_bert.config.files import load_config
+    from bert_tools.convert.convert import in_words, report_of
+    from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)
-    config = None if args.config is None else load_config(args.config)
-    conversion = plan_conversion(source, args.vocab, config, args.missing)
+    conversion = plan_conversion(source, args.vocab, args.missing)
     write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
     report = report_of(conversion, args.out)
     lines = [json.dumps(report)] if args.json else map(one_line, in_words(report))

@@ -187,7 +187,7 @@ def _start(settings: SquadSettings) -> tuple[AnyVocabulary, Start]:
         return vocabulary, Start(model, draw_weights(model, seed), "random")
     checkpoint = resolve(settings.init_checkpoint)
     digest = read_manifest(checkpoint).vocabulary_sha256
-    vocabulary = vocabulary_of(checkpoint, digest, settings.vocab, None)
+    vocabulary = vocabulary_of(checkpoint, digest, settings.vocab)
     return vocabulary, start_from(checkpoint, vocabulary.sha256, seed)
 
 

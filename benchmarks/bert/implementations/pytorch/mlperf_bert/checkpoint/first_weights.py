@@ -1,26 +1,16 @@
 """Checks of a run's initial weights and state, or of their absence, before the run starts.
 
-The weights are a checkpoint of ours, or a directory in Hugging Face's form. Only small files are
-read, without torch, so the checks are quick. `load.py` checks the weights themselves.
+The weights are a checkpoint of ours; `mlperf_bert convert` makes one of other programs' weights.
+Only small files are read, without torch, so the checks are quick. `load.py` checks the weights
+themselves.
 """
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, REMEDY, SINGLE, names_of_weights
-from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
-from mlperf_bert.checkpoint.huggingface.weights import (
-    FAMILIES,
-    PAIRS,
-    PATTERN,
-    UNSEEN,
-    read_settings,
-)
 from mlperf_bert.checkpoint.manifest import (
     INITIALIZED_FROM,
-    LATEST,
-    MANIFEST,
     MODEL,
     SHARDS,
     read_config,
@@ -29,24 +19,24 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
 )
 from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.common.records import read_record
-from mlperf_bert.common.untrusted import file_sha256, is_there
+from mlperf_bert.common.untrusted import is_there
 from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
 from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.sampler import default_quantiles
-from mlperf_bert.vocabulary.any_vocabulary import file_name, find_file
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
-_ENDING = ".safetensors"
 # A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).
 _OF_A_PHASE = frozenset(("rope_base_global", "rope_base_local", "max_position_embeddings"))
+# Settings of ModernBERT's layers.
+_PATTERN = ("global_attention_every", "attention_window", "rope_base_global", "rope_base_local")
 # Settings that weights and config must share; ModernBERT's may differ in those of a phase.
 MODEL_OF_WEIGHTS = (
     *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "type_vocab_size"),
-    *("objective", *UNSEEN, *PATTERN),
+    *("objective", "architecture", "num_heads", "layer_norm_epsilon", "max_position_embeddings"),
+    *_PATTERN,
 )
 
 
@@ -71,14 +61,10 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     if not is_there(Path(given)):
         remedy = "give a checkpoint directory; containers see only the one in INIT_CHECKPOINT"
         raise ConfigError("run.init_checkpoint", f"is {given}, which is not there", remedy)
-    is_theirs = is_huggingface(Path(given))
-    directory = Path(given) if is_theirs else resolve(Path(given))
-    if is_theirs and config.mlperf.division == "closed":
-        problem = f"is {given}, in Hugging Face's form; the closed division starts from MLPerf's"
-        raise ConfigError("run.init_checkpoint", problem, "give one that mlperf_bert convert made")
+    directory = resolve(Path(given))
     check_model(directory, config.model)
     _check_phase(directory, config, data_dir)
-    found = _digest_of(directory, is_wanted=bool(wanted))
+    found = _digest_of(directory)
     if wanted and found != wanted:
         problem = f"is {wanted}, the weights in {directory} have {found}"
         remedy = "give the weights that it names, or set it to theirs"
@@ -94,8 +80,7 @@ def _refuse_state(config: RunConfig, problem: str) -> None:
 
 def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
     """Raise ConfigError if a run cannot begin with a checkpoint's state or go on in its order."""
-    is_theirs = is_huggingface(directory)
-    if is_theirs or not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
+    if not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
         _refuse_state(config, f"{directory} holds weights without a state")
         return
     before = read_config(directory)
@@ -133,40 +118,9 @@ def _quantiles(config: RunConfig) -> int:
     return default_quantiles(config.parallel.global_batch_size) if number == "auto" else number
 
 
-def is_huggingface(directory: Path) -> bool:
-    """True if a directory has Hugging Face's form, and is no checkpoint of ours."""
-    ours = (directory / name for name in (MANIFEST, LATEST))
-    return is_there(directory / CONFIG) and not any(map(is_there, ours))
-
-
-def vocabulary_of(directory: Path) -> Path:
-    """The vocab.txt or tokenizer.json that weights of either form were trained with.
-
-    Raises CheckpointError if there is none.
-    """
-    if is_huggingface(directory):
-        return directory / file_name(find_vocabulary(directory, None))
-    return find_file(resolve(directory))
-
-
-def model_of(directory: Path) -> dict[str, Any]:
-    """The settings of [model] that weights decide: sizes, heads, epsilon and objective.
-
-    Weights in Hugging Face's form without a next-sentence head have the objective "mlm". Raises
-    CheckpointError; for that form DataError and ConfigError too.
-    """
-    if not is_huggingface(directory):
-        return settings_of(read_config(directory).model)
-    settings = read_settings(read_record(directory / CONFIG, missing="is missing", remedy=REMEDY))
-    settings["vocab_size"] = len(find_vocabulary(directory, None))
-    names = names_of_weights(directory, FAMILIES[settings["architecture"]])
-    settings["objective"] = "mlm_nsp" if PAIRS in names else "mlm"
-    return {name: settings[name] for name in MODEL_OF_WEIGHTS if name in settings}
-
-
 def settings_of(model: ModelSection) -> dict[str, Any]:
     """The settings of [model] that a model's weights decide."""
-    unused = () if model.architecture == "modern" else PATTERN
+    unused = () if model.architecture == "modern" else _PATTERN
     return {name: getattr(model, name) for name in MODEL_OF_WEIGHTS if name not in unused}
 
 
@@ -188,14 +142,14 @@ def take_model(
 
     A continued run (`resume`, `run` as in `recorded_model`) needs no weights. Without weights
     nothing is added. Raises ConfigError if `settings` has other sizes, heads or epsilon than the
-    weights, otherwise like `model_of`.
+    weights, and CheckpointError for a directory that is no checkpoint.
     """
     recorded = recorded_model(resume, run)
     if recorded:
         missing = recorded.keys() & set(MODEL_OF_WEIGHTS) - settings.keys()
         settings |= {name: recorded[name] for name in missing}
     elif is_there(directory):
-        found = model_of(directory)
+        found = settings_of(read_config(directory).model)
         free = _OF_A_PHASE if found.get("architecture") == "modern" else frozenset()
         for name, theirs in found.items():
             ours = settings.setdefault(name, theirs)
@@ -213,32 +167,22 @@ def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
         return
     remedy = f"set it to {theirs!r}, or leave it out"
     if name == "objective":
-        if (ours, theirs) == ("mlm_nsp", "mlm") and not is_huggingface(directory):
+        if (ours, theirs) == ("mlm_nsp", "mlm"):
             problem = f"is 'mlm_nsp', the weights in {directory} have no head for pairs"
             raise ConfigError("model.objective", problem, "set it to 'mlm', or give other weights")
-    elif (
-        name == "vocab_size" and -(-ours // 8) == -(-theirs // 8) and not is_huggingface(directory)
-    ):
-        return  # padding rows; `plan_conversion` counts the tokens of Hugging Face's form
+    elif name == "vocab_size" and -(-ours // 8) == -(-theirs // 8):
+        return  # rows that pad
     elif ours != theirs:
         problem = f"is {ours}, the weights in {directory} have {theirs}"
         raise ConfigError(f"model.{name}", problem, remedy)
 
 
-def _digest_of(directory: Path, *, is_wanted: bool) -> str:
-    """The sha256 of the weights' file; computed for Hugging Face's form, which has no record."""
-    if is_huggingface(directory):
-        return file_sha256(directory / SINGLE) if is_wanted else ""
+def _digest_of(directory: Path) -> str:
+    """The sha256 of the weights' file."""
     manifest = read_manifest(directory)
     if MODEL not in manifest.files:
         raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
     return manifest.files[MODEL].sha256
-
-
-def origin_of(directory: Path) -> str:
-    """The Hugging Face weights that a run began with, in words for a checkpoint's manifest."""
-    digests = (f"{path.name} {file_sha256(path)}" for path in sorted(directory.glob(f"*{_ENDING}")))
-    return ", ".join(("huggingface", directory.resolve().name, *digests))
 
 
 def origin_of_phase(checkpoint: Path) -> str:
@@ -264,11 +208,7 @@ def origin_of_run(
     if begins_phase and first is not None:
         return {INITIALIZED_FROM: origin_of_phase(first)}
     saved = checkpoint or first
-    if saved is None:
-        return {}
-    if is_huggingface(saved):
-        return {INITIALIZED_FROM: origin_of(saved)}
-    known = read_manifest(resolve(saved)).origin
+    known = {} if saved is None else read_manifest(resolve(saved)).origin
     if not known or INITIALIZED_FROM in known:
         return dict(known)
     return {INITIALIZED_FROM: ", ".join(known.values())}
@@ -276,10 +216,6 @@ def origin_of_run(
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
     """Raise CheckpointError if the vocabulary of weights has another digest."""
-    if is_huggingface(directory):
-        found = find_vocabulary(directory, None).sha256
-    else:
-        found = read_manifest(directory).vocabulary_sha256
-    if found != vocabulary_sha256:
+    if read_manifest(directory).vocabulary_sha256 != vocabulary_sha256:
         problem, remedy = "was trained with another vocabulary", "use the data it was made from"
         raise CheckpointError(str(directory), problem, remedy)

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.first_weights import check_model, check_vocabulary, is_huggingface
-from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion
-from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
+from mlperf_bert.checkpoint.first_weights import check_model, check_vocabulary
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     FP8,
@@ -29,16 +27,14 @@ from mlperf_bert.checkpoint.manifest import (
     verify,
     verify_files,
 )
-from mlperf_bert.checkpoint.tensors import read_tensors
+from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, read_tensors
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
-NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 ITS_CONFIG = "use the config it was made with"
 # Errors from reading a damaged file, or a file of another format.
 _UNREADABLE = (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
@@ -164,26 +160,6 @@ def load_weights(
             for name, tensor in found.items():
                 scales[name].copy_(tensor)
     return read_state(directory)
-
-
-def load_first_weights(
-    model: BertForPretraining, config: RunConfig, vocabulary_sha256: str, seed: int
-) -> str:
-    """Fill `model` with the weights of `run.init_checkpoint`, in either form; a line about it.
-
-    Heads that are missing in Hugging Face's form are drawn by `seed`, equal on every rank. Raises
-    CheckpointError or ConfigError, for that form DataError too.
-    """
-    directory = Path(config.run.init_checkpoint)
-    if not is_huggingface(directory):
-        load_weights(model, directory, vocabulary_sha256)
-        return f"begun with the weights of {directory}"
-    check_vocabulary(directory, vocabulary_sha256)
-    found = plan_conversion(open_huggingface(directory), None, config, "draw")
-    model.load_state_dict({name: found.weight(name, seed) for name in found.shapes})
-    heads = " and no ".join(dict.fromkeys(found.drawn.values()))
-    drawn = f"; it has no {heads}: drawn by the seed" if heads else ""
-    return f"begun with the weights of {directory} ({found.source.form}){drawn}"
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -16,6 +16,9 @@ from mlperf_bert.checkpoint.manifest import ELSE, FileEntry
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.untrusted import file_sha256
 
+# Beginnings of the names that only a model with next-sentence prediction has.
+NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
+
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None

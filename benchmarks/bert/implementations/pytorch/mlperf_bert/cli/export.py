@@ -11,15 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
     parser.add_argument("--to", choices=("huggingface",), required=True)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--vocab",
-        type=Path,
-        metavar="FILE",
-        help="default: in the checkpoint or above it",
-    )
-    source.add_argument(
-        "--data", type=Path, metavar="DIR", help="prepared set, or its parent, that has it"
+    parser.add_argument(
+        "--vocab", type=Path, metavar="FILE", help="default: in the checkpoint or above it"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -28,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Export, and print what was written."""
     from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 
-    done = export_huggingface(args.checkpoint, args.out, args.vocab, args.data)
+    done = export_huggingface(args.checkpoint, args.out, args.vocab)
     if args.json:
         print(json.dumps({"schema_version": 1, **asdict(done)}))
     else:
@@ -36,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
             f"{done.architecture} of step {done.step:,}: {done.tensors} tensors, "
             f"{done.parameters:,} weights, {done.word_rows:,} rows of words"
         )
-        print("\n".join((*done.remarks, f"written: {done.out}")))
+        print(f"written: {done.out}")
     return 0

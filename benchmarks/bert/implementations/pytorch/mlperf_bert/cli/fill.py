@@ -26,11 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"default: the newest of {RUNS}/*/run_*/checkpoints",
     )
-    words = parser.add_mutually_exclusive_group()
-    words.add_argument(
+    parser.add_argument(
         "--vocab", type=Path, metavar="FILE", help="default: beside the checkpoint or above it"
     )
-    words.add_argument("--data", type=Path, metavar="DIR", help="prepared set that has it")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="words to show (5)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -51,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = resolve(_newest_of_all_runs() if args.checkpoint is None else args.checkpoint)
     config = read_config(checkpoint)
     sha256 = read_manifest(checkpoint).vocabulary_sha256
-    vocabulary = vocabulary_of(checkpoint, sha256, args.vocab, args.data)
+    vocabulary = vocabulary_of(checkpoint, sha256, args.vocab)
     # The attention policy changes no result, and the one used in training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
 

@@ -2,6 +2,7 @@
 
     choose a model -> prepare -> train -> measure -> export, with a model card
 
+First weights in Hugging Face's form are converted before that, once.
 Each step can be resumed: the same command continues an interrupted call, and reports a finished one
 without repeating it. `run_and_time.sh` starts the ranks itself, so it calls the steps one by one
 (`--only`).
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mlperf_bert.prepare.own_text import OwnText
 
 DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
+CONVERTED = "first_weights"  # there too, if the first weights were in Hugging Face's form
 # Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
 # 1810.04805, appendix A.2), not run.
 PASSES = {"own_text_cpu": 20, "own_text_gpu": 40}
@@ -151,6 +153,8 @@ def _text_to_model(args: argparse.Namespace) -> int:
         check_place(args.text, place)
     run_dir = args.out / RUN
     with ProgressLines().never_silent(lambda: "choosing the model"):
+        if args.init_checkpoint is not None:
+            args.init_checkpoint = _as_checkpoint(args.init_checkpoint, args.out / CONVERTED)
         plan = _choose(args)
         is_over = (run_dir / "run_0" / "outcome.json").exists()
         lines = [plan.in_words(), *([] if is_over else [_expected(plan)])]
@@ -185,6 +189,30 @@ def _only(args: argparse.Namespace) -> int:
 
 
 # Choose -------------------------------------------------------------------------------------------
+
+
+def _as_checkpoint(given: Path, converted: Path) -> Path:
+    """The first weights as a checkpoint: `given`, or `converted`, which is made of it once.
+
+    A masked-LM head that a Hugging Face directory lacks is drawn. A resumed call needs only
+    `converted`. Raises CheckpointError, ConfigError or DataError.
+    """
+    from mlperf_bert.checkpoint.huggingface.conversion import (
+        HEAD,
+        plan_conversion,
+        write_checkpoint,
+    )
+    from mlperf_bert.checkpoint.huggingface.reader import is_huggingface, open_huggingface
+
+    if given.exists() and not is_huggingface(given):
+        return given
+    if not converted.exists() and given.exists():
+        source = open_huggingface(given)
+        plan = plan_conversion(source, None, "draw")
+        write_checkpoint(plan, converted, {"format": "huggingface", **source.origin})
+        head = f"; it has no {HEAD}: drawn at random" if plan.drawn else ""
+        print(f"{given} ({source.form}) converted to {converted}{head}", flush=True)
+    return converted if converted.exists() else given
 
 
 def _choose(args: argparse.Namespace) -> Plan:
@@ -240,11 +268,14 @@ def _choose(args: argparse.Namespace) -> Plan:
 
 def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
     """Model, vocabulary, `length` at most and learning rate to go on with weights of somebody."""
-    from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, model_of, vocabulary_of
+    from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
+    from mlperf_bert.checkpoint.manifest import read_config, resolve
+    from mlperf_bert.vocabulary.any_vocabulary import find_file
 
+    checkpoint = resolve(args.init_checkpoint)
     if args.vocab is None:
-        args.vocab = vocabulary_of(args.init_checkpoint)
-    model = model_of(args.init_checkpoint)
+        args.vocab = find_file(checkpoint)
+    model = settings_of(read_config(checkpoint).model)
     if model.get("objective") != "mlm":
         model.pop("objective", None)  # what trains both tasks can train masked LM alone
     settings = {f"model.{name}": value for name, value in model.items()}
@@ -390,7 +421,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         facts = _measure(run_dir, data, shown)
         values = {"schema_version": FACTS_VERSION, **asdict(facts)}
         write_file(run_dir / OWN_TEXT, write_json(values))
-        export_huggingface(checkpoints, exported, None, data)
+        export_huggingface(checkpoints, exported)
     if facts.example:
         print(f"an example: {facts.example}")
     print(f"exported to {exported}, which transformers loads; {exported / CARD} tells of it")
@@ -401,7 +432,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     """The held-out accuracy before and after training, an example, and counts of the text."""
     from mlperf_bert.checkpoint.huggingface.card import Facts
-    from mlperf_bert.checkpoint.load import load_first_weights, load_weights
+    from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve
     from mlperf_bert.data.set_checks import open_index
     from mlperf_bert.data.shards import SampleReader
@@ -429,7 +460,8 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
         )
         model = make_model(config, seed, device)
         if config.run.init_checkpoint:
-            load_first_weights(model, config, index.manifest.vocabulary_sha256, seed)
+            first = Path(config.run.init_checkpoint)
+            load_weights(model, first, index.manifest.vocabulary_sha256)
         model.to(weights_dtype(config.model.precision))
         evaluator.on_batch = tell
         untrained = evaluator(model).mlm_accuracy
@@ -479,7 +511,7 @@ def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str 
     if not path.exists():
         return None
     manifest = read_manifest(resolve(checkpoints))
-    vocabulary = vocabulary_of(resolve(checkpoints), manifest.vocabulary_sha256, None, data)
+    vocabulary = vocabulary_of(resolve(checkpoints), manifest.vocabulary_sha256, None)
     with path.open(encoding="utf-8") as file:
         sentences = (line.split() for line in file)
         words = next((each for each in sentences if 8 <= len(each) <= 20), None)

@@ -20,7 +20,7 @@ AnyVocabulary = Vocabulary | TokenizerFile
 MASK = "[MASK]"
 
 LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
-_REMEDY = "give the vocabulary of its data with --vocab, or the data with --data"
+_REMEDY = "give the vocabulary of its data with --vocab"
 
 
 class Encoder(Protocol):
@@ -58,15 +58,13 @@ def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"
 
 
-def vocabulary_of(
-    checkpoint: Path, sha256: str, given: Path | None, data: Path | None
-) -> AnyVocabulary:
-    """The first vocabulary found: `given`, in the sets of `data`, in the checkpoint or above it.
+def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
+    """The vocabulary in `given`, or else in the checkpoint or above it.
 
     Raises CheckpointError if there is none or its digest differs; DataError and ConfigError like
     `load_any_vocabulary`.
     """
-    path = given or find_file(checkpoint, data)
+    path = given or find_file(checkpoint)
     vocabulary = load_any_vocabulary(path)
     if vocabulary.sha256 != sha256:
         problem = "is not the vocabulary that the checkpoint was trained with"
@@ -74,21 +72,14 @@ def vocabulary_of(
     return vocabulary
 
 
-def find_file(checkpoint: Path, data: Path | None = None) -> Path:
-    """The first vocabulary in the sets of `data`, or in the checkpoint or above it.
-
-    Raises CheckpointError if there is none.
-    """
-    if data is not None:
-        directories = [data, data / "train", data / "eval"]
-    else:
-        directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
+def find_file(checkpoint: Path) -> Path:
+    """The first vocabulary in the checkpoint or above it. Raises CheckpointError if none is."""
+    directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
     places = (directory / name for directory in directories for name in VOCABULARY_FILES)
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        where = "in it" if data else "in it nor above it"
-        problem = f"no {' and no '.join(VOCABULARY_FILES)} {where}"
-        raise CheckpointError(str(data or checkpoint), problem, _REMEDY)
+        problem = f"no {' and no '.join(VOCABULARY_FILES)} in it nor above it"
+        raise CheckpointError(str(checkpoint), problem, _REMEDY)
     return path
 
 

@@ -76,12 +76,13 @@ def read_facts(run_dir: Path, state: CheckpointState) -> Facts | None:
     return None
 
 
-def model_card(config: RunConfig, architecture: str, samples: int, facts: Facts) -> bytes:
-    """The contents of README.md."""
+def model_card(
+    config: RunConfig, architecture: str, samples: int, facts: Facts, first: str
+) -> bytes:
+    """The contents of README.md; `first` names the weights that training began with, if any."""
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"
     example = f"\nA held-out sentence, one word masked: {facts.example}\n" if facts.example else ""
-    first = config.run.init_checkpoint
     begun = f"- It began with the weights of {first}, whose license applies too.\n" if first else ""
     return f"""---
 library_name: transformers

@@ -1,10 +1,13 @@
-"""Conversion of foreign weights to our model, with every tensor and setting matched.
+"""Conversion of foreign weights to a checkpoint of ours: all planned and checked, then written.
 
-`bert_tools.convert` writes the result as a checkpoint; a run may begin with it (`load.py`).
+The checkpoint has the weights, a config that describes the model, the vocabulary, and its origin in
+the manifest; no optimizer's state.
 """
 
+import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,35 +15,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, setting_against_ours
-from mlperf_bert.checkpoint.huggingface.weights import (
-    MOST_SPARE_ROWS,
-    PAIRS,
-    PATTERN,
-    UNSEEN,
-    Sizes,
-    Source,
-    check_floats,
-    missing_heads,
-    sizes_of,
-    with_rows,
+from mlperf_bert import git_commit, package_version
+from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
+from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
+from mlperf_bert.checkpoint.huggingface.weights import MOST_SPARE_ROWS, Source, with_rows
+from mlperf_bert.checkpoint.manifest import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    CheckpointState,
+    FileEntry,
+    Manifest,
+    step_of,
 )
-from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, write_tensors
+from mlperf_bert.common.atomic import new_directory, write_file
+from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.files import config_from_tables, config_to_tables, read_toml, tables_to_toml
+from mlperf_bert.config.options import find_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
 from mlperf_bert.model.bert import BertForPretraining, initial_weights
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 
 Missing = Literal["refuse", "draw"]
+HEAD = "masked-LM head"
+STARTING = "train.toml"
 USUAL_HEAD_SIZE = 64  # of every published BERT
-_WORD_PIECES_DROP = "`prepare --vocab vocab.txt` drops capitals and accents"
-_NEXT_SENTENCE = frozenset(
-    f"{layer}.{part}"
-    for layer in ("bert.pooler.dense", "cls.seq_relationship")
-    for part in ("weight", "bias")
+_ABOUT_STARTING = """\
+# To go on training the weights beside this file: [model] is theirs, the rest own_text_cpu's but for
+# the learning rate, a tenth of it, not tuned. Steps and batch are yours to set.
+"""
+_SPARE_BYTES = 2**20  # of JSON and headers
+# BERT's sizes in a source that states none: our setting, a tensor that shows it, its dimension.
+_SHOWN_BY = (
+    ("hidden_size", "bert.embeddings.word_embeddings.weight", 1),
+    ("max_position_embeddings", "bert.embeddings.position_embeddings.weight", 0),
+    ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight", 0),
+    ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight", 0),
 )
 
 
@@ -48,65 +61,63 @@ _NEXT_SENTENCE = frozenset(
 class Conversion:
     """The plan of a conversion, made before anything is written.
 
-    `shapes` has our parameters; `drawn` those that the source lacks; `unused` the tensors of the
-    source without a place in this model, with the reason.
+    `shapes` has our parameters; `drawn` those of the masked-LM head if the source has none;
+    `unused` the tensors of the source without a place in this model, with the reason.
     """
 
     source: Source
     config: RunConfig
     vocabulary: AnyVocabulary
     shapes: Mapping[str, tuple[int, ...]]
-    drawn: Mapping[str, str]
+    drawn: tuple[str, ...]
     unused: Mapping[str, str]
-    word_rows: int
     remarks: tuple[str, ...]
 
-    def weight(self, name: str, seed: int = 0) -> Tensor:
-        """One of our parameters, float32 in our shape; `seed` draws those that the source lacks.
+    @property
+    def word_rows(self) -> int:
+        """Rows of the source's word embedding."""
+        return self.source.weights[self.source.family.words].shape[0]
 
-        Raises CheckpointError.
-        """
+    def weight(self, name: str) -> Tensor:
+        """One of our parameters, float32 in our shape. Raises CheckpointError."""
         shape, family = self.shapes[name], self.source.family
-        if name in self.drawn and name != family.word_bias:
-            generator = torch.Generator().manual_seed(derive_seed(seed, f"drawn {name}"))
-            return initial_weights(name, torch.Size(shape), self.config.model, generator)
-        if name in self.drawn:
+        if name not in self.drawn:
+            found = self.source.weights[name].read()
+        elif name == family.word_bias:
             found = np.zeros(self.word_rows, np.float32)
         else:
-            found = self.source.weights[name].read()
+            generator = torch.Generator().manual_seed(derive_seed(0, f"drawn {name}"))
+            return initial_weights(name, torch.Size(shape), self.config.model, generator)
         if name in family.fills:
             found = with_rows(found, shape[0], family.fills[name])
         return torch.from_numpy(found)
 
 
-def plan_conversion(
-    source: Source, given_vocabulary: Path | None, config: RunConfig | None, missing: Missing
-) -> Conversion:
-    """Match every tensor and check the settings against them; it reads only duplicate weights.
-
-    Without a `config` the source decides the model.
+def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Missing) -> Conversion:
+    """Match every tensor and check its shape; no weights are read.
 
     Raises CheckpointError, ConfigError or DataError.
     """
-    check_floats(source)
-    sizes = sizes_of(source)
+    words = source.family.words
+    if words not in source.weights:
+        raise _incomplete(source, words)
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
-    _check_rows(source, sizes, vocabulary)
-    config, remarks = _config_of(source, sizes, len(vocabulary), config)
+    rows, tokens = source.weights[words].shape[0], len(vocabulary)
+    if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
+        problem = f"has {rows:,} words, its vocabulary {tokens:,}"
+        remedy = "give the vocabulary that it was trained with by --vocab"
+        raise CheckpointError(str(source.path), problem, remedy)
+    config, remarks = _config_of(source, tokens)
     shapes = parameter_shapes(config.model)
-    drawn = missing_heads(source, shapes)
-    if drawn and missing == "refuse":
-        heads = " and no ".join(dict.fromkeys(drawn.values()))
-        remedy = "give weights that have it, or let it be drawn at random with --missing draw"
-        raise CheckpointError(str(source.path), f"has no {heads}", remedy)
-    unused = _unused(source, shapes, config.model.objective)
-    _check_shapes(source, shapes)
-    _check_copies(source)
-    setting = setting_against_ours(source.folder)
-    if setting and isinstance(vocabulary, Vocabulary):
-        remarks = (*remarks, f"its tokenizer has no {setting}, {_WORD_PIECES_DROP}")
-    remarks = (*source.remarks, *remarks)
-    return Conversion(source, config, vocabulary, shapes, drawn, unused, sizes.word_rows, remarks)
+    return Conversion(
+        source=source,
+        config=config,
+        vocabulary=vocabulary,
+        shapes=shapes,
+        drawn=_drawn(source, shapes, missing),
+        unused=_unused(source, shapes, config.model.objective),
+        remarks=(*source.remarks, *remarks),
+    )
 
 
 def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -115,28 +126,24 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
-def _config_of(
-    source: Source, sizes: Sizes, num_tokens: int, config: RunConfig | None
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """The complete config, and the assumptions behind it.
+def _incomplete(source: Source, name: str) -> CheckpointError:
+    problem = f"{name} is missing"
+    return CheckpointError(str(source.path), problem, "give the weights of a BERT, all of them")
+
+
+def _config_of(source: Source, num_tokens: int) -> tuple[RunConfig, tuple[str, ...]]:
+    """A complete config with the source's model, and the assumptions behind it.
 
     Sections other than [model] only complete the config; training uses its own. Raises ConfigError
-    or CheckpointError if file, tensors and `config` contradict each other.
+    or CheckpointError.
     """
-    _check_stated(source, sizes)
-    if config is not None:
-        _check_given(config, source, sizes, num_tokens)
-        return config, ()
-    model: dict[str, Any] = {**source.settings, **sizes.settings, "vocab_size": num_tokens}
-    model["objective"] = "mlm_nsp" if PAIRS in source.weights else "mlm"
     remarks: tuple[str, ...] = ()
-    if "num_heads" not in model:
-        heads, rest = divmod(model["hidden_size"], USUAL_HEAD_SIZE)
-        if rest or not heads:
-            remedy = "give a config that says model.num_heads with --config"
-            raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
-        model["num_heads"] = heads
-        remarks = (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
+    model = dict(source.settings)
+    if not model:
+        model, remarks = _model_by_shapes(source)
+    model["vocab_size"] = num_tokens
+    has_pairs = any(name.startswith(NEXT_SENTENCE[1]) for name in source.weights)
+    model["objective"] = "mlm_nsp" if has_pairs else "mlm"
     longest = min(model["max_position_embeddings"], 65_535)
     tables = {
         "model": model,
@@ -152,65 +159,108 @@ def _config_of(
     return config_from_tables(tables, source.stated_in or str(source.path)), remarks
 
 
-def _check_stated(source: Source, sizes: Sizes) -> None:
-    """Check that the source's own config agrees with its tensors."""
-    found = {**sizes.settings, "vocab_size": sizes.word_rows}
-    for name, value in found.items():
-        stated = source.settings.get(name, value)
-        if stated != value:
-            problem = f"says {name} {stated}, the tensors have {value}"
-            raise CheckpointError(source.stated_in, problem, "give config and weights of one model")
+def _model_by_shapes(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """BERT's sizes from the shapes of its tensors, and the assumption about its heads."""
+    layers = {
+        name.removeprefix(source.family.layers).partition(".")[0]
+        for name in source.weights
+        if name.startswith(source.family.layers)
+    }
+    model: dict[str, Any] = {"num_layers": len(layers)}
+    for setting, name, dimension in _SHOWN_BY:
+        if name not in source.weights:
+            raise _incomplete(source, name)
+        model[setting] = source.weights[name].shape[dimension]
+    heads, rest = divmod(model["hidden_size"], USUAL_HEAD_SIZE)
+    if rest or not heads:
+        remedy = "put the bert_config.json of these weights beside them"
+        raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
+    model["num_heads"] = heads
+    return model, (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
 
 
-def _check_given(config: RunConfig, source: Source, sizes: Sizes, num_tokens: int) -> None:
-    """Check that the user's config describes these weights."""
-    given = asdict(config.model)
-    names = (*UNSEEN, *PATTERN)
-    stated = {name: source.settings[name] for name in names if name in source.settings}
-    for name, value in {**stated, **sizes.settings, "vocab_size": num_tokens}.items():
-        if given[name] != value:
-            problem = f"is {given[name]}, the weights in {source.path} have {value}"
-            raise ConfigError(f"model.{name}", problem, "set it to theirs")
+def _drawn(
+    source: Source, shapes: Mapping[str, tuple[int, ...]], missing: Missing
+) -> tuple[str, ...]:
+    """Names of the masked-LM head, if the source has none of it.
+
+    Raises CheckpointError if it is to be refused, or if something else is missing.
+    """
+    head = source.family.head
+    lacking = tuple(name for name in shapes if name not in source.weights)
+    has_part = any(name.startswith(head) for name in source.weights)
+    for name in lacking:
+        if has_part or not name.startswith(head):
+            raise _incomplete(source, name)
+    if lacking and missing == "refuse":
+        remedy = "give weights that have it, or let it be drawn at random with --missing draw"
+        raise CheckpointError(str(source.path), f"has no {HEAD}", remedy)
+    return lacking
 
 
-def _check_rows(source: Source, sizes: Sizes, vocabulary: AnyVocabulary) -> None:
-    rows, tokens = sizes.word_rows, len(vocabulary)
-    if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
-        problem = f"has {rows:,} words, its vocabulary {tokens:,}"
-        remedy = "give the vocabulary that it was trained with by --vocab"
-        raise CheckpointError(str(source.path), problem, remedy)
+def _unused(
+    source: Source, shapes: Mapping[str, tuple[int, ...]], objective: str
+) -> dict[str, str]:
+    """Tensors without a place in our model, and why.
 
-
-def _unused(source: Source, shapes: Mapping[str, object], objective: str) -> dict[str, str]:
-    """Tensors without a place in our model; CheckpointError for one that changes its results."""
+    Raises CheckpointError for one that would change the model's results, or has another shape.
+    """
     unused, kind = {}, ARCHITECTURES[source.family.architecture]
-    may_lack_use = _NEXT_SENTENCE if objective == "mlm" else frozenset()
+    remedy = f"give config and weights of one model, a plain {kind}"
+    rows = source.weights[source.family.words].shape[0]
     for name, weight in source.weights.items():
-        if name in shapes or name in source.copies:
+        if name not in shapes:
+            if objective != "mlm" or not name.startswith(NEXT_SENTENCE):
+                problem = f"is no part of the {kind} that this program computes"
+                raise CheckpointError(weight.where or name, problem, remedy)
+            unused[name] = "not used without next-sentence prediction"
             continue
-        if name not in may_lack_use:
-            problem = f"is no part of the {kind} that this program computes"
-            raise CheckpointError(weight.where or name, problem, f"give weights of a plain {kind}")
-        unused[name] = "not used without next-sentence prediction"
+        shape = shapes[name]
+        wanted = (rows, *shape[1:]) if name in source.family.fills else shape
+        if weight.shape != wanted:
+            problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
+            raise CheckpointError(weight.where, problem, remedy)
     return unused
 
 
-def _check_shapes(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    fills, words = source.family.fills, source.weights[source.family.words].shape[0]
-    for name, shape in shapes.items():
-        if name not in source.weights:
-            continue
-        weight = source.weights[name]
-        wanted = (words, *shape[1:]) if name in fills else shape
-        if weight.shape != wanted:
-            problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
-            kind = ARCHITECTURES[source.family.architecture]
-            raise CheckpointError(weight.where, problem, f"give weights of a plain {kind}")
+def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
+    """Write the checkpoint directory. Raises CheckpointError, and then leaves none."""
+    if step_of(out) > 0:
+        problem = "names a step, these weights are of step 0"
+        raise CheckpointError(str(out), problem, "name it otherwise")
+    num_bytes = 4 * sum(math.prod(shape) for shape in conversion.shapes.values())
+    vocabulary = conversion.vocabulary
+    state = CheckpointState(
+        step=0, samples=0, seed=0, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
+    )
+    with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
+        weights = {name: conversion.weight(name) for name in conversion.shapes}
+        files = {MODEL: write_tensors(folder / MODEL, weights)}
+        for name, contents in (
+            (STATE, state.to_json()),
+            (file_name(vocabulary), vocabulary.contents),
+        ):
+            write_file(folder / name, contents)
+            files[name] = FileEntry(len(contents), hashlib.sha256(contents).hexdigest())
+        write_file(folder / STARTING, _starting_config(conversion.config.model).encode())
+        manifest = Manifest(
+            step=0,
+            samples=0,
+            vocabulary_sha256=vocabulary.sha256,
+            version=package_version(),
+            commit=git_commit(),
+            config=config_to_tables(conversion.config),
+            files=files,
+            origin={**origin, **({"drawn": HEAD} if conversion.drawn else {})},
+        )
+        write_file(folder / MANIFEST, manifest.to_json())
 
 
-def _check_copies(source: Source) -> None:
-    for copy, original in source.copies.items():
-        ours, theirs = source.weights[original], source.weights[copy]
-        if ours.shape != theirs.shape or not np.array_equal(ours.read(), theirs.read()):
-            problem = f"is not equal to {original}, to which this program ties it"
-            raise CheckpointError(theirs.where, problem, "give a BERT with a tied decoder")
+def _starting_config(model: ModelSection) -> str:
+    """The recipe of own_text_cpu for this model, with a learning rate for further training."""
+    tables = read_toml(find_config("own_text_cpu"))
+    tables["model"] |= settings_of(model)
+    length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)
+    tables["data"]["max_seq_length"] = length
+    tables["optim"]["learning_rate"] = RATE_TO_CONTINUE
+    return f"{_ABOUT_STARTING}\n{tables_to_toml(tables)}"

@@ -13,7 +13,7 @@ import torch
 from mlperf_bert.checkpoint.huggingface.card import CARD, model_card, read_facts
 from mlperf_bert.checkpoint.huggingface.conversion import parameter_shapes
 from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
-from mlperf_bert.checkpoint.huggingface.tokenizer import remarks_on, tokenizer_files
+from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
 from mlperf_bert.checkpoint.huggingface.weights import (
     FAMILIES,
     rows_that_matter,
@@ -21,6 +21,7 @@ from mlperf_bert.checkpoint.huggingface.weights import (
 )
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
+    INITIALIZED_FROM,
     MODEL,
     STATE,
     read_config,
@@ -43,7 +44,7 @@ _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export: class of `transformers`, counts, and remarks."""
+    """The result of an export: class of `transformers`, and counts."""
 
     architecture: str
     out: str
@@ -51,18 +52,15 @@ class Exported:
     parameters: int
     word_rows: int
     step: int
-    remarks: tuple[str, ...]
 
 
-def export_huggingface(
-    checkpoint: Path, out: Path, vocabulary: Path | None, data: Path | None
-) -> Exported:
+def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = None) -> Exported:
     """Write `out`, which must not exist. Raises CheckpointError, ConfigError or DataError."""
     found = resolve(checkpoint)
     manifest = read_manifest(found)
     verify_files(found, manifest, (MODEL, STATE))
     state = read_state(found)
-    words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary, data)
+    words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary)
     run_config = read_config(found)
     model = run_config.model
     facts = read_facts(found.absolute().parents[1], state)
@@ -85,7 +83,8 @@ def export_huggingface(
         config = config_json(model, architecture, num_rows, words.pad_id)
         files = tokenizer_files(words, model)
         if facts is not None:
-            files[CARD] = model_card(run_config, architecture, state.samples, facts)
+            origin = manifest.origin.get(INITIALIZED_FROM, run_config.run.init_checkpoint)
+            files[CARD] = model_card(run_config, architecture, state.samples, facts, origin)
         for name, contents in {CONFIG: config, **files}.items():
             write_file(folder / name, contents)
     return Exported(
@@ -95,7 +94,6 @@ def export_huggingface(
         parameters=num_bytes // 4,
         word_rows=num_rows,
         step=state.step,
-        remarks=remarks_on(words, files),
     )
 
 

@@ -5,15 +5,14 @@
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.records import Record, read_record
-from mlperf_bert.common.untrusted import parse_json_object
+from mlperf_bert.common.records import read_record
+from mlperf_bert.common.untrusted import is_there, parse_json_object
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import (
     MASK,
@@ -31,15 +30,10 @@ from mlperf_bert.vocabulary.word_pieces import (
 )
 
 _PROBE = f"a {MASK} a"
-_COMPLETED = (
-    "tokenizer.json puts special tokens around a text now, as training had them: "
-    "to convert this directory again, give the tokenizer that was trained with by --vocab"
-)
 
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _REMEDY = "give the vocabulary of these weights with --vocab"
-_MOST_TOKENS = 2**24
 # Settings of tokenizer.json equal to vocabulary/word_pieces.py; we write the first of each. Words
 # end at 200 letters there, at 100 by the library's default; that difference is accepted.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
@@ -60,6 +54,7 @@ _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         },
     }
 )
+# Settings of tokenizer_config.json without which it keeps characters that our word pieces drop.
 _DROPS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
@@ -84,14 +79,6 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
     for role, names in ROLES.items():
         settings |= {f"{role}_token": name for name in names[::-1] if name in tokens}
     return {**files, TOKENIZER_CONFIG: _json(settings)}
-
-
-def remarks_on(vocabulary: AnyVocabulary, files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Remarks on the files for the user, one per line."""
-    is_as_given = not isinstance(vocabulary, TokenizerFile) or (
-        files[TOKENIZER] == vocabulary.contents
-    )
-    return () if is_as_given else (_COMPLETED,)
 
 
 def _as_trained(file: TokenizerFile) -> bytes:
@@ -184,7 +171,7 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     """
     if given is not None:
         return load_any_vocabulary(given)
-    has_words, has_tokenizer = (os.path.lexists(folder / name) for name in VOCABULARY_FILES)
+    has_words, has_tokenizer = (is_there(folder / name) for name in VOCABULARY_FILES)
     if not has_words and not has_tokenizer:
         problem = f"has no {' and no '.join(VOCABULARY_FILES)}"
         raise CheckpointError(str(folder), problem, _REMEDY)
@@ -193,23 +180,18 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     words = load_vocabulary(folder / WORD_PIECES)
     if has_tokenizer and not _splits_alike(folder / TOKENIZER, words):
         return load_any_vocabulary(folder / TOKENIZER)
-    setting = setting_against_ours(folder)
-    if setting:
-        remedy = (
-            "give its tokenizer.json with --vocab; where there is none, "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
-        )
-        problem = "is false, word pieces are split here as if it were true"
-        raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: {setting}", problem, remedy)
-    return words
-
-
-def setting_against_ours(folder: Path) -> str | None:
-    """A setting that makes the tokenizer keep characters that ours drops. Raises DataError."""
-    if not os.path.lexists(folder / TOKENIZER_CONFIG):
-        return None
+    if not is_there(folder / TOKENIZER_CONFIG):
+        return words
     record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
-    return next((name for name in _DROPS if record.values.get(name) is False), None)
+    for setting in _DROPS:
+        if record.values.get(setting) is False:
+            remedy = (
+                "give its tokenizer.json with --vocab; where there is none, "
+                "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
+            )
+            problem = "is false, word pieces are split here as if it were true"
+            raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: {setting}", problem, remedy)
+    return words
 
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
@@ -221,14 +203,7 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
             return False
         if any(values.get(name) not in allowed for name, allowed in settings.items()):
             return False
-    return _ids(record) == dict(words.ids)
-
-
-def _ids(record: Record) -> dict[str, int]:
-    """Token -> id of a tokenizer file, with added tokens."""
-    words = record.record("model").record("vocab")
-    ids = {token: words.integer(token, high=_MOST_TOKENS) for token in words.values}
-    if record.has("added_tokens"):
-        for added in record.records("added_tokens"):
-            ids[added.text("content")] = added.integer("id", high=_MOST_TOKENS)
-    return ids
+    ids = dict(record.record("model").record("vocab").values)
+    for added in record.records("added_tokens") if record.has("added_tokens") else ():
+        ids[added.text("content")] = added.integer("id")
+    return ids == dict(words.ids)
