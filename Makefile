@@ -63,7 +63,7 @@ docs-tables: setup
 bench: setup
 	logs/2026-11-23-against/run.sh
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --nodes 128 --gpus-per-node 8 --local-batch-size 16
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --config open_adamw_dgxa100_128x8x16x1
 
 # What would be submitted, checked by all of MLCommons' checkers and our own (docs/start/submission.md).
 package: setup

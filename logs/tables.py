@@ -112,7 +112,6 @@ SIZES = {
 }
 BALANCED = {  # sampler, policy, deal
     "`uniform`, `none`": ("uniform", "none", None),
-    "`uniform`, `exchange_global`, one direction": ("uniform", "exchange_global", "one_direction"),
     "published counts, `exchange_local`, snake": ("published", "exchange_local", "snake"),
     "`uniform`, `exchange_global`, snake": ("uniform", "exchange_global", "snake"),
     "`uniform`, `presort_global`": ("uniform", "presort_global", None),

@@ -25,10 +25,6 @@ MOST_TOKENS = 1600
 NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
 POLICIES = {
     "none": ("none", Balance()),
-    "exchange_global_one_direction": (
-        "exchange_global, one direction",
-        Balance(policy="exchange_global", deal="one_direction"),
-    ),
     "exchange_global_snake": ("exchange_global, snake", Balance(policy="exchange_global")),
     "local": (
         "exchange_local, presort_local (snake)",

@@ -32,13 +32,7 @@ from bert_tools.plan.cluster.step import Job
 from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, draw_steps
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
-from mlperf_bert.config.sections import (
-    MAX_PREDICTIONS,
-    BalancePolicy,
-    ClipPolicy,
-    Deal,
-    SamplerName,
-)
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
 from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 DRAWS = 5
@@ -171,7 +165,7 @@ def log_errors(constants: Constants, steps: Sequence[PublishedStep]) -> Float64A
 
 @cache
 def _wikipedia() -> SampleIndex:
-    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths", MAX_PREDICTIONS)
+    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths")
 
 
 def _published_step(row: dict[str, str]) -> PublishedStep:
@@ -189,7 +183,7 @@ def _published_step(row: dict[str, str]) -> PublishedStep:
             local_batch_size=int(row["local_batch"]),
             sampler=cast(SamplerName, row["sampler"]),
             balance=cast(BalancePolicy, row["balance"]),
-            deal=cast(Deal, row["deal"]),
+            deal=cast(Literal["snake", "one_direction"], row["deal"]),
         ),
         precision=cast(MatrixPrecision, row["precision"]),
         program=replace(program, in_network_reduction=reduction),

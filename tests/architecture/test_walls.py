@@ -69,7 +69,7 @@ def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
         *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
         *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
         "config show cpu_tiny",
-        "plan balance --nodes 2 --gpus-per-node 8 --local-batch-size 16",
+        "plan balance --config dgxa100_2x8x48x1",
     ]
     done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)
     assert done.returncode == 0, done.stderr

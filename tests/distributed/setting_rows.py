@@ -50,10 +50,7 @@ APART = (
     *("data.exchange_window_steps", "checkpoint.save", "checkpoint.interval_steps"),
 )
 # Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.
-SHARED_OUT = (
-    *("data.balance", "data.deal", "data.counts_per_rank", "data.balance_model"),
-    "parallel.grad_accum_steps",
-)
+SHARED_OUT = (*("data.balance", "data.counts_per_rank", "parallel.grad_accum_steps"),)
 EXACT_WIRES = ("as_gradients", "fp32")
 
 

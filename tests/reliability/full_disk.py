@@ -147,10 +147,6 @@ COMMANDS: dict[str, Words] = {
     ),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
     "system": lambda i, d: ("system", "describe", "--out", d / "system.json"),
-    "plan balance": lambda i, d: (
-        *("plan", "balance", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
-        *("--draws", 2, "--out", d / "balance.png"),
-    ),
     "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
     "plan suggest": lambda i, d: (
         *(

@@ -103,7 +103,7 @@ def batch_of_equal_lengths(is_padded: bool) -> UnpaddedBatch:
     batch = make_batch(samples, np.arange(3), mlm_denominator=3.0, nsp_denominator=3.0)
     assert batch.lengths == (8, 8, 8)
     if is_padded:
-        capacity = CapacityPlan(tokens=32, sequences=3, masked=5, basis="exact")
+        capacity = CapacityPlan(tokens=32, sequences=3, masked=5)
         batch = pad(batch, StaticShape.of(capacity, max_seqlen=8, max_masked=2))
         assert max(batch.lengths) == min(length for length in batch.lengths if length)
     return batch

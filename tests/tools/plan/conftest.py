@@ -1,4 +1,4 @@
-"""Questions to `mlperf_bert plan`, each in a directory of its own, and lengths to plan over."""
+"""Questions to `mlperf_bert plan`, each in a directory of its own."""
 
 import json
 import shlex
@@ -9,15 +9,6 @@ from typing import Any
 import pytest
 
 from mlperf_bert.__main__ import main
-
-
-@pytest.fixture(scope="module")
-def histogram(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few thousand samples in all four strata of 512 tokens."""
-    path = tmp_path_factory.mktemp("histogram") / "lengths.csv"
-    rows = [f"{length},{20 + length % 7}" for length in range(8, 513, 4)]
-    path.write_text("\n".join(["length,count", *rows]), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(autouse=True)

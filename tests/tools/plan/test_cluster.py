@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,12 +25,18 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms, run_time
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
-from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.cluster.workload import (
+    Dealing,
+    Workload,
+    draw_steps,
+    even_workload,
+    in_one_direction,
+)
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
 from mlperf_bert.data.balance import Balance, StepPlanner
-from mlperf_bert.data.length_histogram import read_histogram
+from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.distributed.bucket_plan import plan_buckets
 from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops
@@ -179,8 +184,12 @@ def test_data_sheets_have_a_source_each() -> None:
 
 
 @pytest.fixture(scope="module")
-def index(histogram: Path) -> SampleIndex:
-    return SampleIndex.of_histogram(read_histogram(histogram), "test", 76)
+def index() -> SampleIndex:
+    """A few thousand samples in all four strata of 512 tokens."""
+    lengths = np.arange(8, 513, 4)
+    return SampleIndex.of_histogram(
+        LengthHistogram(lengths=lengths, counts=20 + lengths % 7), "test"
+    )
 
 
 def drawn(
@@ -217,6 +226,17 @@ def test_presort_is_more_even_than_random_draws(index: SampleIndex) -> None:
         for works in (drawn(index, PUBLISHED, policy, (8, 4, 5)) for policy in policies)
     )
     assert everywhere < local < none
+
+
+def test_published_programs_deal_every_row_in_one_direction() -> None:
+    # Costs 9 5 4 3 2 1 of two ranks, in rows of two: places (1 3) (5 0) (4 2).
+    cost = np.array([[[3.0, 9, 1]], [[5, 2, 4]]])
+    assert in_one_direction(cost, 2).places.tolist() == [1, 5, 4, 3, 0, 2]
+    # Two nodes, two forwards: each node's forward for itself.
+    cost = np.arange(16.0).reshape(4, 2, 2)
+    assignment = in_one_direction(cost, 2)
+    assert assignment.places.tolist() == [5, 1, 7, 3, 4, 0, 6, 2, 13, 9, 15, 11, 12, 8, 14, 10]
+    assert assignment.counts.tolist() == [[2, 2]] * 4
 
 
 def test_layouts_compute_more_than_the_real_tokens(index: SampleIndex) -> None:

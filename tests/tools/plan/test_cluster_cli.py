@@ -14,7 +14,7 @@ from bert_tools.plan.forecast import HELD_OUT
 from plan_cases import Asked
 from support import REPOSITORY, load_study
 
-SIZES = "cluster --nodes 2 --gpus-per-node 4 --local-batch-size 4 --draws 2 --histogram"
+SIZES = "cluster --nodes 2 --gpus-per-node 4 --local-batch-size 4 --draws 2"
 PNG = b"\x89PNG\r\n"
 calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
@@ -40,8 +40,8 @@ LOGGED = {  # and in those of the log
 
 
 @pytest.fixture
-def simulated(asked: Asked, histogram: Path) -> Asked:
-    return partial(asked, SIZES, histogram)
+def simulated(asked: Asked) -> Asked:
+    return partial(asked, SIZES)
 
 
 def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
@@ -56,15 +56,13 @@ def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
     assert found["ablation"] == [] and found["sweep"] == [] and found["timeline"] is None
 
 
-def test_samples_are_told_with_their_range(
-    simulated: Asked, told: Callable[..., str], histogram: Path
-) -> None:
+def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[..., str]) -> None:
     estimate = simulated()["samples_to_target"]
     assert estimate["low"] < estimate["samples"]
     spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; extrapolated: "
     said = f"samples to the target: {estimate['samples']:,.0f} {spread}"
-    assert said in told(SIZES, histogram)
-    given = told(SIZES, histogram, "--samples 1e5")
+    assert said in told(SIZES)
+    given = told(SIZES, "--samples 1e5")
     assert "samples to the target: 100,000 (given)" in given
 
 
@@ -83,16 +81,14 @@ def test_every_technique_is_exchanged(simulated: Asked) -> None:
     assert random["difference_ms"] > 0 and rows["capture", "off"]["difference_ms"] > 0
 
 
-def test_all_sizes_that_the_samples_serve(
-    simulated: Asked, told: Callable[..., str], histogram: Path
-) -> None:
+def test_all_sizes_that_the_samples_serve(simulated: Asked, told: Callable[..., str]) -> None:
     found = simulated("--sweep")["sweep"]
     sizes = [row["accelerators"] for row in found]
     assert sizes[:4] == [4, 8, 16, 32] and sizes == sorted(sizes)
     assert all(row["global_batch_size"] == 4 * row["accelerators"] for row in found)
     kept = simulated("--sweep global")["sweep"]
     assert {row["global_batch_size"] for row in kept} == {32}
-    text = told(SIZES, histogram, "--sweep global")
+    text = told(SIZES, "--sweep global")
     # 32 sequences serve 1, 2, 4 and 8 nodes of 4.
     assert "left out, as ranks cannot be dealt the batch, or hold it: 16, 32, 64" in text
     assert "25,000 nodes" in text
@@ -100,18 +96,16 @@ def test_all_sizes_that_the_samples_serve(
     assert sweep_nodes(8)[-1] * 8 == 100_000 and sweep_nodes(200_000) == [1]
 
 
-def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(
-    told: Callable[..., str], histogram: Path
-) -> None:
+def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(told: Callable[..., str]) -> None:
     # 12 sequences fit the strata; no power of two nodes of 4 does, one sequence a rank.
-    words = "cluster --nodes 3 --gpus-per-node 4 --local-batch-size 1 --draws 1 --histogram"
+    words = "cluster --nodes 3 --gpus-per-node 4 --local-batch-size 1 --draws 1"
     options = "--sampler strata_4_2_2_4 --sweep --out pictures"
-    assert "--sweep: no size of 1 node" in told(words, histogram, options, status=2)
+    assert "--sweep: no size of 1 node" in told(words, options, status=2)
     assert not list(Path("pictures").iterdir())
 
 
-def test_pictures_are_drawn(told: Callable[..., str], histogram: Path) -> None:
-    text = told(SIZES, histogram, "--sweep --ablation --out new/drawn")
+def test_pictures_are_drawn(told: Callable[..., str]) -> None:
+    text = told(SIZES, "--sweep --ablation --out new/drawn")
     assert text.endswith("\npictures: new/drawn\n")
     drawn = {path.stem: path.read_bytes()[: len(PNG)] for path in Path("new/drawn").iterdir()}
     assert drawn == dict.fromkeys(("timeline", "sweep", "ablation"), PNG)

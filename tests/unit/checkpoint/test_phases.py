@@ -60,7 +60,7 @@ def state_of(run: Path) -> dict[str, Any]:
     [
         ("optim.name=adamw", "data.sampler=quantile"),
         ("optim.name=lamb", "model.precision=fp16", "optim.loss_scale_growth_steps=7"),
-        ("optim.name=muon", "data.sampler=strata"),
+        ("optim.name=muon", "data.sampler=quantile", "data.balance=exchange_global"),
         ("optim.name=adamw", "model.precision=fp8"),
         ("optim.name=lamb", "run.step_mode=captured"),
     ],
@@ -229,7 +229,7 @@ def test_a_phase_that_cannot_begin_is_refused(
         (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, the weights in"),
         (saved, (*skip, "run.seed=5"), "run.seed: is 5, the run in"),
         (saved, (*skip, "run.seed=random"), "has 11; set it to that, as data.skip_samples needs"),
-        (saved, (*skip, "data.sampler=strata"), "data.sampler: is 'strata', the run in"),
+        (saved, (*skip, "data.sampler=quantile"), "data.sampler: is 'quantile', the run in"),
         (saved, (*skip, "other data"), "data.skip_samples: is 16, and"),
         (saved, ("mlperf.division=closed", "mlperf.enforce_rules=true"), "closed division"),
     ):
@@ -252,7 +252,7 @@ def test_a_phase_that_cannot_begin_is_refused(
 def test_the_order_goes_on_with_as_many_quantiles(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The word "auto" takes it from the batch, so a larger batch must name the smaller one's."""
+    """Their number is the batch's largest divisor up to 64."""
     quantile = ("data.sampler=quantile", "run.max_steps=1")
     run = tmp_path / "first"
     assert run_train(tiny_config, synthetic_data, run, *quantile) == MISSED
@@ -260,8 +260,10 @@ def test_the_order_goes_on_with_as_many_quantiles(
     words = [word for each in (*quantile, *larger) for word in ("--set", each)]
     asked = ["config", "check-start", str(tiny_config), "--data", str(synthetic_data), *words]
     asked += begin(checkpoints(run))
-    assert "data.quantiles: is 32, the run in" in refusal(capsys, *asked)
-    assert main([*asked, "--set", "data.quantiles=16"]) == 0
+    assert "quantiles (the largest divisor of the global batch up to 64): is 32, the run" in (
+        refusal(capsys, *asked)
+    )
+    assert main([*asked, "--set", "parallel.local_batch_size=16"]) == 0
 
 
 def test_run_and_time_chains_phases(

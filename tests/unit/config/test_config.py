@@ -57,7 +57,6 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("run.seed=9223372036854775808", ["run.seed", "0 .. 9,223,372,036,854,775,807"]),
         (f"run.seed=0x{'f' * 900}", ["run.seed", "an integer of 3600 bits"]),
         ("optim.learning_rate=inf", ["optim.learning_rate", "is inf", "0 .. 1e+38"]),
-        ("data.quantiles=7", ["data.quantiles", "global batch of 16"]),
         ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
         ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
         ("model.attention_window=16", ["model.attention_window", "BERT has none"]),
@@ -291,6 +290,8 @@ def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path: Path) -> None
     tables = config_to_tables(now)
     tables["run"]["straggler_factor"] = 1.5
     tables["model"]["head"] = "full"
+    tables["data"] |= {"quantiles": "auto", "deal": "snake", "balance_model": "tokens"}
+    tables["data"] |= {"cost_a": 2.0, "cost_b": "flops"}
     old.write_text(tables_to_toml(tables))
     assert load_config(old) == now
     tables["model"]["head"] = "chunked"  # the program computes it no more

@@ -1,31 +1,19 @@
 """Every config that is shipped is what its name, its division's rules and its source say."""
 
-import argparse
 import math
 import re
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from bert_tools.plan.balance import (
-    BalanceRow,
-    Question,
-    as_configured,
-    asked_question,
-    measure_row,
-    policies_of,
-    sampler_of,
-)
-from bert_tools.plan.cli import add_arguments
+from bert_tools.plan.balance import BalanceRow, as_configured, measure_row, variants
 from bert_tools.plan.convergence import expected_samples
 from bert_tools.plan.recipes import lamb_recipe
-from bert_tools.plan.sample_index import asked_index
+from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
-from mlperf_bert.config.sections import CLIPPED_TOGETHER, SamplerName
-from mlperf_bert.data.balance import Balance
+from mlperf_bert.config.sections import CLIPPED_TOGETHER, DataSection, ParallelSection
 from mlperf_bert.optim.schedule import learning_rate
 from support import CONFIGS, REPOSITORY
 
@@ -119,21 +107,15 @@ def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(
 @pytest.fixture(scope="module")
 def evenness() -> Callable[[Path], list[BalanceRow]]:
     """Rows of `plan balance --config`, one a size: a config's own policy, what could be better."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    index = asked_index(parser.parse_args(["balance"]))
+    found: dict[tuple[DataSection, ParallelSection], BalanceRow] = {}
 
-    @cache
-    def rows(sampler: SamplerName, balances: tuple[Balance, ...], of: Question) -> list[BalanceRow]:
-        drawn = sampler_of(index, of, sampler)
-        return [measure_row(index, of, sampler, drawn, balance) for balance in balances]
+    def row(config: RunConfig) -> BalanceRow:
+        key = config.data, config.parallel
+        if key not in found:
+            found[key] = measure_row(config, wikipedia_index(), draws=60)
+        return found[key]
 
-    def of_config(path: Path) -> list[BalanceRow]:
-        args, config = parser.parse_args(["balance"]), load_config(path)
-        balances = tuple(policies_of(config)[:2])
-        return rows(config.data.sampler, balances, asked_question(args, config))
-
-    return of_config
+    return lambda path: list(map(row, variants(load_config(path))[:2]))
 
 
 # ModernBERT's sequences are longer than the published lengths.

@@ -27,7 +27,7 @@ def batch_of(lengths: list[int]) -> UnpaddedBatch:
 
 
 def shape_of(tokens: int, sequences: int, masked: int) -> StaticShape:
-    capacity = CapacityPlan(tokens=tokens, sequences=sequences, masked=masked, basis="exact")
+    capacity = CapacityPlan(tokens=tokens, sequences=sequences, masked=masked)
     return StaticShape.of(capacity, max_seqlen=LONGEST, max_masked=MOST_MASKED)
 
 

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.config.sections import (
-    BalanceModel,
     BalancePolicy,
     CountsPerRank,
     LossNormalization,
     SamplerName,
 )
-from mlperf_bert.data.balance import Balance, CostModel, StepPlan, StepPlanner
+from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.index import IndexFile, ShardEntry
 from mlperf_bert.data.sampler import Int64Array
 from plan_cases import planner_of
@@ -40,7 +39,6 @@ def planner(
     sampler: SamplerName = "uniform",
     policy: BalancePolicy = "none",
     counts: CountsPerRank = "equal",
-    model: BalanceModel = "tokens",
 ) -> StepPlanner:
     return planner_of(
         LENGTHS,
@@ -53,8 +51,6 @@ def planner(
         balance=Balance(
             policy=policy, ranks_per_node=2 if world_size % 2 == 0 else 1, counts=counts
         ),
-        balance_model=model,
-        cost=CostModel(linear=1.0, quadratic=1 / 6144),
     )
 
 
@@ -98,18 +94,6 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(
         assert mean == pytest.approx(losses.sum() / total)
 
 
-def test_the_balance_model_decides_what_is_even() -> None:
-    def mean_imbalances(model: BalanceModel) -> tuple[float, float]:
-        made = planner(2, 1, policy="presort_global", model=model)
-        plans = [made.plan(step) for step in range(1, 41)]
-        tokens = [plan.imbalance_tokens for plan in plans]
-        return float(np.mean(tokens)), float(np.mean([plan.imbalance_cost for plan in plans]))
-
-    by_tokens, by_cost = mean_imbalances("tokens"), mean_imbalances("cost")
-    assert by_tokens[0] < by_cost[0]
-    assert by_cost[1] < by_tokens[1]
-
-
 def test_per_rank_denominators_are_the_forwards_own() -> None:
     plan = planner(4, 3, "per_rank").plan(1)
     own = MASKED[plan.drawn_ids].sum(axis=2, dtype=float)
@@ -122,8 +106,6 @@ def test_imbalance_is_largest_over_mean() -> None:
     tokens = LENGTHS[plan.drawn_ids].astype(float)
     per_rank = tokens.sum(axis=(1, 2))
     assert plan.imbalance_tokens == pytest.approx(per_rank.max() / per_rank.mean())
-    cost = (tokens + tokens**2 / 6144).sum(axis=(1, 2))
-    assert plan.imbalance_cost == pytest.approx(cost.max() / cost.mean())
     assert planner(1, 1).plan(2).imbalance_tokens == 1.0
 
 
@@ -133,7 +115,7 @@ ALLOWED_BYTES = 64 * 2**20
 PLAN = """
 import itertools, json, resource, sys
 from pathlib import Path
-from mlperf_bert.data.balance import Balance, CostModel, StepPlanner
+from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.sampler import make_sampler
 
@@ -146,7 +128,7 @@ before = private_bytes("RssAnon")
 limit = private_bytes("VmData") + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 index = LengthIndex.open(Path(sys.argv[1]))
-names = ("uniform", "quantile", "strata", "strata_6_3_2_5")
+names = ("uniform", "quantile", "strata_6_3_2_5")
 for (counts, size), name in itertools.product((("equal", 16), ("unequal", 4)), names):
     planner = StepPlanner(
         make_sampler(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_bert.config.sections import BalancePolicy, Deal
+from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.data.balance import Balance, StepPlan
 from mlperf_bert.data.exchange import dealt
 from mlperf_bert.data.index import LengthIndex
@@ -28,7 +28,6 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 from plan_cases import planner_of
 
 SMALL, LARGE = token_dtype(30_522), token_dtype(120_000)
-DEALS: tuple[Deal, ...] = ("snake", "one_direction")
 
 
 def make_samples(lengths: list[int], vocab_size: int = 30_000) -> Samples:
@@ -105,26 +104,27 @@ def test_a_token_takes_two_bytes_where_the_vocabulary_allows() -> None:
     assert (token_dtype(2**16).itemsize, token_dtype(2**16 + 1).itemsize) == (2, 4)
 
 
-@pytest.mark.parametrize("direction", DEALS)
 @given(lengths=st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1))
-def test_hands_are_those_of_the_single_process_definition(
-    direction: Deal, lengths: list[list[int]]
-) -> None:
+def test_hands_are_those_of_the_single_process_definition(lengths: list[list[int]]) -> None:
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
     cost = np.array(lengths, dtype=np.float64)[:, np.newaxis]
-    expected = Balance(policy="exchange_global", deal=direction)(cost).places.reshape(-1, 3)
+    expected = Balance(policy="exchange_global")(cost).places.reshape(-1, 3)
     for hand, places in enumerate(expected):
-        assert_equal(dealt(drawn, hand, direction), take(join(drawn), places))
+        assert_equal(dealt(drawn, hand), take(join(drawn), places))
 
 
-@pytest.mark.parametrize("direction", DEALS)
-@given(lengths=st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=5))
-def test_ragged_draws_lose_nothing(direction: Deal, lengths: list[list[int]]) -> None:
+@given(
+    lengths=st.integers(0, 5).flatmap(
+        lambda each: st.lists(
+            st.lists(st.integers(1, 9), min_size=each, max_size=each), min_size=1, max_size=5
+        )
+    )
+)
+def test_an_exchange_loses_nothing(lengths: list[list[int]]) -> None:
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
-    hands = [dealt(drawn, hand, direction) for hand in range(len(drawn))]
-    sizes = [len(hand.lengths) for hand in hands]
-    assert max(sizes) - min(sizes) <= 1
+    hands = [dealt(drawn, hand) for hand in range(len(drawn))]
     for hand in hands:
+        assert len(hand.lengths) == len(lengths[0])
         assert sorted(hand.lengths.tolist(), reverse=True) == hand.lengths.tolist()
     before, after = (
         sorted(pack(each).tobytes() for each in one_by_one(samples))

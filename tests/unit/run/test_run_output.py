@@ -247,7 +247,6 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
             num_tokens=np.array(tokens)[:, None],
             num_masked=np.array([[8], [9]]),
             imbalance_tokens=1.0,
-            imbalance_cost=1.0,
         )
         batch = blank(SMALL) if shape is None else blank(shape)
         metrics.add(StepBatch(plan, (replace(batch, shape=shape),), 0.0, 0.0, 0), result)

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from bert_tools.common.windows import attended_tokens
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.balance import attended_tokens
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import COMPUTED_IN
 

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from bert_tools.common.tables import aligned
+from bert_tools.common.windows import attended_tokens
 from bert_tools.plan.answer import Answer
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.balance import attended_tokens
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
 QkvLayout = Literal["separate", "fused"]

@@ -11,20 +11,18 @@ from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
 from bert_tools.plan.samples_to_target import RECIPES
 from mlperf_bert.config.options import FILE_OR_NAME, add_config
-from mlperf_bert.config.sections import (
-    MAX_PREDICTIONS,
-    BalanceModel,
-    BalancePolicy,
-    ClipPolicy,
-    SamplerName,
-)
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the questions, which are sub-commands of `plan`."""
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
     for name, add, text in (
-        ("balance", _balance, "balance of the ranks' work, for every sampler and balance policy"),
+        (
+            "balance",
+            _balance,
+            "balance of the ranks' work, and what other samplers and policies give",
+        ),
         ("buckets", add_config, "gradient buckets, and how early each can be sent"),
         ("suggest", _suggest, "a config for a job of any size"),
         ("law", _law, "law of time over number of accelerators, fitted to results"),
@@ -44,37 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _balance(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, f"instead of sizes: {FILE_OR_NAME}", required=False)
-    _sizes(parser, "sequences per rank and step")
+    add_config(parser)
     _number(parser, "draws", 60, "steps planned for each row (default 60)")
-    _number(parser, "seed", 0, "seed of the draws (default 0)")
-    lengths = parser.add_mutually_exclusive_group()
-    lengths.add_argument(
-        "--histogram",
-        type=Path,
-        metavar="CSV",
-        help="number of samples of each length (default: Wikipedia's, at most 512 tokens)",
-    )
-    lengths.add_argument("--data", type=Path, metavar="DIR", help="a prepared set, or its parent")
-    text = f"most masked positions of a sample, not with --data (default {MAX_PREDICTIONS})"
-    _number(parser, "max-predictions", None, text)
-    text = "steps of the run that capacities are for (default: the draws, which are spread over it)"
-    _number(parser, "steps", None, text)
-    parser.add_argument(
-        "--balance-model",
-        choices=typing.get_args(BalanceModel),
-        help="what the policies balance (default tokens)",
-    )
-    _number(parser, "cost-a", None, "cost of a token (default 1)", "A", float)
-    text = "cost of a token attended by a token (default: by BERT-large's multiply-adds)"
-    _number(parser, "cost-b", None, text, "B", float)
-    parser.add_argument(
-        "--quantiles",
-        type=_quantiles,
-        metavar="auto|N",
-        help="quantiles of the sampler 'quantile' (default auto)",
-    )
-    _picture(parser)
+    text = "a prepared set, or its parent (default: Wikipedia's lengths, at most 512 tokens)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
@@ -142,9 +113,6 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     _number(parser, "evaluation-interval", None, text)
     _number(parser, "draws", None, "steps (default 5)")
     _number(parser, "seed", None, "seed of draws and jitter")
-    parser.add_argument(
-        "--histogram", type=Path, metavar="CSV", help="lengths (default: Wikipedia's)"
-    )
     parser.add_argument("--ablation", action="store_true", help="gain of each technique")
     parser.add_argument(
         "--sweep",
@@ -182,10 +150,3 @@ def _number(
 
 def _picture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="also draw a picture")
-
-
-def _quantiles(text: str) -> str | int:
-    try:
-        return text if text == "auto" else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}, give 'auto' or a number") from None

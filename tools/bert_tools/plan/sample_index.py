@@ -1,6 +1,5 @@
-"""The length index to plan over: of a prepared set, or made from a length histogram."""
+"""The length index to plan over: of a prepared set, or made from published lengths."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +10,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
 from mlperf_bert.data.length_histogram import (
-    LONGEST,
     LengthHistogram,
-    read_histogram,
+    masked_counts_of,
     wikipedia_lengths,
 )
-
-MOST_SAMPLES = 2**28  # the made-up index is held in memory, 8 bytes a sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +49,9 @@ class SampleIndex:
         )
 
     @classmethod
-    def of_histogram(cls, histogram: LengthHistogram, source: str, max_predictions: int) -> Self:
-        """One sample for each one counted, by length; masked as in the published preparation.
-
-        Raises DataError if there are too many.
-        """
-        if histogram.num_sequences > MOST_SAMPLES:
-            problem = f"counts {histogram.num_sequences:,} sequences, above {MOST_SAMPLES:,}"
-            raise DataError(source, problem, "divide all counts by the same number")
-        # Halves go to the even neighbour, as in Python's round.
-        masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, max_predictions)
+    def of_histogram(cls, histogram: LengthHistogram, source: str) -> Self:
+        """One sample for each one counted, by length; masked as in the published preparation."""
+        masked = masked_counts_of(histogram.lengths, MAX_PREDICTIONS)
         return cls(
             source=source,
             vocab_size=ModelSection().vocab_size,
@@ -85,23 +74,6 @@ class SampleIndex:
 
 
 @cache
-def wikipedia_index(max_predictions: int = MAX_PREDICTIONS) -> SampleIndex:
+def wikipedia_index() -> SampleIndex:
     """One sample for each of the published lengths of Wikipedia."""
-    histogram = wikipedia_lengths()
-    return SampleIndex.of_histogram(histogram, "Wikipedia's lengths", max_predictions)
-
-
-def asked_index(args: argparse.Namespace) -> SampleIndex:
-    """The index that --data, --histogram and --max-predictions ask for. Raises ConfigError."""
-    most, given = vars(args).get("max_predictions"), args.histogram
-    if vars(args).get("data") is not None:
-        if most is not None:
-            remedy = "leave it out: the set says how many positions are masked"
-            raise ConfigError("--max-predictions", "does not go with --data", remedy)
-        return SampleIndex.of_set(args.data)
-    most = MAX_PREDICTIONS if most is None else most
-    if not 1 <= most <= LONGEST:
-        raise ConfigError("--max-predictions", f"is {most}", f"set it within 1 .. {LONGEST}")
-    if given is None:
-        return wikipedia_index(most)
-    return SampleIndex.of_histogram(read_histogram(given), str(given), most)
+    return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths")

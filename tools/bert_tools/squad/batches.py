@@ -19,7 +19,7 @@ from torch import Tensor
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.windows import Windows
 from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.data.balance import TOKENS, Balance
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.sampler import Int64Array, permute
@@ -56,15 +56,14 @@ class UpdatePlan:
             tokens=int(self.tokens.max()),
             sequences=self.windows.shape[2],
             masked=0,
-            basis="exact",
         )
         return StaticShape.of(plan, max_seqlen=max_length, max_masked=0).tokens
 
 
 def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Array:
     """The windows of an update as [M, B], similar tokens in each row."""
-    cost = TOKENS(lengths[drawn].astype(np.float64))
-    assignment = _BY_TOKENS(cost.reshape(microbatches, 1, -1))
+    tokens = lengths[drawn].astype(np.float64)
+    assignment = _BY_TOKENS(tokens.reshape(microbatches, 1, -1))
     return drawn[assignment.places].reshape(microbatches, -1)
 
 

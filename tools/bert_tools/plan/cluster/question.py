@@ -23,7 +23,7 @@ from bert_tools.plan.cluster.simulation import (
 )
 from bert_tools.plan.cluster.step import StepTiming
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
-from bert_tools.plan.sample_index import asked_index
+from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
@@ -52,7 +52,7 @@ def answer(args: argparse.Namespace) -> Answer:
     config = None if args.config is None else load_config(args.config, args.set)
     question = _asked(args, config)
     pictures = _asked_pictures(args)
-    index = asked_index(args)
+    index = wikipedia_index()
     expected = forecast(question, index)
     found = expected.simulated
     ablated = ablation(found, index) if args.ablation else []

@@ -26,7 +26,13 @@ from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
+from mlperf_bert.config.sections import (
+    PUBLISHED_STRATA,
+    BalancePolicy,
+    ClipPolicy,
+    CountsPerRank,
+    SamplerName,
+)
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 
 MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
@@ -323,7 +329,9 @@ def ablation(asked: Simulated, index: SampleIndex) -> list[AblationRow]:
 
 def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
     """Each technique, its setting in words, and the question with that setting."""
-    strata = question.sampler if question.sampler.startswith("strata") else "strata"
+    strata: SamplerName = (
+        question.sampler if question.sampler in PUBLISHED_STRATA else "strata_6_3_2_5"
+    )
     dealings: tuple[tuple[str, SamplerName, BalancePolicy], ...] = (
         ("random", "uniform", "none"),
         (strata, strata, "none"),

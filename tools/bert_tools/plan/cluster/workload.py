@@ -3,7 +3,10 @@
 Shape letters: R ranks, b sequences (or packed rows) per rank and step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +14,8 @@ from numpy.typing import NDArray
 from bert_tools.plan.cluster.machine import AttentionLayout, Layout, Scope, Software
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, Deal, SamplerName
-from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, SamplerName
+from mlperf_bert.data.balance import Assignment, Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.data.token_packets import gathered_bytes
@@ -33,13 +36,16 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's lengt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dealing:
-    """Settings that draw and deal the batches, named as in the config's section `data`."""
+    """Settings that draw and deal the batches, named as in the config's section `data`.
+
+    Ours deals samples sorted by length in a snake, most published programs in one direction.
+    """
 
     local_batch_size: int  # sequences of a rank and forward, or packed rows
     grad_accum_steps: int = 1
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "none"
-    deal: Deal = "snake"
+    deal: Literal["snake", "one_direction"] = "snake"
     counts: CountsPerRank = "equal"
     seed: int = 0
 
@@ -92,12 +98,12 @@ def draw_steps(
         global_batch_size=batch,
         seed=dealing.seed,
     )
-    balance = Balance(
-        policy=dealing.balance,
-        ranks_per_node=gpus_per_node,
-        deal=dealing.deal,
-        counts=dealing.counts,
+    balance: Callable[[Float64Array], Assignment] = Balance(
+        policy=dealing.balance, ranks_per_node=gpus_per_node, counts=dealing.counts
     )
+    if dealing.deal == "one_direction" and dealing.balance not in ("none", "presort_global"):
+        group = nodes * gpus_per_node if dealing.balance == "exchange_global" else gpus_per_node
+        balance = partial(in_one_direction, group_size=group)
     planner = StepPlanner(
         sampler,
         index.lengths,
@@ -126,6 +132,19 @@ def draw_steps(
             work = replace(work, input_bytes=received, input_scope=scope)
         works.append(_padded(work, program, index.max_length))
     return works
+
+
+def in_one_direction(cost: Float64Array, group_size: int) -> Assignment:
+    """Deal each forward's samples, the largest first, to neighbouring ranks, every row from rank 0.
+
+    `cost` is [R, A, b]; `group_size` ranks share what they have drawn, as published programs do.
+    """
+    ranks, forwards, size = cost.shape
+    places = np.arange(cost.size).reshape(-1, group_size, forwards, size).transpose(0, 2, 1, 3)
+    drawn = places.reshape(-1, forwards, group_size * size)
+    order = np.argsort(-cost.ravel()[drawn], axis=2, kind="stable")
+    rows = np.take_along_axis(drawn, order, axis=2).reshape(-1, forwards, size, group_size)
+    return Assignment(rows.transpose(0, 3, 1, 2).ravel(), np.full((ranks, forwards), size))
 
 
 def even_workload(

@@ -25,7 +25,7 @@ from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
 from mlperf_bert.data.index import sets_sha256
-from mlperf_bert.data.sampler import default_quantiles
+from mlperf_bert.data.sampler import num_quantiles
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 # A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).
@@ -98,7 +98,9 @@ def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
             "data.sampler": (config.data.sampler, before.data.sampler),
         }
         if config.data.sampler == "quantile":
-            orders["data.quantiles"] = (_quantiles(config), _quantiles(before))
+            batch, theirs = (each.parallel.global_batch_size for each in (config, before))
+            name = "quantiles (the largest divisor of the global batch up to 64)"
+            orders[name] = (num_quantiles(batch), num_quantiles(theirs))
         _check_same(directory, orders, "data.skip_samples")
         if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
             problem = f"is {config.data.skip_samples}, and {directory} was made on other data"
@@ -111,11 +113,6 @@ def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what:
         if ours != theirs:
             problem = f"is {ours!r}, the run in {directory} has {theirs!r}"
             raise ConfigError(name, problem, f"set it to that, as {for_what} needs")
-
-
-def _quantiles(config: RunConfig) -> int:
-    number = config.data.quantiles
-    return default_quantiles(config.parallel.global_batch_size) if number == "auto" else number
 
 
 def settings_of(model: ModelSection) -> dict[str, Any]:

@@ -28,8 +28,7 @@ from mlperf_bert.run.outcome import RunOutcome, read_outcome
 _KIND = "architecture type_vocab_size objective"
 _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
 _SAMPLES = (
-    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler quantiles "
-    "skip_samples"
+    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler skip_samples"
 )
 # Settings that decide the samples of a step, and the shapes of the saved state.
 _FIXED = frozenset(
@@ -44,7 +43,7 @@ _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_sam
 _ROUNDING = {"model.attention", "model.kernels", "optim.implementation"}
 # Settings that affect them if a result depends on the samples of each rank.
 _BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
-_WHO_HAS_WHAT = {"data.balance", "data.deal", "data.counts_per_rank"} | {
+_WHO_HAS_WHAT = {"data.balance", "data.counts_per_rank"} | {
     f"parallel.{name}" for name in _BY_RANK.split()
 }
 

@@ -40,6 +40,11 @@ _GONE = {
     "parallel.binding": None,
     "model.head": "full",
     "eval.overlap": "none",
+    "data.quantiles": "auto",
+    "data.deal": "snake",
+    "data.balance_model": "tokens",
+    "data.cost_a": None,
+    "data.cost_b": None,
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 

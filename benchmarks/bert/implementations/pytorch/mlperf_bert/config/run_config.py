@@ -99,13 +99,6 @@ class RunConfig:
         return self.parallel.ranks_per_node * (2 if self.data.loader == "mpi_readers" else 1)
 
     @property
-    def cost_coefficients(self) -> tuple[float, float]:
-        """Linear and quadratic cost of a token; "flops" counts the encoder's multiply-adds."""
-        if self.data.cost_b != "flops":
-            return self.data.cost_a, self.data.cost_b
-        return self.data.cost_a, self.data.cost_a * self.model.attention_share
-
-    @property
     def embedded_corpus_name(self) -> str:
         """Directory name for the embedded corpus, made of all that its contents depend on."""
         objective = "" if self.model.objective == "mlm_nsp" else f"-{self.model.objective}"
@@ -159,10 +152,6 @@ def _check_shapes(config: RunConfig) -> None:
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
     _check_sizes(config)
     _check_masking(config)
-    batch = config.parallel.global_batch_size
-    if data.quantiles != "auto" and batch % data.quantiles:
-        problem = f"{data.quantiles} does not divide the global batch of {batch}"
-        raise ConfigError("data.quantiles", problem, "use a divisor of it, or 'auto'")
     if data.counts_per_rank == "unequal":
         _check_unequal_counts(config)
     _check_clipping(config)

@@ -20,13 +20,11 @@ AttentionName = Literal["auto", "reference", "grouped", "flash", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 Objective = Literal["mlm_nsp", "mlm"]
 Masking = Literal["static", "dynamic"]
-SamplerName = Literal["uniform", "quantile", "strata", "strata_6_3_2_5", "strata_4_2_2_4"]
+SamplerName = Literal["uniform", "quantile", "strata_6_3_2_5", "strata_4_2_2_4"]
 BalancePolicy = Literal[
     "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
 ]
-Deal = Literal["snake", "one_direction"]
 CountsPerRank = Literal["equal", "unequal"]
-BalanceModel = Literal["tokens", "cost"]
 LossNormalization = Literal["global", "per_rank"]
 Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
@@ -210,28 +208,13 @@ class ModelSection(_Section):
             heads += dense + 2 * hidden + 2
         return tables + 2 * hidden + self.num_layers * layer + heads
 
-    @property
-    def attention_share(self) -> float:
-        """A token's multiply-adds per token that it sees, relative to those of everything else.
-
-        Per token of one layer: 4 D^2 + 2 D F in products (3 D F where the feed-forward half is
-        gated), 2 D per token that it sees.
-        """
-        matrices = 3 if self.architecture == "modern" else 2
-        return 2 / (4 * self.hidden_size + matrices * self.intermediate_size)
-
     def is_global(self, layer: int) -> bool:
         """True if every token of this layer sees its whole sequence."""
         return self.architecture == "bert" or layer % self.global_attention_every == 0
 
     @property
-    def local_share(self) -> float:
-        """Share of the layers in which a token sees at most `reach` tokens to each side."""
-        return sum(not self.is_global(layer) for layer in range(self.num_layers)) / self.num_layers
-
-    @property
     def reach(self) -> int:
-        """Tokens to each side that a token sees in these layers."""
+        """Tokens to each side that a token sees in the layers that are not global."""
         return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
@@ -241,11 +224,9 @@ class DataSection(_Section):
 
     `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
     a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
-    but stay in the held-out set (docs/how/encoder_recipe.md). `balance_model` says what a policy
-    evens out: tokens, or cost_a * L + cost_b * L**2 of a sequence of L tokens (`CostModel`);
-    `exchange_window_steps` is the number of steps that the
-    readers of `mpi_readers` exchange at a time. `skip_samples` are passed over, the first of the
-    sampler's order: those that the phases of training before this one have seen.
+    but stay in the held-out set (docs/how/encoder_recipe.md). `exchange_window_steps` is the number
+    of steps that the readers of `mpi_readers` exchange at a time. `skip_samples` are passed over,
+    the first of the sampler's order: those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -255,16 +236,11 @@ class DataSection(_Section):
     masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
     dupe_factor: Annotated[int, Bounds(1, 1000)] = 10
     sampler: SamplerName = "uniform"
-    quantiles: Annotated[int, Bounds(1, MOST_BATCH)] | Literal["auto"] = "auto"
     skip_samples: Annotated[int, _SAMPLES_OR_NONE] = 0
     balance: BalancePolicy = "none"
-    deal: Deal = "snake"
     counts_per_rank: CountsPerRank = "equal"
-    balance_model: BalanceModel = "tokens"
     loader: Literal["thread", "dali", "mpi_readers"] = "thread"
     exchange_window_steps: Annotated[int, Bounds(1, 1024)] = 4
-    cost_a: Annotated[float, Bounds(1e-30, 1e30)] = 1.0
-    cost_b: Annotated[float, Bounds(0.0, 1e30)] | Literal["flops"] = "flops"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

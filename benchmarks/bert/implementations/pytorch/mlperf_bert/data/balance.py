@@ -1,6 +1,6 @@
 """Step plans: the samples of each forward, and the denominators of its loss.
 
-A balance policy turns the costs of a global batch in the order drawn, [R ranks, A accumulation
+A balance policy turns the lengths of a global batch in the order drawn, [R ranks, A accumulation
 steps, b sequences a forward], into an `Assignment`: a pure function without communication. The
 exchange policies of the published runs (data/exchange.py) communicate to get exactly what their
 functions here compute (docs/reference/glossary.md: balance policy). Every rank computes the whole
@@ -9,7 +9,7 @@ collective.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,12 @@ from numpy.typing import NDArray
 
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import (
-    BalanceModel,
-    BalancePolicy,
-    CountsPerRank,
-    Deal,
-    LossNormalization,
-)
+from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, LossNormalization
 from mlperf_bert.data.index import CountsByLength, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 
 Float64Array = NDArray[np.float64]
-RESOLUTION = 2048  # units in which a cost is counted if it is not a small integer
+RESOLUTION = 2048  # steps in which longer lengths are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +39,15 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostModel:
-    """The cost of a sequence of L tokens for a rank: linear * L + quadratic * L**2.
-
-    In a share `local_share` of the layers a token sees at most `reach` tokens to each side; then
-    what all tokens of the sequence see, as a mean over the layers, takes the place of L**2.
-    """
-
-    linear: float
-    quadratic: float
-    local_share: float = 0.0
-    reach: int = 0
-
-    def __call__(self, lengths: NDArray[np.uint16] | Float64Array) -> Float64Array:
-        """Costs of lengths of any shape."""
-        tokens = lengths.astype(np.float64)
-        return self.linear * tokens + self.quadratic * self.attended(tokens)
-
-    def attended(self, tokens: Float64Array) -> Float64Array:
-        """What all tokens of sequences of any shape see, a mean over the layers."""
-        if not self.local_share:
-            return tokens**2
-        local = attended_tokens(tokens, self.reach)
-        return tokens**2 + self.local_share * (local - tokens**2)
-
-
-def attended_tokens(lengths: Float64Array, reach: int) -> Float64Array:
-    """The number of tokens at most `reach` places away, summed over the tokens of a sequence.
-
-    The sum over i < L of min(i, reach) + 1 + min(L - 1 - i, reach), for lengths L of any shape.
-    """
-    far = np.minimum(reach, lengths - 1)
-    return lengths + far * (2 * lengths - 1 - far)
-
-
-TOKENS = CostModel(linear=1.0, quadratic=0.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
     """A policy with its options; calling it assigns the samples of one step."""
 
     policy: BalancePolicy = "none"
     ranks_per_node: int = 1
-    deal: Deal = "snake"
     counts: CountsPerRank = "equal"
 
     def __call__(self, cost: Float64Array) -> Assignment:
-        """Assign a global batch, given the costs of its samples in the order drawn, [R, A, b]."""
+        """Assign a global batch, given the tokens of its samples in the order drawn, [R, A, b]."""
         ranks, forwards, size = cost.shape
         if self.policy == "none":
             return Assignment(np.arange(cost.size), np.full((ranks, forwards), size))
@@ -103,42 +58,31 @@ class Balance:
             counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
             return Assignment(order[np.argsort(slot, kind="stable")], counts)
         group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
-        return _dealt_in_groups(cost, group_size, self.deal)
+        return _dealt_in_groups(cost, group_size)
 
 
 AS_DRAWN = Balance()
 
 
-def deal(cost: Float64Array, num_hands: int, direction: Deal) -> list[Int64Array]:
-    """Sort by cost, the largest first, and deal row by row: a list of places for each hand.
+def deal(cost: Float64Array, num_hands: int) -> Int64Array:
+    """Assign the samples of each group to its ranks ("hands") in a snake.
 
-    In a snake every second row goes the other way, so that the hand with the longest of one row
-    gets the shortest of the next (arXiv 2402.02447). Any number of samples works: if the last row
-    is not full, the first hands in its direction get one more.
+    Samples are sorted by descending cost and dealt one row at a time. Every second row goes the
+    other way, so that the hand with the costliest sample of one row gets the cheapest of the next
+    (arXiv 2402.02447). `cost` is [groups, hands * rows]; the result holds the places in it that
+    each hand gets, int64 [groups, hands, rows].
     """
-    table = _dealt(cost[np.newaxis, :], num_hands, direction)[0]
-    return [hand[hand < len(cost)] for hand in table]
-
-
-def _dealt(cost: Float64Array, num_hands: int, direction: Deal) -> Int64Array:
-    """`deal` for [groups, n] costs at once: int64 [groups, hands, rows]; n means no place."""
-    num_groups, n = cost.shape
-    order = np.argsort(-cost, axis=1, kind="stable")
-    missing = -n % num_hands
-    if missing:
-        order = np.pad(order, ((0, 0), (0, missing)), constant_values=n)
-    table = order.reshape(num_groups, -1, num_hands)
-    if direction == "snake":
-        table[:, 1::2] = table[:, 1::2, ::-1]
+    table = np.argsort(-cost, axis=1, kind="stable").reshape(len(cost), -1, num_hands)
+    table[:, 1::2] = table[:, 1::2, ::-1]
     return table.transpose(0, 2, 1)
 
 
-def _dealt_in_groups(cost: Float64Array, group_size: int, direction: Deal) -> Assignment:
+def _dealt_in_groups(cost: Float64Array, group_size: int) -> Assignment:
     """Deal among neighbouring ranks, each forward separately, as the ranks would exchange it."""
     ranks, forwards, size = cost.shape
     in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, forwards, size)
     drawn = in_order.transpose(0, 2, 1, 3).reshape(-1, group_size * size)
-    hands = _dealt(cost.ravel()[drawn], group_size, direction)
+    hands = deal(cost.ravel()[drawn], group_size)
     places = np.take_along_axis(drawn[:, np.newaxis, :], hands, axis=2)
     by_rank = places.reshape(ranks // group_size, forwards, group_size, size)
     by_rank = by_rank.transpose(0, 2, 1, 3)
@@ -184,8 +128,8 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
     SIAM J. Comput. 7, 1978), and fills a slot exactly if one or two samples can (close to minimum
     bin slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on
     average and published lengths the result is 1.004 of the mean; with best-fit decreasing, 1.007.
-    Integers decide, so every machine gets the same. `cost` is [n], each above zero, at least as
-    many as slots.
+    Integers decide, so every machine gets the same. `cost` is [n], whole numbers above zero, at
+    least as many as slots.
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
@@ -197,9 +141,9 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
 
 
 def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
-    """Costs as integers: unchanged if they are, else in steps, rounded up."""
+    """Costs as integers: unchanged up to RESOLUTION, else in so many steps, rounded up."""
     largest = cost.max()
-    if largest > RESOLUTION or (cost != np.rint(cost)).any():
+    if largest > RESOLUTION:
         cost = np.ceil(cost * (RESOLUTION / largest))
     return cost.astype(np.int64)
 
@@ -284,7 +228,6 @@ class StepPlan:
     num_tokens: Int64Array  # [R, A]
     num_masked: Int64Array  # [R, A]: positions that are trained on
     imbalance_tokens: float  # largest over mean of the ranks' tokens
-    imbalance_cost: float  # the same of the cost model
 
     def ids_of(self, rank: int, forward: int) -> Int64Array:
         """Sample ids, int64 [counts[rank, forward]], of one forward."""
@@ -331,14 +274,12 @@ class StepPlanner:
         world_size: int,
         grad_accum_steps: int = 1,
         loss_normalization: LossNormalization = "global",
-        balance: Balance = AS_DRAWN,
-        balance_model: BalanceModel = "tokens",
-        cost: CostModel = TOKENS,
+        balance: Callable[[Float64Array], Assignment] = AS_DRAWN,
         stored_masked: MaskedCounts | None = None,
     ) -> None:
         """Plan over the length index; the arrays are [N] and may be memory maps.
 
-        `balance_model` says what the balance policy evens out: tokens, or `cost`. `masked_counts`
+        `balance` assigns a global batch, given its tokens [R, A, b] (`Balance`). `masked_counts`
         are trained on; `stored_masked` are those of the stored masks, if they are others.
         """
         self.sampler = sampler
@@ -348,14 +289,12 @@ class StepPlanner:
         self._shape = (world_size, grad_accum_steps, -1)
         self._loss_normalization = loss_normalization
         self._balance = balance
-        self._balanced = cost if balance_model == "cost" else TOKENS
-        self._cost = cost
 
     def plan(self, step: int) -> StepPlan:
         """The plan of a step counted from 1."""
         drawn = self.sampler.global_batch(step)
         drawn_lengths = self._lengths[drawn]
-        assignment = self._balance(self._balanced(drawn_lengths).reshape(self._shape))
+        assignment = self._balance(drawn_lengths.astype(np.float64).reshape(self._shape))
         lengths = drawn_lengths[assignment.places]
         sample_ids = drawn[assignment.places]
         counts = assignment.counts
@@ -373,7 +312,6 @@ class StepPlanner:
             num_tokens=num_tokens,
             num_masked=num_masked,
             imbalance_tokens=_imbalance(num_tokens),
-            imbalance_cost=_imbalance(_sums(self._cost(lengths), counts)),
         )
 
     def _denominators(self, counts: Int64Array) -> Float64Array:
@@ -429,7 +367,6 @@ def planner_of_lengths(
             length_histogram=length_histogram,
             global_batch_size=parallel.global_batch_size,
             seed=derive_seed(seed, "sampler"),
-            quantiles=data.quantiles,
             skip_samples=data.skip_samples,
         ),
         lengths,
@@ -437,22 +374,15 @@ def planner_of_lengths(
         world_size=parallel.world_size,
         grad_accum_steps=parallel.grad_accum_steps,
         loss_normalization=config.optim.loss_normalization,
-        balance=Balance(
-            policy=data.balance,
-            ranks_per_node=parallel.ranks_per_node,
-            deal=data.deal,
-            counts=data.counts_per_rank,
-        ),
-        balance_model=data.balance_model,
-        cost=cost_model(config),
+        balance=balance_of(config),
         stored_masked=stored_masked,
     )
 
 
-def cost_model(config: RunConfig) -> CostModel:
-    """The cost of a config's sequences."""
-    linear, quadratic = config.cost_coefficients
-    model = config.model
-    return CostModel(
-        linear=linear, quadratic=quadratic, local_share=model.local_share, reach=model.reach
+def balance_of(config: RunConfig) -> Balance:
+    """The balance policy of a config."""
+    return Balance(
+        policy=config.data.balance,
+        ranks_per_node=config.parallel.ranks_per_node,
+        counts=config.data.counts_per_rank,
     )

@@ -8,14 +8,12 @@ sample is read.
 import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.sampler import Int64Array
-
-CapacityBasis = Literal["exact", "bound"]
 
 RISK = 0.01  # probability that a bound is too low for at least one step of the run
 LADDER_CAPACITIES = 12
@@ -26,37 +24,24 @@ WASTE = 0.01  # waste of tokens above which another capacity is worth its graph
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPlan:
-    """Room of one forward.
-
-    `basis` is "exact" if every step of the run was planned, so that all fit, and "bound" if the
-    room was estimated from some steps, so that a step may still not fit.
-    """
+    """Room of one forward."""
 
     tokens: int
     sequences: int
     masked: int
-    basis: CapacityBasis
 
     @classmethod
     def of_sizes(cls, sizes: Int64Array, num_steps: int) -> Self:
-        """Capacities for a run of `num_steps`: exact if `sizes` has that many, else a bound.
+        """Capacities for a run of `num_steps`: exact if `sizes` has that many, so that all fit.
 
-        `sizes` are those of some steps' forwards, int64 [3, steps, R * A] (`forward_sizes`).
+        Otherwise they are a bound from some steps, so a step may still not fit. `sizes` are those
+        of the steps' forwards, int64 [3, steps, R * A] (`forward_sizes`).
         """
         exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
             int(size.max()) if exact else _bound(size.max(axis=1), num_steps) for size in sizes
         )
-        basis: CapacityBasis = "exact" if exact else "bound"
-        return cls(tokens=tokens, sequences=sequences, masked=masked, basis=basis)
-
-    def within(self, *, longest: int, most_masked: int) -> Self:
-        """The same plan, limited to `longest` tokens and `most_masked` positions a sequence."""
-        return replace(
-            self,
-            tokens=min(self.tokens, self.sequences * longest),
-            masked=min(self.masked, self.sequences * most_masked),
-        )
+        return cls(tokens=tokens, sequences=sequences, masked=masked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +60,15 @@ class StaticShape:
 
     @classmethod
     def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
-        """The shape with at least that room; tokens are a multiple of TOKEN_MULTIPLE."""
-        within = capacity.within(longest=max_seqlen, most_masked=max_masked)
+        """The shape with that room, or as much as its sequences can fill.
+
+        Tokens are a multiple of TOKEN_MULTIPLE.
+        """
+        tokens = min(capacity.tokens, capacity.sequences * max_seqlen)
         return cls(
-            tokens=-(-within.tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
-            sequences=within.sequences,
-            masked=within.masked,
+            tokens=-(-tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
+            sequences=capacity.sequences,
+            masked=min(capacity.masked, capacity.sequences * max_masked),
             max_seqlen=max_seqlen,
             max_masked=max_masked,
         )
@@ -110,11 +98,6 @@ class StaticShape:
 def forward_sizes(plan: StepPlan) -> Int64Array:
     """Tokens, sequences and masked positions of every forward of a step: int64 [3, R * A]."""
     return np.stack([plan.num_tokens, plan.counts, plan.num_masked]).reshape(3, -1)
-
-
-def waste(capacity: int, sizes: Int64Array) -> float:
-    """Padding for each real token or position: capacity over mean size, less 1."""
-    return float(capacity / sizes.mean() - 1)
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
@@ -176,7 +159,7 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
-    """`waste` of tokens with padding as in a captured run; `sizes` int64 [3, steps, R * A].
+    """Padding for each real token, as in a captured run; `sizes` int64 [3, steps, R * A].
 
     A step that no shape holds runs without padding, as fast as its largest forward.
     """

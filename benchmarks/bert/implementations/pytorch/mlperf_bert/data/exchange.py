@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from mlperf_bert.common.errors import DataError, UserError
-from mlperf_bert.config.sections import Deal
 from mlperf_bert.data.balance import StepPlan, deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.loader import BatchSource
@@ -39,7 +38,6 @@ class ExchangeSource(BatchSource):
         reader: SampleReader,
         rank: int,
         group: dist.ProcessGroup,
-        direction: Deal,
         token: np.dtype[Any],
         masks: DynamicMasks | None = None,
     ) -> None:
@@ -47,7 +45,6 @@ class ExchangeSource(BatchSource):
         super().__init__(rank, reader.set_dir, masks)
         self._reader = reader
         self._group = group
-        self._direction = direction
         self._token = token
         self._is_over = False
 
@@ -65,7 +62,7 @@ class ExchangeSource(BatchSource):
         for drawn, (ids, denominators) in zip(
             drawn_by_forward, plan.forwards_of(self._rank), strict=True
         ):
-            hand = dealt(drawn, self._group.rank(), self._direction)
+            hand = dealt(drawn, self._group.rank())
             yield make_batch(hand, ids, **denominators)
 
     def close(self) -> None:
@@ -110,12 +107,12 @@ class ExchangeSource(BatchSource):
         return sizes.squeeze(1), work
 
 
-def dealt(drawn: Sequence[Samples], hand: int, direction: Deal) -> Samples:
+def dealt(drawn: Sequence[Samples], hand: int) -> Samples:
     """Hand number `hand` of the samples that a group drew for one forward, longest first.
 
-    Ranks may have drawn different numbers of samples. They are sorted by the received lengths; ties
-    keep the order of the ranks, then that of their draws, as in `data/balance.py`.
+    All ranks have drawn equally many. They are sorted by the received lengths; ties keep the order
+    of the ranks, then that of their draws, as in `data/balance.py`.
     """
     together = join(drawn)
-    places = deal(together.lengths.astype(np.float64), len(drawn), direction)
+    (places,) = deal(together.lengths.astype(np.float64)[np.newaxis], len(drawn))
     return take(together, places[hand])

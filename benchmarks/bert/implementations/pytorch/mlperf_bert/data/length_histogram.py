@@ -5,24 +5,15 @@ For benchmarks, simulations and plans that must not depend on a prepared set. No
 
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.common.seeds import derive_seed
-from mlperf_bert.common.untrusted import read_regular_file
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.balance import planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.shards import IntArray
-
-LONGEST = 65_535  # tokens: lengths are held in 16 bits
-_HEADER = "length,count"
-_MOST_DIGITS = 12
-_MAX_BYTES = 4 * 2**20  # 65,535 lines have a quarter of that
-_REMEDY = f"give a CSV file: a line {_HEADER!r}, then one length and its count a line"
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
 PLANNED_SAMPLES = 2**16  # steps from which a run's shapes are planned
@@ -63,59 +54,10 @@ class LengthHistogram:
 
 def wikipedia_lengths() -> LengthHistogram:
     """The lengths of BERT's second phase on Wikipedia, at most 512 tokens (arXiv 2107.02027)."""
-    name = "wikipedia_lengths.csv"
-    text = resources.files("mlperf_bert.data").joinpath(name).read_text("utf-8")
-    return _parse_histogram(text, name)
-
-
-def read_histogram(path: Path) -> LengthHistogram:
-    """Read a CSV file: a line `length,count`, then such pairs in any order; `#` begins a comment.
-
-    Raises DataError, naming the line, for anything else; a count of 0 is as good as no line.
-    """
-    try:
-        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise DataError(str(path), reason or "cannot be read", _REMEDY) from None
-    return _parse_histogram(text, str(path))
-
-
-def _parse_histogram(text: str, source: str) -> LengthHistogram:
-    counts: dict[int, int] = {}
-    header_seen = False
-    for number, line in enumerate(text.splitlines(), start=1):
-        where, row = f"{source}:{number}", line.strip()
-        if not row or row.startswith("#"):
-            continue
-        if not header_seen:
-            if row != _HEADER:
-                raise DataError(where, f"is {row[:40]!r} where {_HEADER!r} belongs", _REMEDY)
-            header_seen = True
-            continue
-        length, count = _parse_row(row, where)
-        if length in counts:
-            raise DataError(where, f"length {length} for the second time", "keep one of the lines")
-        counts[length] = count
-    present = sorted(length for length, count in counts.items() if count)
-    if not present:
-        raise DataError(source, "counts no sequence", _REMEDY)
-    return LengthHistogram(
-        lengths=np.array(present, dtype=np.int64),
-        counts=np.array([counts[length] for length in present], dtype=np.int64),
-    )
-
-
-def _parse_row(row: str, where: str) -> tuple[int, int]:
-    cells = row.split(",")
-    if len(cells) != 2 or not all(cell.isascii() and cell.isdecimal() for cell in cells):
-        raise DataError(where, f"{row[:40]!r} is not two whole numbers", _REMEDY)
-    if max(map(len, cells)) > _MOST_DIGITS:
-        raise DataError(where, f"has a number above {_MOST_DIGITS} digits", _REMEDY)
-    length, count = map(int, cells)
-    if not 1 <= length <= LONGEST:
-        raise DataError(where, f"length {length}", f"the index holds lengths 1 to {LONGEST}")
-    return length, count
+    file = resources.files("mlperf_bert.data").joinpath("wikipedia_lengths.csv")
+    rows = [line for line in file.read_text("utf-8").splitlines() if line[0].isdigit()]
+    lengths, counts = np.array([row.split(",") for row in rows], dtype=np.int64).T
+    return LengthHistogram(lengths=lengths, counts=counts)
 
 
 def real_lengths(count: int, max_length: int, seed: int) -> IntArray:

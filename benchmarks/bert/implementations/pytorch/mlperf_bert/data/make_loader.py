@@ -106,7 +106,7 @@ def _source_with_others(
     if group is None:
         return None
     token = token_dtype(config.model.vocab_size)
-    return ExchangeSource(reader, info.rank, group, config.data.deal, token, masks)
+    return ExchangeSource(reader, info.rank, group, token, masks)
 
 
 def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:

@@ -3,9 +3,8 @@
 Nothing here knows ranks. Epochs follow each other without a gap: samples left over modulo the
 global batch open the next epoch's first batch.
 
-Two kinds draw from strata, ranges of length with a share of their own (arXiv 2402.02447): exact
-shares, so that all strata end together, and the published fixed counts, which draw long sequences
-more often than the data holds them.
+The published kinds draw fixed counts from strata, ranges of length (arXiv 2402.02447), and so may
+draw long sequences more often than the data holds them.
 
 The order of an epoch is a keyed permutation, which costs no memory for millions of samples. Any
 element's image is computed on its own, so any step of any epoch can be drawn directly.
@@ -14,7 +13,7 @@ element's image is computed on its own, so any step of any epoch can be drawn di
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,47 +77,37 @@ class QuantileSampler:
         self,
         order_by_length: NDArray[Any],
         global_batch_size: int,
-        num_quantiles: int,
         seed: int,
         skip_samples: int = 0,
     ) -> None:
-        """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map.
-
-        Raises ConfigError if the quantiles do not divide the global batch.
-        """
-        if num_quantiles < 1 or global_batch_size % num_quantiles:
-            raise ConfigError(
-                "data.quantiles",
-                f"{num_quantiles} does not divide the global batch of {global_batch_size}",
-                "use a divisor of it, or 'auto'",
-            )
+        """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map."""
         self._order = order_by_length
         self._global_batch_size = global_batch_size
         self._seed = seed
         self._skip_samples = skip_samples
-        numbers = np.arange(num_quantiles + 1, dtype=np.int64)
-        self._starts = numbers * len(order_by_length) // num_quantiles
+        count = num_quantiles(global_batch_size)
+        self._starts = np.arange(count + 1, dtype=np.int64) * len(order_by_length) // count
         self._sizes = np.diff(self._starts)
-        self._columns = _spread(num_quantiles)
-        self._larger = np.flatnonzero(self._sizes > len(order_by_length) // num_quantiles)
+        self._columns = _spread(count)
+        self._larger = np.flatnonzero(self._sizes > len(order_by_length) // count)
 
     def global_batch(self, step: int) -> Int64Array:
         """Sample ids, int64 [global_batch_size], of a step counted from 1."""
-        num_samples, num_quantiles = len(self._order), len(self._sizes)
+        num_samples, count = len(self._order), len(self._sizes)
         ids = []
         of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
         for epoch, offset in of_epochs:
-            row, column = np.divmod(offset, num_quantiles)
+            row, column = np.divmod(offset, count)
             quantile = self._columns[column]
-            is_last = row == num_samples // num_quantiles
+            is_last = row == num_samples // count
             quantile[is_last] = self._larger[column[is_last]]
             image = permute_many(row, self._sizes[quantile], quantile, (self._seed, epoch))
             ids.append(self._order[self._starts[quantile] + image].astype(np.int64))
         return np.concatenate(ids)
 
 
-def default_quantiles(global_batch_size: int) -> int:
-    """The largest divisor of the global batch that is not above 64."""
+def num_quantiles(global_batch_size: int) -> int:
+    """Quantiles of a sampler: the largest divisor of the global batch that is not above 64."""
     most = min(MOST_QUANTILES, global_batch_size)
     return next(q for q in range(most, 0, -1) if global_batch_size % q == 0)
 
@@ -152,27 +141,22 @@ def make_sampler(
     length_histogram: Sequence[int],
     global_batch_size: int,
     seed: int,
-    quantiles: int | Literal["auto"] = "auto",
     skip_samples: int = 0,
 ) -> Sampler:
     """The sampler of a set, given its ids by length [N] and its counts of k tokens, k = 0 ...
 
     With `skip_samples` it passes over the first samples of its order, whatever the batches that
     drew them: the rest of an epoch and all later ones stay as they are. The order depends on the
-    seed and, for "quantile", on the number of quantiles; config refuses the published samplers.
+    seed and, for "quantile", on `num_quantiles`; config refuses the published samplers.
 
     Raises ConfigError if the sampler cannot serve the batch or the set.
     """
     if name == "uniform":
         return UniformSampler(len(order_by_length), global_batch_size, seed, skip_samples)
     if name == "quantile":
-        if quantiles == "auto":
-            quantiles = default_quantiles(global_batch_size)
-        return QuantileSampler(order_by_length, global_batch_size, quantiles, seed, skip_samples)
-    strata = Strata.of(order_by_length, length_histogram)
-    if name == "strata":
-        return StrataSampler(strata, global_batch_size, seed, skip_samples)
+        return QuantileSampler(order_by_length, global_batch_size, seed, skip_samples)
     assert not skip_samples
+    strata = Strata.of(order_by_length, length_histogram)
     return PublishedStrataSampler(strata, PUBLISHED_COUNTS[name], global_batch_size, seed)
 
 
@@ -220,61 +204,6 @@ class Strata:
         image = permute_many(index, self.sizes[stratum], number, (seed,))
         ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
         return ids
-
-
-class StrataSampler:
-    """A sampler with the exact share of each stratum; it draws every sample exactly once an epoch.
-
-    Draw k of n of a stratum falls at time (k + 1/2) / n of the epoch, and a step takes the next
-    draws of all strata in the order of time, so a step corrects the previous one's rounding.
-    """
-
-    def __init__(
-        self, strata: Strata, global_batch_size: int, seed: int, skip_samples: int = 0
-    ) -> None:
-        """Raise ConfigError if a batch is too small to hold one sample of each stratum."""
-        self._strata = strata
-        self._global_batch_size = global_batch_size
-        self._seed = seed
-        self._skip_samples = skip_samples
-        smallest = int(strata.sizes.argmin())
-        share = strata.sizes[smallest] / strata.sizes.sum()
-        if share * global_batch_size < 1:
-            raise ConfigError(
-                "data.sampler",
-                f"strata need a global batch of {int(np.ceil(1 / share))}, as {share:.1%} of the "
-                f"samples have {strata.names[smallest]} tokens; it is {global_batch_size}",
-                "use 'quantile', which any batch can represent, or a larger batch",
-            )
-
-    def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
-        strata, ids = self._strata, []
-        num_samples = int(strata.sizes.sum())
-        of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
-        for epoch, offset in of_epochs:
-            before = self._counts(int(offset[0]))
-            after = self._counts(int(offset[-1]) + 1)
-            index = np.concatenate([np.arange(*span) for span in zip(before, after, strict=True)])
-            stratum = np.repeat(np.arange(len(before)), np.subtract(after, before))
-            in_time = np.argsort((index + 0.5) / strata.sizes[stratum], kind="stable")
-            index, stratum = index[in_time], stratum[in_time]
-            ids.append(strata.draw(stratum, index, np.full_like(index, epoch), self._seed))
-        return np.concatenate(ids)
-
-    def _counts(self, draws: int) -> list[int]:
-        """Number from each stratum among the first `draws` of an epoch."""
-        sizes = self._strata.sizes.tolist()
-        total, count = sum(sizes), len(sizes)
-        # A lower bound: rounding moves the time after `draws` by half a draw a stratum.
-        counts = [max(0, (size * (2 * draws - count) + total) // (2 * total)) for size in sizes]
-        for _ in range(draws - sum(counts)):
-            due = [
-                (2 * taken + 1) / size if taken < size else np.inf
-                for taken, size in zip(counts, sizes, strict=True)
-            ]
-            counts[int(np.argmin(due))] += 1
-        return counts
 
 
 class PublishedStrataSampler:

@@ -26,7 +26,6 @@ from torch import Tensor
 from mlperf_bert.common.atomic import LineFile, replaced_file
 from mlperf_bert.common.untrusted import open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import BalanceModel
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
@@ -148,7 +147,7 @@ class Metrics:
             "learning_rate": self._last.learning_rate.item(),  # host sync, as those below
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
-            **_balance(plans, self._config.data.balance_model),
+            **_balance(plans),
             **self._capacity_waste(),
             "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
@@ -181,15 +180,12 @@ class Metrics:
         return means
 
 
-def _balance(plans: list[StepPlan], balance_model: BalanceModel) -> dict[str, float]:
+def _balance(plans: list[StepPlan]) -> dict[str, float]:
     """The balance of an interval's steps over the ranks: the measures of `plan balance`."""
-    by_tokens = np.array([plan.imbalance_tokens for plan in plans])
-    by_cost = np.array([plan.imbalance_cost for plan in plans])
-    balanced = by_cost if balance_model == "cost" else by_tokens
+    imbalance = np.array([plan.imbalance_tokens for plan in plans])
     return {
-        "imbalance_tokens": float(by_tokens.mean()),
-        "imbalance_cost": float(by_cost.mean()),
-        "idle_fraction": float(1 - (1 / balanced).mean()),
+        "imbalance_tokens": float(imbalance.mean()),
+        "idle_fraction": float(1 - (1 / imbalance).mean()),
     }
 
 
