@@ -40,7 +40,6 @@ NUMBERS: dict[str, tuple[Value, ...]] = {
     "model.hidden_dropout": (0.0, 0.2),
     "model.attention_dropout": (0.0, 0.2),
     "data.skip_samples": (0, 5),
-    "data.exchange_window_steps": (1, 4),
     "parallel.grad_accum_steps": (1, 2),
     "parallel.local_batch_size": (4, 6, 8),
     "parallel.bucket_cap_mb": (0.02, 0.0001),  # some parameters in a bucket; one in each

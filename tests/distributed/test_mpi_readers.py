@@ -29,11 +29,11 @@ from test_exchange import digest, planned_batches
 
 SIZES = (
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=4", "parallel.grad_accum_steps=2"),
-    *("data.loader=mpi_readers", "data.exchange_window_steps=3"),
+    "data.loader=mpi_readers",
 )
 POLICIES = ("none", "exchange_local", "exchange_global", "presort_global")
 SEED = 5
-STEPS = range(1, 10)  # windows of 1, 1, 2 and 3 steps, and a part of another
+STEPS = range(1, 10)  # windows of 1, 1, 2 and 4 steps, and a part of another
 
 
 def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -> list[str]:

@@ -97,7 +97,6 @@ def test_the_ends_load_or_are_one_line(tiny: Path, field: str) -> None:
     [
         (("parallel.nodes=65536", "parallel.local_batch_size=32"), "sequences an update"),
         (("parallel.local_batch_size=65536", "data.max_seq_length=65535"), "tokens a forward"),
-        (("data.exchange_window_steps=1024", "parallel.local_batch_size=32768"), "a window"),
         (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
     ],
 )

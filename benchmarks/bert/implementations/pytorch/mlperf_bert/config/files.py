@@ -45,6 +45,7 @@ _GONE = {
     "data.balance_model": "tokens",
     "data.cost_a": None,
     "data.cost_b": None,
+    "data.exchange_window_steps": None,
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 

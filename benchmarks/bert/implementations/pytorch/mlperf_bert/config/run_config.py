@@ -52,7 +52,6 @@ _CLOSED = {
 }
 _OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
-_MOST_IN_WINDOW = 2**24
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are just as even
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
 # so that older sets are not mistaken for this program's.
@@ -303,10 +302,6 @@ def _check_sizes(config: RunConfig) -> None:
     sizes = (
         ("parallel.local_batch_size", "sequences an update", batch, MOST_BATCH),
         ("data.max_seq_length", "tokens a forward", local * data.max_seq_length, _MOST_TOKENS),
-        (
-            *("data.exchange_window_steps", "sequences a window"),
-            *(batch * data.exchange_window_steps, _MOST_IN_WINDOW),
-        ),
     )
     for where, what, size, most in sizes:
         if size > most:

@@ -224,9 +224,8 @@ class DataSection(_Section):
 
     `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
     a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
-    but stay in the held-out set (docs/how/encoder_recipe.md). `exchange_window_steps` is the number
-    of steps that the readers of `mpi_readers` exchange at a time. `skip_samples` are passed over,
-    the first of the sampler's order: those that the phases of training before this one have seen.
+    but stay in the held-out set (docs/how/encoder_recipe.md). `skip_samples` are passed over, the
+    first of the sampler's order: those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -240,7 +239,6 @@ class DataSection(_Section):
     balance: BalancePolicy = "none"
     counts_per_rank: CountsPerRank = "equal"
     loader: Literal["thread", "dali", "mpi_readers"] = "thread"
-    exchange_window_steps: Annotated[int, Bounds(1, 1024)] = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,11 +36,6 @@ class LengthHistogram:
         """Tokens of the longest sequence."""
         return int(self.lengths[-1])
 
-    @property
-    def mean_length(self) -> float:
-        """Tokens of a sequence on average."""
-        return float(self.lengths @ self.counts / self.num_sequences)
-
     def draw_evenly(self, count: int, seed: int) -> IntArray:
         """One length from each of `count` equally likely ranges, int64 [count], in random order.
 

@@ -124,8 +124,7 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
             SampleReader(data_dir / "train", index.manifest),
             info.rank,
             peers,
-            window_steps=config.data.exchange_window_steps,
-            token=token_dtype(config.model.vocab_size),
+            token_dtype(config.model.vocab_size),
         )
 
     serve_trainer(Pair(process.world, process.role.partner), open_reader)

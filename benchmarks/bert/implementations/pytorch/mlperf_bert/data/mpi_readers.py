@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POLL_S = 1e-3
 CLOSE_TIMEOUT_S = 10
 WINDOWS_IN_FLIGHT = 2
+WINDOW_STEPS = 4  # that readers exchange at a time
 
 
 class Tag(IntEnum):
@@ -212,8 +213,6 @@ class WindowReader:
         reader: SampleReader,
         rank: int,
         peers: PeerExchange | None,
-        *,
-        window_steps: int,
         token: np.dtype[Any],
     ) -> None:
         """Read for `rank`: without `peers` its samples in the plan, else those drawn for it.
@@ -224,21 +223,20 @@ class WindowReader:
         self._reader = reader
         self._rank = rank
         self._peers = peers
-        self._window_steps = window_steps
         self._token = token
 
     def windows(self, first_step: int, between: Callable[[], None]) -> Iterator[Iterator[Samples]]:
         """Endless windows, each the packets of its forwards; `between` is called often.
 
         The first window is a single step; each next one is as long as all before it together, up to
-        the full window. So the trainer waits for one step's reading only, if reading is fast
+        WINDOW_STEPS. So the trainer waits for one step's reading only, if reading is fast
         enough.
         """
         start, size = first_step, 1
         while True:
             yield self._packets(range(start, start + size), between)
             start += size
-            size = min(start - first_step, self._window_steps)
+            size = min(start - first_step, WINDOW_STEPS)
 
     def leave(self) -> None:
         """Tell the other readers that this one takes part no longer."""
