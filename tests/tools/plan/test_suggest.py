@@ -10,9 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
-from bert_tools.plan.convergence import ExpectedSamples, convergence_points, expected_samples
 from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
 from bert_tools.plan.samples_to_target import (
@@ -30,56 +28,6 @@ from plan_cases import Asked
 from support import CONFIGS, TOOLS
 
 LARGEST = 16_384
-# Global batch -> mean and least samples, as the checker reports them.
-REPORTED = {
-    448: (2_414_421, 2_274_732),
-    512: (2_420_324, 2_280_211),
-    768: (2_443_934, 2_306_738),
-    1536: (2_514_763, 2_386_317),
-    3072: (2_656_421, 2_545_477),
-    4096: (2_750_860, 2_651_583),
-    6144: (3_319_125, 3_212_483),
-    8192: (3_807_431, 3_726_176),
-    16_384: (5_505_422, 5_400_269),
-}
-
-
-def expected_of(batch: int) -> ExpectedSamples:
-    found = expected_samples(batch)
-    assert found is not None
-    return found
-
-
-def test_reference_points_are_those_that_the_checker_reports() -> None:
-    for batch, samples in REPORTED.items():
-        expected = expected_of(batch)
-        assert (expected.mean, expected.minimum) == pytest.approx(samples, abs=1)
-    smallest = expected_of(96)
-    assert (round(smallest.minimum), smallest.kind) == (2_274_732, "smallest")
-    assert expected_samples(16_385) is None
-
-
-@pytest.mark.parametrize("ruleset", ["2.1.0", "5.0.0"])
-def test_points_and_what_lies_between_are_the_checkers(ruleset: str) -> None:
-    checker = RCP_Checker("training", ruleset, "bert", verbose=False)
-    checker.compute_rcp_stats()
-    pruned = {record["BS"] for record in checker._get_rcp_data("pruned_rcps").values()}
-    records = sorted(checker._get_rcp_data("full_rcps").values(), key=lambda each: each["BS"])
-    for point, record in zip(convergence_points(), records, strict=True):
-        assert point.global_batch_size == record["BS"]
-        assert point.runs == len(record["Epochs to converge"])
-        assert point.mean_samples == pytest.approx(record["RCP Mean"], abs=0.1)
-        assert point.std_samples == pytest.approx(record["RCP Stdev"], abs=0.1)
-        assert point.minimum_samples == pytest.approx(record["Min Epochs"], abs=0.1)
-        assert point.in_pruned_set == (record["BS"] in pruned)
-    for batch in (512, 1000, 3072, 5000, 14_336):
-        low = checker._find_top_min_rcp(batch, "pruned_rcps")
-        high = checker._find_bottom_max_rcp(batch, "pruned_rcps")
-        _, record = checker._create_interp_rcp(batch, low, high)
-        expected = expected_of(batch)
-        assert expected.kind == "between"
-        assert expected.mean == pytest.approx(record["RCP Mean"], abs=0.1)
-        assert expected.minimum == pytest.approx(record["Min Epochs"], abs=0.5)
 
 
 def test_at_a_knot_the_published_set_comes_back() -> None:

@@ -21,8 +21,8 @@ from mlperf_bert.checkpoint.first_weights import origin_of_run
 from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.checkpoint.load import (
     load_checkpoint,
-    load_first_weights,
     load_phase,
+    load_weights,
     restore_rank_states,
 )
 from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState, read_config
@@ -161,8 +161,8 @@ def train(  # noqa: C901 (one run, in its order)
         first = Path(config.run.init_checkpoint) if config.run.init_checkpoint else None
         begins_phase = start.checkpoint is None and config.run.init_state == "training"
         if first is not None and start.checkpoint is None and not begins_phase:
-            load = partial(load_first_weights, model, config, digest, seed)
-            reporter.line(on_every_rank(info, load))
+            on_every_rank(info, partial(load_weights, model, first, digest))
+            reporter.line(f"begun with the weights of {first}")
 
         # The optimizer (optim.name), and the step that drives it: forward, backward, clipping and
         # all-reduce of each bucket of gradients (clip.policy says in which order), update.
