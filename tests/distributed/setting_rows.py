@@ -48,7 +48,6 @@ COMPUTED = ("run.step_mode", "model.attention", "model.kernels")
 APART = (*("run.warm_up_steps", "data.loader", "checkpoint.save", "checkpoint.interval_steps"),)
 # Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.
 SHARED_OUT = (*("data.balance", "data.counts_per_rank", "parallel.grad_accum_steps"),)
-EXACT_WIRES = ("as_gradients", "fp32")
 
 
 def plainest(row: Row) -> Row:
@@ -61,16 +60,11 @@ def plainest(row: Row) -> Row:
     plain: Row = {name: values[0] for name, values in choices().items()}
     found = row | {name: plain[name] for name in APART}
     by_bucket = row["clip.policy"] == "bucket_before_allreduce"
-    # torch cuts its buckets by the order in which gradients come, which kernels change, and rounds
-    # what it received to the gradients' dtype.
-    stays = by_bucket or (
-        row["model.precision"] != "fp32" and row["parallel.allreduce_dtype"] != "as_gradients"
-    )
-    if not (stays and row["parallel.data_parallel"] == "ddp"):
+    # torch cuts its buckets by the order in which gradients come, which kernels change.
+    if not (by_bucket and row["parallel.data_parallel"] == "ddp"):
         found["parallel.data_parallel"] = "flat"
     if is_rounded(row):
         return found
-    found["parallel.allreduce_dtype"] = plain["parallel.allreduce_dtype"]
     if found["parallel.data_parallel"] != "ddp":
         found |= {name: plain[name] for name in COMPUTED}
     if not by_bucket:
@@ -85,7 +79,7 @@ def plainest(row: Row) -> Row:
 
 def is_rounded(row: Row) -> bool:
     """True if weights, gradients or products are rounded to fewer bits than float32 has."""
-    return row["model.precision"] != "fp32" or row["parallel.allreduce_dtype"] not in EXACT_WIRES
+    return row["model.precision"] != "fp32" or row["parallel.allreduce_dtype"] != "as_gradients"
 
 
 def set_of(row: Row) -> str:
@@ -172,7 +166,7 @@ def make_arrays(sets: Path) -> tuple[Array, Array]:
     of `make_sets`.
     """
     check = partial(is_allowed, open_indexes(sets))
-    exact = {"model.precision": ("fp32",), "parallel.allreduce_dtype": EXACT_WIRES}
+    exact = {"model.precision": ("fp32",), "parallel.allreduce_dtype": ("as_gradients",)}
     return Array(choices(), check), Array(choices() | exact, check)
 
 

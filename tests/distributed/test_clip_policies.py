@@ -37,13 +37,12 @@ from mlperf_bert.distributed.bucket_plan import (
     plan_layout,
 )
 from mlperf_bert.distributed.clipping import (
-    DTYPES,
     ClipOutcome,
     Clipping,
     ClipState,
     clip_hook,
     make_clipping,
-    make_wire,
+    wire_dtype,
 )
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
@@ -62,22 +61,14 @@ BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
 POLICIES = ("none", "after_allreduce", *BEFORE)
 CASES = {
     **{policy: ClipSection(policy=policy) for policy in POLICIES},
-    **{
-        f"{policy} each_forward": ClipSection(policy=policy, accumulation="each_forward")
-        for policy in BEFORE
-    },
     "equal_share": ClipSection(
         policy="bucket_before_allreduce", bucket_limit="equal_share", bucket_count=5
     ),
 }
-# Loss scales: all gradients far below the limit of 1, some buckets above theirs, all far above.
+# Factors of losses: gradients far below the limit of 1, some buckets above theirs, all far above.
 SCALES = {"under": 1e-4, "mixed": 0.07, "over": 1e4}
-SIZES = {**SCALES, "tiny": 3e-8}  # of which what is sent is too small for most of fp16's bits
-LOSS_SCALES = {"fp32": 1.0, "bf16": 1.0, "fp16": 256.0}  # by the gradients' dtype
-WIRES = [  # dtypes of gradients, and on the wire
-    *(("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "as_gradients"), ("bf16", "fp32")),
-    *(("bf16", "fp16"), ("fp16", "as_gradients"), ("fp16", "fp32"), ("fp16", "bf16")),
-]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WIRES = (("fp32", "bf16"), ("bf16", "as_gradients"))  # dtypes of gradients, and on the wire
 DDP_CASES = (("fp32", 0.1), ("bf16", 0.1), ("fp32", 0.05), ("fp32", 25.0))  # cap in MiB
 # Large enough for a second bucket after a first one of 1 MiB.
 WIDER = ("model.hidden_size=128", "model.intermediate_size=512")
@@ -108,9 +99,9 @@ def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tenso
     found = []
     for forward in range(FORWARDS):
         model = make_model().to(DTYPES[dtype])
-        (LOSS_SCALES[dtype] * loss_of(model, rank, forward, scale)).backward()
+        loss_of(model, rank, forward, scale).backward()
         named = model.named_parameters()
-        found.append({name: each.grad.double() / LOSS_SCALES[dtype] for name, each in named})  # type: ignore[union-attr]
+        found.append({name: each.grad.double() for name, each in named})  # type: ignore[union-attr]
     return found
 
 
@@ -139,19 +130,18 @@ class Reduction:
         self,
         clip: ClipSection,
         dtype: str,
-        wire_dtype: Any,
+        allreduce_dtype: Any,
         info: RankInfo,
         group: ShardGroup | None,
     ) -> None:
         self.model = make_model().to(DTYPES[dtype])
         self._rank = info.rank
-        self._loss_scale = torch.tensor(LOSS_SCALES[dtype])
-        wire = make_wire(clip, DTYPES[dtype], wire_dtype, self._loss_scale)
+        wire = wire_dtype(DTYPES[dtype], allreduce_dtype)
         self._group = group
         if group is None:
             ddp = wrapped(self.model, view=True)
             self._called: nn.Module = ddp
-            self._clipping: Clipping = make_clipping(clip, ddp, wire, forwards=FORWARDS)
+            self._clipping: Clipping = make_clipping(clip, ddp, wire)
             self.update(1.0)  # then its buckets are rebuilt
             return
         self._called = self.model
@@ -160,7 +150,7 @@ class Reduction:
             self.model, self._layout, flat_weights(self.model, self._layout)
         )
         self._clipping = self._reducer = FlatReducer(
-            self.model, self._buffers, clip, group, wire, info.world_size, FORWARDS
+            self.model, self._buffers, clip, group, wire, info.world_size
         )
 
     def update(self, scale: float) -> dict[str, Any]:
@@ -172,8 +162,7 @@ class Reduction:
         with recorded(sent):
             for forward in range(FORWARDS):
                 with self._clipping.forward(is_last=forward == FORWARDS - 1):
-                    loss = loss_of(self._called, self._rank, forward, scale)
-                    (loss * self._loss_scale).backward()
+                    loss_of(self._called, self._rank, forward, scale).backward()
         outcome = self._clipping.finish()
         return {
             "gradients": self._reduced(outcome),
@@ -313,10 +302,6 @@ def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict
     return seen
 
 
-def sizes_of(wire: str) -> tuple[str, ...]:
-    return ("mixed", "tiny") if wire == "fp16" else ("mixed",)
-
-
 def is_spoilt(step: int) -> bool:
     return step in SPOILT_STEPS or step >= ALL_SPOILT_FROM
 
@@ -327,7 +312,7 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
     for dtype in DTYPES:
         buckets = layout_of(make_model().to(DTYPES[dtype]), 1).buckets
         seen[f"buckets {dtype}"] = [[each.name for each in bucket.tensors] for bucket in buckets]
-        for size, scale in SIZES.items():
+        for size, scale in SCALES.items():
             seen[f"local {dtype} {size}"] = local_gradients(dtype, info.rank, scale)
     made = {"ddp": None, **groups(info)}
     for (mode, group), (name, clip) in product(made.items(), CASES.items()):
@@ -336,8 +321,7 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
             seen[f"{mode} {name} {size}"] = reduction.update(scale)
     for mode, policy, (dtype, wire) in product(made, POLICIES, WIRES):
         reduction = Reduction(CASES[policy], dtype, wire, info, made[mode])
-        for size in sizes_of(wire):
-            seen[f"{mode} {policy} {dtype} {wire} {size}"] = reduction.update(SIZES[size])
+        seen[f"{mode} {policy} {dtype} {wire}"] = reduction.update(SCALES["mixed"])
     for view in (True, False):
         seen[f"plain {view}"] = several_updates(info.rank, lambda ddp: None, view)
         for policy in BEFORE:
@@ -400,23 +384,17 @@ class Formula:
 
     def contribution(self, case: str, rank: int) -> Array:
         """A rank's part of the mean, not divided by the ranks."""
-        if CASES[case].accumulation == "each_forward":
-            forwards = self.local[rank]
-            return np.sum([self.clipped(case, parts, 1 / FORWARDS) for parts in forwards], axis=0)
-        return self.clipped(case, self.accumulated(rank), 1)
+        clip, parts = CASES[case], self.accumulated(rank)
+        if clip.policy == "whole_before_allreduce":
+            return limited(np.concatenate(parts), clip.max_norm)
+        if clip.policy == "bucket_before_allreduce":
+            limits = [self.limit(case, part.size) for part in parts]
+            return np.concatenate(list(map(limited, parts, limits)))
+        return np.concatenate(parts)
 
     def accumulated(self, rank: int) -> list[Array]:
         """The sum of its forwards, by bucket."""
         return [np.sum(each, axis=0) for each in zip(*self.local[rank], strict=True)]
-
-    def clipped(self, case: str, parts: list[Array], share: float) -> Array:
-        clip = CASES[case]
-        if clip.policy == "whole_before_allreduce":
-            return limited(np.concatenate(parts), share * clip.max_norm)
-        if clip.policy == "bucket_before_allreduce":
-            limits = [share * self.limit(case, part.size) for part in parts]
-            return np.concatenate(list(map(limited, parts, limits)))
-        return np.concatenate(parts)
 
     def limit(self, case: str, numel: int) -> float:
         clip = CASES[case]
@@ -487,17 +465,12 @@ def test_dtypes_of_gradients_and_wire(seen: Seen, policy: str, dtype: str, wire:
     """Elements are off by so many units of the largest that a rank sends at most."""
     # The sum of two forwards, what is sent, a sum for each rank, and the result are rounded.
     roundings = (3 + len(seen)) * unit(dtype, dtype if wire == "as_gradients" else wire)
-    for size in sizes_of(wire):
-        formula = Formula(seen, size, dtype)
-        sent = [formula.contribution(policy, rank) for rank in range(len(seen))]
-        largest = max(float(np.abs(each).max()) for each in sent)
-        for mode in modes(seen):
-            found = found_by(seen, f"{mode} {policy} {dtype} {wire} {size}", formula)
-            assert np.abs(found - formula.gradient(policy)).max() <= roundings * largest
-        if size == "tiny":  # without a scale, fp16 would not have kept it
-            exact = sent[0] / len(seen)
-            unscaled = exact.astype(np.float16).astype(np.float64)
-            assert np.abs(unscaled - exact).max() > 5 * roundings * np.abs(exact).max()
+    formula = Formula(seen, "mixed", dtype)
+    sent = [formula.contribution(policy, rank) for rank in range(len(seen))]
+    largest = max(float(np.abs(each).max()) for each in sent)
+    for mode in modes(seen):
+        found = found_by(seen, f"{mode} {policy} {dtype} {wire}", formula)
+        assert np.abs(found - formula.gradient(policy)).max() <= roundings * largest
 
 
 @pytest.mark.parametrize("view", [True, False])

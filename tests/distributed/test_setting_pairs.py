@@ -35,10 +35,7 @@ OF_GPUS = {
 # Refused together by the config, a sampler or for the interpreter: a value and those of another
 # setting.
 REFUSED = (
-    ("clip.accumulation each_forward", "clip.policy", "none after_allreduce"),
-    ("clip.accumulation each_forward", "parallel.allreduce_dtype", "fp32 bf16 fp16"),
     ("clip.bucket_limit equal_share", "clip.policy", "none after_allreduce whole_before_allreduce"),
-    ("data.counts_per_rank unequal", "clip.accumulation", "each_forward"),
     ("data.counts_per_rank unequal", "clip.bucket_limit", "equal_share"),
     *(
         ("data.counts_per_rank unequal", "clip.policy", f"{what}_before_allreduce")

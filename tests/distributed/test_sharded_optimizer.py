@@ -42,11 +42,11 @@ RULES = {  # and rates that learn something in STEPS
 DTYPES = {"float64": torch.float64, "fp32": torch.float32}
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 BUCKETS = "clip.policy=bucket_before_allreduce"
-EACH_FORWARD = "clip.accumulation=each_forward"
 BUCKET_STEPS = 10  # those of runs that clip bucket by bucket
 SAVED_AT, LAST = 4, 8
 VOCABULARY = "ab"
 SPOILT_BY = {2: float("nan"), 3: float("inf"), 5: 1e30}  # by step; the last: its square overflows
+FORWARDS = (1, 2)  # an update
 SPOILT_STEPS = max(SPOILT_BY) + 1
 
 
@@ -208,18 +208,17 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
         seen[f"{mode} state"] = state_elements(run.optimizer)
         seen[f"{mode} parts"] = len(run.optimizer.parts)
     for mode, policy in product(("ddp", *modes(info)), POLICIES):
-        for settings in accumulations(policy):
-            options = (f"parallel.data_parallel={mode}", f"clip.policy={policy}", *settings)
-            options += RULES["muon"]  # its vectors have AdamW
-            seen[f"{mode} {policy} {settings[0]} spoilt"] = spoilt(config, info, options)
+        options = (f"parallel.data_parallel={mode}", f"clip.policy={policy}")
+        options += RULES["muon"]  # its vectors have AdamW
+        for forwards in FORWARDS:
+            more = f"parallel.grad_accum_steps={forwards}"
+            seen[f"{mode} {policy} {forwards} spoilt"] = spoilt(config, info, (*options, more))
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
-        for name, options in (("buckets", (BUCKETS,)), ("forwards", (BUCKETS, EACH_FORWARD))):
-            run = start(config, info, (parallel, *options, *RULES["muon"]), torch.float64)
-            seen[f"{mode} {name}"] = trained(run, BUCKET_STEPS)
-        for precision in ("bf16", "fp16"):
-            options = (parallel, f"model.precision={precision}")
-            seen[f"{mode} {precision} skip"] = warmed_up_and_skipped(config, info, options)
+        run = start(config, info, (parallel, BUCKETS, *RULES["muon"]), torch.float64)
+        seen[f"{mode} buckets"] = trained(run, BUCKET_STEPS)
+        options = (parallel, "model.precision=bf16")
+        seen[f"{mode} skip"] = warmed_up_and_skipped(config, info, options)
         for policy in POLICIES:
             options = (parallel, f"clip.policy={policy}")
             seen[f"{mode} {policy} events"] = order_of_events(start(config, info, options))
@@ -240,12 +239,6 @@ def saved_or_loaded(config: Path, output: Path, info: RankInfo, mode: str) -> di
             run = start(config, info, case, dtype)
             seen[f"{mode} {name} saved"] = save(run, output / name)
     return seen
-
-
-def accumulations(policy: str) -> list[tuple[str, str]]:
-    """The accumulation settings of a clip policy, each with a number of forwards."""
-    each = [(EACH_FORWARD, "parallel.grad_accum_steps=2")] if policy in POLICIES[2:] else []
-    return [("clip.accumulation=accumulated", "parallel.grad_accum_steps=1"), *each]
 
 
 # Absolute, of weights: sums of four ranks in another order, 30 steps with an epsilon of 1e-6.
@@ -320,14 +313,13 @@ def test_two_ranks_train_as_four_do(both: dict[int, Seen], rule: str) -> None:
     assert largest_difference(two["weights"], four["weights"]) <= TOLERANCES["float64"]
 
 
-@pytest.mark.parametrize("case", ["buckets", "forwards"])
-def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen: Seen, case: str) -> None:
+def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen: Seen) -> None:
     for rank in seen:
-        expected = rank[f"flat {case}"]
+        expected = rank["flat buckets"]
         assert 0 < expected["clipped"].mean() < 1
         assert len(expected["losses"]) == BUCKET_STEPS
         for mode in modes_of(seen)[1:]:
-            found = rank[f"{mode} {case}"]
+            found = rank[f"{mode} buckets"]
             assert torch.equal(found["clipped"], expected["clipped"])
             assert largest_difference(found["weights"], expected["weights"]) <= 1e-10
 
@@ -345,8 +337,8 @@ def test_optimizer_state_shrinks_with_the_ranks(seen: Seen) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen: Seen, policy: str) -> None:
     skipped = [float(step in SPOILT_BY) for step in range(1, SPOILT_STEPS + 1)]
-    for mode, (accumulation, _) in product(("ddp", *modes_of(seen)), accumulations(policy)):
-        case = f"{mode} {policy} {accumulation} spoilt"
+    for mode, forwards in product(("ddp", *modes_of(seen)), FORWARDS):
+        case = f"{mode} {policy} {forwards} spoilt"
         for rank in seen:
             assert rank[case]["skipped"].tolist() == skipped
             assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY)
@@ -354,11 +346,10 @@ def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen: Seen, policy: str)
             assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values())
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_skipped_first_step_leaves_the_initial_weights(seen: Seen, precision: str) -> None:
+def test_a_skipped_first_step_leaves_the_initial_weights(seen: Seen) -> None:
     for mode in modes_of(seen):
         for rank in seen:
-            found = rank[f"{mode} {precision} skip"]
+            found = rank[f"{mode} skip"]
             assert found["updates"] == 0 and found["skip"] == 1
             assert_equal(found["warmed up"], found["at first"])
             assert_equal(found["skipped"], found["at first"])

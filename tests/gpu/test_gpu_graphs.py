@@ -33,7 +33,6 @@ def stream() -> None:
     [
         (),
         ("model.attention=flash", "model.attention_dropout=0"),  # it draws its own
-        ("model.precision=fp16", "optim.initial_loss_scale=1024.0"),
         ("optim.name=lamb",),
         ("optim.name=muon",),
         ("model.precision=fp8",),
@@ -115,21 +114,21 @@ def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
 
 
 @pytest.mark.parametrize(
-    ("data_parallel", "policy", "wire"),
+    ("data_parallel", "policy", "more"),
     [
-        ("ddp", "after_allreduce", "as_gradients"),
-        ("flat", "bucket_before_allreduce", "as_gradients"),
-        ("shard_world", "after_allreduce", "fp32"),
+        ("ddp", "after_allreduce", ()),
+        ("flat", "bucket_before_allreduce", ()),
+        (
+            *("shard_world", "after_allreduce"),
+            ("model.precision=bf16_autocast", "parallel.allreduce_dtype=bf16"),
+        ),
     ],
 )
 def test_captured_is_eager_through_nccl(
-    tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str, wire: str
+    tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str, more: tuple[str, ...]
 ) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    options = (
-        *(f"parallel.data_parallel={data_parallel}", f"parallel.allreduce_dtype={wire}"),
-        f"clip.policy={policy}",
-    )
+    options = (f"parallel.data_parallel={data_parallel}", f"clip.policy={policy}", *more)
     losses = {}
     for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
         dist.init_process_group(

@@ -179,7 +179,7 @@ def test_parts_of_a_step_on_one_device() -> None:
 def test_data_sheets_have_a_source_each() -> None:
     for accelerator in accelerators().values():
         assert "data sheet" in accelerator.source
-        assert accelerator.peak_tflops("bf16") == accelerator.peak_tflops("fp16") > 0
+        assert accelerator.peak_tflops("bf16") > 0
     assert accelerators()["a100"].peak_tflops("fp8") == 0
 
 

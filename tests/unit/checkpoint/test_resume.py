@@ -398,7 +398,7 @@ def test_a_rank_that_torchrun_restarts_goes_on(
         ("data.sampler=quantile", "optim.name=lamb", "model.precision=bf16"),
         ("run.step_mode=captured", "data.sampler=quantile", "optim.name=muon"),
         (
-            *("model.precision=fp16", "optim.loss_scale_growth_steps=5"),
+            "model.precision=bf16_autocast",
             *("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),
         ),
     ],

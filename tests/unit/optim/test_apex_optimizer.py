@@ -26,7 +26,7 @@ from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.bucket_plan import plan_layout
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, flat_weights
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale, copy_to_host
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
 from mlperf_bert.optim.optimizers import (
     BY_APEX,
     adamw_update,
@@ -188,7 +188,7 @@ def _make(
     layout = plan_layout(shapes, [list(shapes)], num_shards=1)
     exact = flat_weights(model, layout)
     buffers = FlatBuffers(model, layout, exact.to(dtype))
-    others = exact, buffers.gradients, ShardGroup(ONE_RANK, 1, CPU), LossScale(CPU)
+    others = exact, buffers.gradients, ShardGroup(ONE_RANK, 1, CPU)
     return model, make_optimizer(config, buffers, *others)
 
 
@@ -338,10 +338,10 @@ def test_a_shipped_config_trains_with_both_and_goes_on(
     ("override", "words"),
     [
         ("run.device=auto", "'auto'"),
-        ("model.precision=fp16", "'fp16'; set .*'bf16_autocast'"),
+        ("model.precision=fp8", "'fp8'; set .*'bf16_autocast'"),
         ("model.precision=bf16", "'bf16'; set .*'bf16_autocast', optim.name to 'lamb'"),
         ("parallel.data_parallel=shard_world", "'shard_world'; set .*'flat'"),
-        ("parallel.data_parallel=flat parallel.allreduce_dtype=fp16", "'fp16'; set .*gradients"),
+        ("parallel.data_parallel=flat parallel.allreduce_dtype=bf16", "'bf16'; set .*gradients"),
     ],
 )
 def test_settings_that_apex_cannot_serve(tiny_config: Path, override: str, words: str) -> None:

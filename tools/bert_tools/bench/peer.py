@@ -208,9 +208,7 @@ def autocast_dtype(precision: Precision) -> torch.dtype | None:
 
     Their weights stay fp32 in every precision.
     """
-    if precision == "fp32":
-        return None
-    return torch.float16 if precision == "fp16" else torch.bfloat16
+    return None if precision == "fp32" else torch.bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -23,7 +23,7 @@ from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 QkvLayout = Literal["separate", "fused"]
 Shapes = dict[str, tuple[int, ...]]
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 _HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
 _LEGEND = (
     "earliest start: when a bucket's last gradient is ready, as a share of backward's multiply-adds"

@@ -108,7 +108,7 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", choices=choices, help=text)
     _number(parser, "samples", None, "samples to the target (default: the recipe's)", kind=float)
     _number(parser, "start-up-s", None, "start-up inside the clock (default 0)", "S", float)
-    _number(parser, "skipped-steps", None, "steps skipped by the loss scale (default 0)")
+    _number(parser, "skipped-steps", None, "steps without an update (default 0)")
     text = "samples between two evaluations (default: by the rules)"
     _number(parser, "evaluation-interval", None, text)
     _number(parser, "draws", None, "steps (default 5)")

@@ -15,7 +15,7 @@ from bert_tools.plan.shipped import shipped_rows
 
 AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200"]
 ACCELERATORS: tuple[AcceleratorName, ...] = get_args(AcceleratorName)
-MatrixPrecision = Literal["bf16", "fp16", "fp8", "fp32"]
+MatrixPrecision = Literal["bf16", "fp8", "fp32"]
 
 _USUAL_NODE = 8  # accelerators of the node that the table's `nics` counts
 

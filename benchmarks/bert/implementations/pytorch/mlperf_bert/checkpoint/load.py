@@ -114,7 +114,7 @@ def load_phase(
 ) -> str:
     """Fill an optimizer and its model from the run before, to begin a new one; a line about it.
 
-    Weights, moments, loss scale, FP8 units and the count of updates are the checkpoint's. Step,
+    Weights, moments, FP8 units and the count of updates are the checkpoint's. Step,
     samples, schedule, data order and random streams begin anew. Bias correction divides a moment by
     1 - beta^t, where t counts the updates that made it, so t goes on with the moments. If it began
     anew, carried moments would be divided by 1 - beta: AdamW's first update would have
@@ -181,8 +181,7 @@ def _check_names_and_shapes(
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
     """Fill this rank's shard from the files of any number of shards.
 
-    If they have no loss scale, this optimizer's stays. Raises CheckpointError if a file is damaged
-    or the parts do not make up this state.
+    Raises CheckpointError if a file is damaged or the parts do not make up this state.
     """
     from safetensors import SafetensorError, safe_open  # `bench` needs none of it
 
@@ -194,9 +193,8 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
                 ranges = json.loads(file.metadata()["ranges"])
                 for name in ranges.keys() & wanted.keys():
                     missing[name] -= _copy_part(file, optimizer, wanted[name], *ranges[name])
-                scalars = optimizer.scalar_state()
-                for name in scalars.keys() & {"updates", *file.keys()}:
-                    scalars[name].copy_(file.get_tensor(name))
+                for name, scalar in optimizer.scalar_state().items():
+                    scalar.copy_(file.get_tensor(name))
         except (SafetensorError, *_UNREADABLE) as error:
             raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
     for name, elements in missing.items():

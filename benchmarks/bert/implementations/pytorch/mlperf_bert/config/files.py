@@ -46,6 +46,9 @@ _GONE = {
     "data.cost_a": None,
     "data.cost_b": None,
     "data.exchange_window_steps": None,
+    "optim.initial_loss_scale": None,  # only precision "fp16", which is gone, scaled the loss
+    "optim.loss_scale_growth_steps": None,
+    "clip.accumulation": "accumulated",
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 

@@ -186,17 +186,11 @@ def _check_unequal_counts(config: RunConfig) -> None:
 
 
 def _check_clipping(config: RunConfig) -> None:
-    """Raise ConfigError for ways to clip that do not go with the policy or the wire."""
-    clip, dtype = config.clip, config.parallel.allreduce_dtype
-    if clip.accumulation == "each_forward" and clip.policy in CLIPPED_TOGETHER:
-        problem = f"'each_forward' with clip.policy {clip.policy!r}"
-        raise ConfigError("clip.accumulation", problem, "use 'accumulated', or clip before")
+    """Raise ConfigError for a limit of buckets that does not go with the policy."""
+    clip = config.clip
     if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
         problem = f"'equal_share' with clip.policy {clip.policy!r}"
         raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
-    if clip.accumulation == "each_forward" and dtype != "as_gradients":
-        problem = f"'each_forward' with parallel.allreduce_dtype {dtype!r}"
-        raise ConfigError("clip.accumulation", problem, "use 'as_gradients'")
 
 
 def _check_apex(config: RunConfig) -> None:
@@ -205,7 +199,7 @@ def _check_apex(config: RunConfig) -> None:
     if config.run.device != "cuda":
         problem = f"'apex' with run.device {config.run.device!r}"
         raise ConfigError(where, problem, "set run.device to 'cuda', or use 'ours'")
-    if precision not in ("fp32", "bf16_autocast", "bf16"):
+    if precision == "fp8":
         problem = f"'apex' with model.precision {precision!r}"
         remedy = "set model.precision to 'fp32', 'bf16_autocast' or 'bf16', or use 'ours'"
         raise ConfigError(where, problem, remedy)

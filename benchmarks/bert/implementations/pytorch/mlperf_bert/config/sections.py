@@ -26,9 +26,9 @@ BalancePolicy = Literal[
 ]
 CountsPerRank = Literal["equal", "unequal"]
 LossNormalization = Literal["global", "per_rank"]
-Precision = Literal["fp32", "bf16", "bf16_autocast", "fp16", "fp8"]
+Precision = Literal["fp32", "bf16", "bf16_autocast", "fp8"]
 DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
-AllreduceDtype = Literal["as_gradients", "fp32", "bf16", "fp16"]
+AllreduceDtype = Literal["as_gradients", "bf16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
@@ -142,7 +142,7 @@ class RunSection(_Section):
 class ModelSection(_Section):
     """Shape, precision and attention policy of the encoder. Defaults are BERT-large.
 
-    In `bf16` and `fp16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
+    In `bf16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
     `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
     `kernels` chooses the operations around the products (`model/blocks.py`). `objective = "mlm"`
     leaves out next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
@@ -280,8 +280,8 @@ class ParallelSection(_Section):
 class OptimSection(_Section):
     """Update rule and its constants; `loss_normalization` says over what the loss is a mean.
 
-    The loss scale matters to precision `fp16` only. `implementation = "apex"` uses NVIDIA apex's
-    kernels for the updates. `momentum` is that of Muon's matrices, `beta_1` of all else.
+    `implementation = "apex"` uses NVIDIA apex's kernels for the updates. `momentum` is that of
+    Muon's matrices, `beta_1` of all else.
     """
 
     name: Literal["adamw", "lamb", "muon"]
@@ -293,8 +293,6 @@ class OptimSection(_Section):
     epsilon: Annotated[float, _ABOVE_ZERO] = 1e-6
     weight_decay: Annotated[float, _FROM_ZERO] = 0.01
     loss_normalization: LossNormalization = "global"
-    initial_loss_scale: Annotated[float, _ABOVE_ZERO] = 2.0**16
-    loss_scale_growth_steps: Annotated[int, _STEPS] = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,14 +317,13 @@ class ClipSection(_Section):
     """The limited gradient norm and its limit (`distributed/clipping.py`).
 
     `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
-    published runs; `accumulation` says what a policy clips before the all-reduce.
+    published runs.
     """
 
     policy: ClipPolicy = "after_allreduce"
     max_norm: Annotated[float, _ABOVE_ZERO] = 1.0
     bucket_limit: Literal["by_size", "equal_share"] = "by_size"
     bucket_count: Annotated[int, Bounds(1, 10**6)] = 22
-    accumulation: Literal["accumulated", "each_forward"] = "accumulated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ from mlperf_bert.distributed.clipping import (
     BucketGradients,
     ClipOutcome,
     ClipState,
-    Wire,
     clips_before,
     gradient_norm,
     outcome_after,
@@ -293,8 +292,8 @@ class FlatReducer:
     """A `Clipping` that also reduces.
 
     After `finish`, `shard_gradients` [layout.shard_numel] holds this rank's shard of the averaged
-    gradient, in the wire's dtype; the outcome's factor is still to be applied. With one shard and
-    the buffers' own dtype on the wire, it is the buffers' gradient itself.
+    gradient, in the dtype that travels: `wire`, or the buffers' own if that is None. The outcome's
+    factor is still to be applied. With one shard and no `wire`, it is the buffers' gradient itself.
     """
 
     def __init__(
@@ -303,15 +302,12 @@ class FlatReducer:
         buffers: FlatBuffers,
         clip: ClipSection,
         group: ShardGroup,
-        wire: Wire,
+        wire: torch.dtype | None,
         world_size: int,
-        forwards: int,
     ) -> None:
         self._clip = clip
-        self._wire = wire
         self._group = group
-        self._state = ClipState(clip, buffers.parameters, world_size, forwards=forwards, wire=wire)
-        self._each_forward = clip.accumulation == "each_forward"
+        self._state = ClipState(clip, buffers.parameters, world_size, wire=wire)
         self._sends = True
         self.shard_gradients = _shard_gradients(buffers, wire)
         self._buffers = buffers
@@ -328,11 +324,10 @@ class FlatReducer:
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
         """A context in which gradients add up in the flat buffer; the last backward sends them."""
-        self._sends = is_last or self._each_forward
-        self._state.begin_forward(is_last=is_last)
+        self._sends = is_last
         self._begin_backward()
         yield
-        if self._sends:
+        if is_last:
             self._buffers.collect()  # zeros for parameters without a gradient in the update
             self._send_while(lambda bucket: True)
 
@@ -343,7 +338,7 @@ class FlatReducer:
             return self._state.finish()
         square = gradient_norm([self.shard_gradients]).square()
         self._group.add_up(square)
-        return outcome_after(self._clip, square.sqrt(), self._wire.scale)
+        return outcome_after(self._clip, square.sqrt())
 
     def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
         """Make every reader of a module's parameters wait for the weights it reads, and no others.
@@ -360,12 +355,11 @@ class FlatReducer:
             module._parameters = ArrivingParameters(module._parameters, wait_for)
 
     def _make_buckets(self, buffers: FlatBuffers) -> list[BucketGradients]:
-        parameters, gradients = iter(buffers.parameters), iter(buffers.gradient_views)
+        parameters = iter(buffers.parameters)
         return [
             BucketGradients(
                 contents=[buffers.gradients[bucket.start : bucket.stop]],
                 parameters=list(islice(parameters, len(bucket.tensors))),
-                gradients=list(islice(gradients, len(bucket.tensors))),
                 reduced=self.shard_gradients[buffers.layout.piece_in_shard(bucket)],
             )
             for bucket in buffers.layout.buckets
@@ -389,16 +383,16 @@ class FlatReducer:
         while self._next < len(self._buckets) and is_ready(self._next):
             bucket = self._buckets[self._next]
             self._next += 1
-            ends_forward = self._next == len(self._buckets)
-            for ready, sent in self._state.take(bucket, ends_forward=ends_forward):
+            ends_backward = self._next == len(self._buckets)
+            for ready, sent in self._state.take(bucket, ends_backward=ends_backward):
                 self._group.reduce(sent, ready.reduced)
 
 
-def _shard_gradients(buffers: FlatBuffers, wire: Wire) -> Tensor:
-    if buffers.layout.num_shards == 1 and wire.dtype is None:
+def _shard_gradients(buffers: FlatBuffers, wire: torch.dtype | None) -> Tensor:
+    if buffers.layout.num_shards == 1 and wire is None:
         return buffers.gradients
     return torch.zeros(
         buffers.layout.shard_numel,
-        dtype=wire.dtype or buffers.gradients.dtype,
+        dtype=wire or buffers.gradients.dtype,
         device=buffers.gradients.device,
     )

@@ -13,7 +13,7 @@ This file has the policies that need no kernel of ours. `reference` and `grouped
 lengths on the host, so a captured step cannot contain them. On a CPU the site's keys decide what is
 dropped; elsewhere torch's generator decides.
 
-`flash` is a torch operator for CUDA, in bf16 or fp16. It reads the sequence bounds on the device
+`flash` is a torch operator for CUDA, in bf16. It reads the sequence bounds on the device
 and draws dropout from torch's generator, whose state the forward hands to the backward. torch's
 public `varlen_attn` has no dropout; the operator below it does. It has not been run on a GPU yet.
 """

@@ -44,7 +44,6 @@ COMPUTED_IN = MappingProxyType(
         "fp32": torch.float32,
         "bf16": torch.bfloat16,
         "bf16_autocast": torch.bfloat16,
-        "fp16": torch.float16,
         "fp8": torch.bfloat16,
     }
 )

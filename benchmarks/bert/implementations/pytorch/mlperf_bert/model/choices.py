@@ -95,8 +95,8 @@ def _why_not(
         return None
     if device.type != "cuda":
         return f"it needs CUDA, and the model is on {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"it needs bf16 or fp16, and the model computes in {dtype}"
+    if dtype != torch.bfloat16:
+        return f"it needs bf16, and the model computes in {dtype}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
     if name == "triton":

@@ -36,7 +36,7 @@ class FlatShard:
 
     masters: Tensor  # [n] float32 or float64: the weights to update
     gradients: Tensor  # [n] of any float dtype
-    weights: Tensor | None  # [n] bfloat16 or float16: the rounded masters; None if not rounded
+    weights: Tensor | None  # [n] bfloat16: the rounded masters; None if not rounded
     exp_avg: Tensor  # [n] as masters
     exp_avg_sq: Tensor  # [n] as masters
     tensor_of_block: Tensor  # [n / BLOCK] int32: the tensor of each block
@@ -80,46 +80,8 @@ class StepScalars:
     learning_rate: Tensor  # float64
     correction_1: Tensor  # float64: 1 - beta_1 ** t, of the t-th update from 1
     correction_2: Tensor  # float64: 1 - beta_2 ** t
-    gradient_factor: Tensor  # float32: multiplies every gradient first (clip, loss scale)
+    gradient_factor: Tensor  # float32: multiplies every gradient first, to clip it
     skip: Tensor  # float32: if 1.0, nothing is written
-
-
-class LossScale:
-    """The factor that lifts fp16 gradients above what fp16 rounds to zero, adjusted while training.
-
-    It is halved if a gradient overflowed and the step was skipped, and doubled after `growth_steps`
-    steps without overflow (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740,
-    section 3.2). It lives in tensors on the device; the host reads none of them.
-
-    Args:
-        initial: factor of the first step.
-        growth_steps: updates in a row after which it doubles; None if it is always 1, as for
-            precisions with the range of float32.
-    """
-
-    def __init__(
-        self, device: torch.device, initial: float = 1.0, growth_steps: int | None = None
-    ) -> None:
-        self.scale = torch.full((), initial, dtype=torch.float32, device=device)
-        self._since_change = torch.zeros((), dtype=torch.int32, device=device)
-        self._growth_steps = growth_steps
-
-    def of(self, loss: Tensor) -> Tensor:
-        """The scaled loss, on which to call backward."""
-        return loss if self._growth_steps is None else loss * self.scale
-
-    def update(self, skip: Tensor) -> None:
-        """Adjust the factor after a step; `skip` (0-d float32) is 1.0 if it was skipped."""
-        if self._growth_steps is not None:
-            torch._amp_update_scale_(
-                self.scale, self._since_change, skip, 2.0, 0.5, self._growth_steps
-            )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The live tensors; empty if the loss is not scaled."""
-        if self._growth_steps is None:
-            return {}
-        return {"loss_scale": self.scale, "steps_since_loss_scale_changed": self._since_change}
 
 
 class Kernels(Protocol):
@@ -173,12 +135,10 @@ class FlatOptimizer:
         initial: Tensor,
         gradients: Tensor,
         others: ShardGroup,
-        loss_scale: LossScale,
         constants: Constants,
         weight_decay: float,
         kernels: Kernels,
     ) -> None:
-        self.loss_scale = loss_scale
         self._buffers = buffers
         self.others = others
         self.constants = constants
@@ -214,7 +174,6 @@ class FlatOptimizer:
                 skip=skip,
             )
         )
-        self.loss_scale.update(skip)
 
     def reduced(self) -> FlatShard:
         """This rank's shard with the reduced gradients, before a `step`."""
@@ -250,7 +209,7 @@ class FlatOptimizer:
 
     def scalar_state(self) -> dict[str, Tensor]:
         """Live state that all weights share: 0-d tensors, the same on every rank."""
-        return {"updates": self._updates, **self.loss_scale.state_dict()}
+        return {"updates": self._updates}
 
     def changed_by_step(self) -> dict[str, Tensor]:
         """Live tensors of this rank that a step changes beside the model's own weights."""

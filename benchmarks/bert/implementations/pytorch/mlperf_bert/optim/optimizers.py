@@ -18,7 +18,6 @@ from mlperf_bert.optim.flat_optimizer import (
     Constants,
     FlatOptimizer,
     Kernels,
-    LossScale,
     StepScalars,
     is_exempt,
 )
@@ -162,9 +161,8 @@ def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimize
     layout = plan_layout(shapes, [list(shapes)], num_shards=1)
     weights = flat_weights(model, layout)
     buffers = FlatBuffers(model, layout, weights)
-    device = weights.device
-    alone = ShardGroup(RankInfo(0, 1, 0, 1, 0, "single"), 1, device)
-    return make_optimizer(config, buffers, weights, buffers.gradients, alone, LossScale(device))
+    alone = ShardGroup(RankInfo(0, 1, 0, 1, 0, "single"), 1, weights.device)
+    return make_optimizer(config, buffers, weights, buffers.gradients, alone)
 
 
 def make_optimizer(
@@ -173,7 +171,6 @@ def make_optimizer(
     initial: Tensor,
     gradients: Tensor,
     others: ShardGroup,
-    loss_scale: LossScale,
 ) -> FlatOptimizer:
     """The optimizer of `config.name`; the other arguments are `FlatOptimizer`'s.
 
@@ -191,7 +188,7 @@ def make_optimizer(
     )
     kernels = _kernels_for(initial.device)
     return rules[config.name](
-        buffers, initial, gradients, others, loss_scale, constants, config.weight_decay, kernels
+        buffers, initial, gradients, others, constants, config.weight_decay, kernels
     )
 
 

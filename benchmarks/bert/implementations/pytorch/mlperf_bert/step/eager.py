@@ -1,7 +1,6 @@
 """One optimizer update: forward and backward per micro-batch, clip, schedule, update. No host sync.
 
-The learning rate, the loss scale, the count of updates and the decision to skip one live in tensors
-on the device.
+The learning rate, the count of updates and the decision to skip one live in tensors on the device.
 """
 
 from collections.abc import Callable
@@ -82,14 +81,13 @@ class EagerStep:
         with self._clip.forward(is_last=is_last):
             sums = training_loss_sums(self._model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
-            self.optimizer.loss_scale.of(loss).backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
     """The dtype of the model's weights and gradients; `otherwise` if the precision rounds none."""
-    rounded = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-    return rounded.get(precision, otherwise)
+    return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 
 
 def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:

@@ -15,7 +15,7 @@ from mlperf_bert.distributed.bucket_plan import (
     plan_in_reverse,
     plan_layout,
 )
-from mlperf_bert.distributed.clipping import Clipping, make_clipping, make_wire
+from mlperf_bert.distributed.clipping import Clipping, make_clipping, wire_dtype
 from mlperf_bert.distributed.flat_reducer import (
     FlatBuffers,
     FlatReducer,
@@ -27,7 +27,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.choices import AttentionChoice
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, LossScale
+from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import learning_rates
 from mlperf_bert.step.captured import CapturedStep, Step
@@ -59,11 +59,8 @@ def make_step(
     initial = flat_weights(model, layout)
     dtype = weights_dtype(config.model.precision, initial.dtype)
     buffers = FlatBuffers(model, layout, initial.to(dtype))
-    loss_scale = _loss_scale(config, device)
-    parallel_model, clipping, gradients, others = _reduction(
-        model, buffers, config, info, loss_scale, device
-    )
-    optimizer = make_optimizer(config.optim, buffers, initial, gradients, others, loss_scale)
+    parallel_model, clipping, gradients, others = _reduction(model, buffers, config, info, device)
+    optimizer = make_optimizer(config.optim, buffers, initial, gradients, others)
     step = EagerStep(
         parallel_model,
         optimizer,
@@ -93,7 +90,7 @@ def _check_capturable(attention: AttentionChoice, device: torch.device) -> None:
             f"{attention.name!r} reads lengths on the host, which a captured step cannot do "
             f"[{attention.note}]"
         )
-        remedy = "use 'triton' or 'flash' (bf16 or fp16), or run.step_mode 'eager'"
+        remedy = "use 'triton' or 'flash' (bf16), or run.step_mode 'eager'"
         raise ConfigError("model.attention", problem, remedy)
     if dist.is_initialized() and dist.get_backend() == "gloo":
         problem = "'captured' with ranks that share a GPU, and so talk over gloo"
@@ -117,7 +114,6 @@ def _reduction(
     buffers: FlatBuffers,
     config: RunConfig,
     info: RankInfo,
-    loss_scale: LossScale,
     device: torch.device,
 ) -> tuple[nn.Module, Clipping, Tensor, ShardGroup]:
     """The averaging of gradients, their buffer, and the group of the other shards.
@@ -125,12 +121,10 @@ def _reduction(
     A run of one rank has no process group and averages nothing.
     """
     parallel = config.parallel
-    wire = make_wire(config.clip, buffers.weights.dtype, parallel.allreduce_dtype, loss_scale.scale)
+    wire = wire_dtype(buffers.weights.dtype, parallel.allreduce_dtype)
     group = ShardGroup(info, buffers.layout.num_shards, device)
     if dist.is_initialized() and parallel.data_parallel != "ddp":
-        reducer = FlatReducer(
-            model, buffers, config.clip, group, wire, info.world_size, parallel.grad_accum_steps
-        )
+        reducer = FlatReducer(model, buffers, config.clip, group, wire, info.world_size)
         return model, reducer, reducer.shard_gradients, group
     if dist.is_initialized():
         model = DistributedDataParallel(
@@ -140,21 +134,8 @@ def _reduction(
         )
         # DDP's own statistics wait for the device every 100 steps, which a capture forbids.
         model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
-    clipping = make_clipping(
-        config.clip,
-        model,
-        wire,
-        forwards=parallel.grad_accum_steps,
-        bucket_cap_mb=parallel.bucket_cap_mb,
-    )
+    clipping = make_clipping(config.clip, model, wire, bucket_cap_mb=parallel.bucket_cap_mb)
     return model, clipping, buffers.gradients, group
-
-
-def _loss_scale(config: RunConfig, device: torch.device) -> LossScale:
-    optim = config.optim
-    if config.model.precision != "fp16":
-        return LossScale(device)
-    return LossScale(device, optim.initial_loss_scale, optim.loss_scale_growth_steps)
 
 
 def _learning_rates(config: RunConfig, device: torch.device) -> Tensor:
