@@ -57,7 +57,7 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
 
 
 def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
-    assert prepare_own_text(wanted, out, workers=workers, quiet=True)
+    assert prepare_own_text(wanted, out, workers=workers)
     return out
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 
 from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
-from mlperf_bert.prepare import own_files, own_parts
-from mlperf_bert.prepare.documents import digest_of
-from mlperf_bert.prepare.own_parts import Cleaned, Lowest, Part, Rules, documents_of
-from mlperf_bert.prepare.own_text import OwnText, _clean_fitting, prepare_own_text
+from mlperf_bert.prepare import own_files
+from mlperf_bert.prepare import own_text as preparing
+from mlperf_bert.prepare.documents import digest_of, documents_of
+from mlperf_bert.prepare.own_text import Cleaned, OwnText, Part, fitting_share, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
@@ -34,7 +35,7 @@ def texts() -> list[str]:
 @pytest.fixture
 def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> OwnText:
     """Small settings, the texts in one file, and several jobs of it."""
-    monkeypatch.setattr(own_parts, "LEAST_PART_BYTES", 4000)
+    monkeypatch.setattr(preparing, "LEAST_PART_BYTES", 4000)
     return own_text(tmp_path / "text.txt", texts)
 
 
@@ -43,12 +44,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The result for `wanted`; tests must not change it."""
     directory = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(own_parts, "LEAST_PART_BYTES", 4000)
+        patched.setattr(preparing, "LEAST_PART_BYTES", 4000)
         return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
 
 
 def documents_in(out: Path, stem: str) -> list[str]:
-    paths = sorted((out / "text").glob(f"{stem}*.txt"))
+    """The documents of one side, of the last cleaning if there were two."""
+    cleanings = sorted((out / "text").glob("*/"), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted([*(out / "text").glob(f"{stem}*.txt"), *cleanings[-1].glob(f"{stem}*.txt")])
     return [document for path in paths for document in documents_of(path)]
 
 
@@ -69,7 +72,7 @@ def test_two_sets_and_a_vocabulary(wanted: OwnText, whole: Path, texts: list[str
     record = json.loads((out / "corpus.json").read_text())
     assert record["documents"]["train"] == len(there[0])
     assert record["documents"]["eval"] == len(there[1])
-    assert not prepare_own_text(wanted, out, workers=1, quiet=True)  # it is there
+    assert not prepare_own_text(wanted, out, workers=1)  # it is there
     verify(out, full=True, workers=1, quiet=True).raise_if_wrong()
 
 
@@ -167,17 +170,17 @@ def test_a_directory_of_something_else_is_refused(
 ) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     before = contents(out)
+    record = json.loads((out / "corpus.json").read_text())
     for change, problem in (
-        ({"held_out_share": 0.3}, "was made with other text, or rules for it"),
+        ({"held_out_share": 0.3}, "was made with held_out_share = 0.2, now it is 0.3"),
         ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
         ({"settings": LONGER}, "was made with max_seq_length = 48, now it is 64"),
     ):
-        shutil.copy(whole / "corpus.json", out)
-        with pytest.raises(DataError, match=problem):
-            make(replace(wanted, **change), out)
-        (out / "corpus.json").unlink()  # as if it had been stopped before its end
-        with pytest.raises(DataError):
-            make(replace(wanted, **change), out)
+        # Finished, and as if it had been stopped before its end.
+        for written in (record, {"settings": record["settings"]}):
+            (out / "corpus.json").write_text(json.dumps(written))
+            with pytest.raises(DataError, match=problem):
+                make(replace(wanted, **change), out)
         assert contents(out) == before
 
 
@@ -200,30 +203,22 @@ def test_a_directory_of_files_and_what_is_said_of_it(
     free = replace(wanted, source=source, documents=None, held_out_share=None)
     out = make(free, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(
-        "MB: each of 150 files of plain text is a document (--documents decides otherwise)"
-    )
-    assert "not read: 2 files of other kinds, first 'a.png'" in lines
+    assert lines[0].endswith(" MB in 150 files, read with --documents file")
+    assert "not read: 2 of other kinds, first 'a.png'" in lines
     assert [line.split(",")[0] for line in lines[1:4]] == ["  000.md", "  001.md", "  002.md"]
     assert all('characters: "# Title - one - two W' in line for line in lines[1:4])
     record = json.loads((out / "corpus.json").read_text())
     assert record["rules"]["documents"] == "file"
-    assert len(record["decided"]["first_documents"]) == 3
     documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
     assert sorted(" ".join(each.split()) for each in documents) == sorted(
         f"# Title - one - two {text}" for text in texts
     )
     lost = 150 * len(figures)
-    not_needed = record["characters"]["reasons"].get("held out, but not needed", {"num_chars": 0})
-    assert record["characters"]["left_out"] == lost + not_needed["num_chars"]
-    assert record["characters"]["reasons"]["few letters"] == {
-        "documents": 0,
-        "num_chars": lost,
-        "file": "000.md",
-    }
-    assert any(f"  few letters: {lost:,} characters, first in 000.md; " in line for line in lines)
+    assert record["characters"]["reasons"] == {"few letters": lost}
+    assert record["characters"]["left_out"] == lost
+    assert any(line.endswith(f" characters; few letters {lost:,}") for line in lines)
     assert not any("warning" in line for line in lines)
-    assert not prepare_own_text(free, out, workers=2, quiet=True)
+    assert not prepare_own_text(free, out, workers=2)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -245,7 +240,7 @@ def test_few_files_are_cut_and_joined(
     assert sum(len(each) < 0.9 * least for each in documents) <= 12
     asked = make(replace(free, documents="empty-line"), tmp_path / "asked")
     reasons = json.loads((asked / "corpus.json").read_text())["characters"]["reasons"]
-    assert reasons["too short"]["documents"] == 300
+    assert reasons["too short"] == 150 * len("# Titleshort")
 
 
 def test_much_that_is_left_out_is_a_warning(
@@ -254,54 +249,35 @@ def test_much_that_is_left_out_is_a_warning(
     wanted.source.write_text("\n\n".join([*texts, *["too short by itself"] * 300]))
     make(wanted, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.startswith("warning: left out: "))
-    assert lines[at + 1].startswith("  too short: 5,700 characters, first in text.txt; ")
-    assert "give no --documents" in lines[at + 1]
+    (warning,) = (line for line in lines if line.startswith("warning: left out: "))
+    assert warning.endswith(" characters; too short 5,700")
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [1] * 39 + [20], [1] * 6, [1] * 500])
 def test_few_documents_are_held_out_by_about_their_share(sizes: list[int]) -> None:
     """Four at least, of few two; no more than these, or twice the share of the characters."""
-
-    def parts(chosen: list[int]) -> tuple[Part, ...]:
-        return tuple(Part("", 1, size, "") for size in chosen)
-
     rng = random.Random(3)
     for _ in range(100):
-        places = [rng.random() for _ in sizes]
-        found = list(zip(places, sizes, strict=True))
-
-        cleanings: list[Rules] = []
-
-        def clean_with(
-            rules: Rules, found: list[tuple[float, int]] = found, told: list[Rules] = cleanings
-        ) -> Cleaned:
-            train = [size for place, size in found if place >= rules.held_out_share]
-            held_out = [size for place, size in found if place < rules.held_out_share]
-            told.append(rules)
-            few = sorted(found)[: len(held_out) + 4]
-            lowest = tuple(Lowest(int(place * 2**64), 1, size) for place, size in few)
-            return Cleaned(parts(train), parts(held_out), sum(sizes), {}, lowest)
-
-        asked = Rules(documents="file", text_field="text", held_out_share=1 / 16)
-        rules, cleaned = _clean_fitting(asked, clean_with)
-        assert len(cleanings) == 1 + (rules != asked)
-        assert cleaned == clean_with(rules)
+        found = sorted((rng.random(), size) for size in sizes)
+        parts = [Part("", 1, size, "") for _, size in found]
+        lowest = [[int(place * 2**64), 1, size] for place, size in found]
+        share = fitting_share(Cleaned(parts, [], sum(sizes), {}, lowest), 1 / 16)
+        held_out = [size for place, size in found if place < share]
         least = 4 if len(sizes) > 10 else 2
-        assert len(cleaned.held_out) >= least
-        reached = 1.25 * sorted(places)[least - 1]  # by the last step
+        assert len(held_out) >= least
+        reached = 1.25 * found[least - 1][0]  # by the last step
         needed = sum(size for place, size in found if place <= reached)
-        most = max(2 / 16 * sum(sizes), needed)
-        assert sum(part.num_bytes for part in cleaned.held_out) <= most
-        if least <= len(clean_with(asked).held_out) <= len(sizes) / 8:
-            assert max(sizes) > 1 or rules == asked
+        assert sum(held_out) <= max(2 / 16 * sum(sizes), needed)
+        before = sum(place < 1 / 16 for place, _ in found)
+        if least <= before <= len(sizes) / 8:
+            assert max(sizes) > 1 or share == 1 / 16
 
 
 def test_too_little_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
     for text, problem in (
-        (b"one document only, of enough letters", "documents for training, 2 are needed"),
-        (b"\xff\xfe\x00" * 500, "has 0 documents for training"),
-        (b"", "has 0 documents for training"),
+        (b"one document only, of enough letters", "documents for (train|eval), 2 are needed"),
+        (b"\xff\xfe\x00" * 500, "has 0 documents for train"),
+        (b"", "has 0 documents for train"),
     ):
         wanted.source.write_bytes(text)
         with pytest.raises(DataError, match=problem) as caught:
@@ -325,13 +301,13 @@ def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
 def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
     def share(num_bytes: int) -> float:
         file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes)
-        return own_parts.default_share([file])
+        return preparing.default_share([file])
 
     sizes = [2**exponent for exponent in range(10, 45)]
     found = [share(size) for size in sizes]
     assert found[0] == 1 / 16
     assert all(later in (earlier, earlier / 2) for earlier, later in pairwise(found))
-    assert all(s * size <= own_parts.HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))
+    assert all(s * size <= preparing.HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))
 
 
 def test_rare_characters_leave_a_vocabulary_room() -> None:
@@ -386,39 +362,38 @@ def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Pat
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     shutil.rmtree(out / "text")  # which may go
     os.utime(wanted.source, (1, 1))  # the same text
-    assert not prepare_own_text(wanted, out, workers=1, quiet=True)
+    assert not prepare_own_text(wanted, out, workers=1)
     next((out / "train" / "shards").glob("*.hdf5")).unlink()
     (out / "vocab.txt").unlink()
     make(wanted, out)
     assert contents(out) == contents(whole)
 
 
-def test_a_mended_text_is_not_cleaned_all_over(
-    wanted: OwnText, tmp_path: Path, texts: list[str]
+def test_what_is_cleaned_is_not_cleaned_again(
+    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "books"
-    directory.mkdir()
-    for number in range(5):
-        text = "\n\n".join(texts[30 * number : 30 * number + 30]).encode()
-        (directory / f"{number}.txt.gz").write_bytes(gzip.compress(text, mtime=0))
-    wanted = replace(wanted, source=directory)
-    expected = contents(make(wanted, tmp_path / "whole"))
-    damaged = directory / "4.txt.gz"
-    whole = damaged.read_bytes()
-    damaged.write_bytes(whole[:-8])
-    out = tmp_path / "out"
-    with pytest.raises(DataError, match="is no whole gzip file"):
+    out, number_before_the_stop = tmp_path / "out", 3
+    cleaned: list[int] = []
+    read_sections = preparing.sections
+
+    def watched(piece: own_files.TextFile, rules: own_files.Rules) -> Iterator[own_files.Section]:
+        if len(cleaned) == number_before_the_stop:
+            raise KeyboardInterrupt
+        if piece.stop is not None:  # not the file that is shown
+            cleaned.append(piece.start)
+        return read_sections(piece, rules)
+
+    monkeypatch.setattr(preparing, "sections", watched)
+    with pytest.raises(KeyboardInterrupt):
         make(wanted, out)
-    done = {path: path.stat().st_mtime_ns for path in (out / "text").glob("job-*.json")}
-    assert done
-    damaged.write_bytes(whole)
+    number_before_the_stop = -1
     make(wanted, out)
-    assert contents(out) == expected
-    assert done == {path: path.stat().st_mtime_ns for path in done}
+    assert len(cleaned) == len(set(cleaned)) > 3
+    assert contents(out) == contents(whole)
 
 
-def test_text_that_changes_before_the_sets_are_begun(
-    wanted: OwnText, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_stopped_run_goes_on_with_the_same_text_alone(
+    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, original = tmp_path / "out", wanted.source.read_text()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -426,8 +401,8 @@ def test_text_that_changes_before_the_sets_are_begun(
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))
-    expected = contents(make(wanted, tmp_path / "other"))
-    assert contents(make(wanted, out)) == expected
+    with pytest.raises(DataError, match="was made with other text; name a new directory"):
+        make(wanted, out)
 
 
 def _interrupt(*_: object, **__: object) -> None:

@@ -222,8 +222,7 @@ def _choose(args: argparse.Namespace) -> Plan:
     """
     import torch
 
-    from mlperf_bert.prepare.own_files import find_files
-    from mlperf_bert.prepare.own_parts import text_bytes
+    from mlperf_bert.prepare.own_files import find_files, text_bytes
     from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
     halves = (each.partition("=") for each in args.set)

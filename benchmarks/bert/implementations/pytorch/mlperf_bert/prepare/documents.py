@@ -55,7 +55,6 @@ _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
 
 Reason = Literal["not UTF-8", "too short", "few letters"]
-REASONS: tuple[Reason, ...] = ("not UTF-8", "too short", "few letters")
 
 SENTENCE_CHARS = 500
 LEAST_CHARS = 32
@@ -108,6 +107,20 @@ def digest_of(document: str) -> int:
     """A document's rank in the order of holding out, 0 .. 2**64 - 1."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
     return int.from_bytes(digest, "big")
+
+
+def documents_of(path: Path) -> Iterator[str]:
+    """Yield the documents of a sentence file, with the line ends of their sentences."""
+    lines: list[str] = []
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if line != "\n":
+                lines.append(line)
+            elif lines:
+                yield "".join(lines)
+                lines = []
+    if lines:
+        yield "".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,14 +239,9 @@ def any_sentences(text: str) -> Iterator[str]:
             yield from _cut(sentence)
 
 
-def codes_of(text: str) -> NDArray[np.uint32]:
-    """The text's code points, uint32 [n]; it holds no surrogates."""
-    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-
-
 def kinds_of(text: str) -> NDArray[np.uint8]:
-    """LETTER, DIGIT, SPACE or OTHER of each character, uint8 [n]."""
-    kinds: NDArray[np.uint8] = kind_table()[codes_of(text)]
+    """LETTER, DIGIT, SPACE or OTHER of each character, uint8 [n]; the text holds no surrogates."""
+    kinds: NDArray[np.uint8] = kind_table()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")]
     return kinds
 
 

@@ -3,73 +3,68 @@
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-The request (`OwnText`) is checked before the text is read, and compared with existing results. Each
-step writes its files whole or not at all, so a stopped run can be resumed; DIR/text holds the files
-of the first steps.
+Each step writes its files whole or not at all, so a stopped run can be resumed. DIR/text holds the
+files of the first steps. DIR/corpus.json says what vocabulary and sets are made of, so that they
+never mix two texts; the last step completes it.
+
+The digest of a document's text (of its first section, if it is cut) decides if it is held out, so
+new documents move no others, and copies of a document stay on one side. Evaluation keeps few
+held-out documents, and each text once.
 """
 
 import hashlib
-import os
-from collections.abc import Callable, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.records import check_version, read_json, reading, write_json
-from mlperf_bert.common.untrusted import in_brief
-from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.common.records import write_json
+from mlperf_bert.common.untrusted import file_digest, in_brief
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.build import check_settings, prepare_pair
-from mlperf_bert.prepare.documents import LEAST_CHARS, clean_document
+from mlperf_bert.prepare.documents import clean_document, digest_of, documents_of
 from mlperf_bert.prepare.own_files import (
     DocumentRule,
-    Layout,
-    Piece,
-    TextFile,
-    digests,
-    find_files,
-    layout_of,
-    unread_files,
-)
-from mlperf_bert.prepare.own_parts import (
-    CLEANING_VERSION,
-    REMEDY,
-    WANTED_HELD_OUT,
-    Cleaned,
-    CleanJob,
-    HeldOut,
-    LeftOut,
-    Lowest,
-    Part,
     Rules,
-    choose_held_out,
-    clean,
-    default_share,
-    fingerprint,
-    plan_jobs,
+    TextFile,
+    find_files,
+    next_document,
+    rules_of,
+    sections,
     text_bytes,
+    unread_files,
 )
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
-from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, load_vocabulary
-
-RECORD_VERSION = 1
+from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
-LEAST_DOCUMENTS = 2  # in each part: the reference pairs a document with another one
-MOST_HELD_OUT, SHARE_STEP = 2, 1.25  # most characters, over the share; factor between shares
+CLEANING_VERSION = 3  # version of the rules that turn text into parts
+LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
+SHOWN = 3  # documents
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
-SHOWN, LOOKED_AT = 3, 256  # documents shown, out of the first ones looked at
-NOT_NEEDED = "held out, but not needed"
-REMEDIES = {
-    "not UTF-8": "convert such files to UTF-8",
-    "too short": f"fewer than {LEAST_CHARS} letters and digits: join them, or give no --documents",
-    "few letters": "figures and rules of tables: write what matters of them as words",
-    NOT_NEEDED: "give a smaller --held-out to train on more",
-}
+
+# Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
+MOST_PART_BYTES = 16 * 2**20
+LEAST_PART_BYTES = 2**18
+WANTED_PARTS = 8  # parts of a small text, for as many workers
+
+LARGEST_SHARE = 1 / 16
+MOST_HELD_OUT, SHARE_STEP = 2, 1.25  # most characters, over the share; factor between shares
+WANTED_HELD_OUT = 4  # of few documents, if no share is asked for
+
+# An evaluation should cost little: this gives about half a million tokens in two passes, and a
+# standard error of the accuracy of 0.002.
+EVAL_BYTES = 2**20
+HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out, unless a share is asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +72,7 @@ class OwnText:
     """A request: the text, and the sets to make of it.
 
     `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
-    is made. If `documents` is None, `layout_of` decides. `held_out_share` of the documents are held
+    is made. If `documents` is None, `rules_of` decides. `held_out_share` of the documents are held
     out; None means `default_share`, adjusted if it would hold out too few or too many of few
     documents.
     """
@@ -91,101 +86,7 @@ class OwnText:
     settings: ShardSettings
 
 
-def text_digest(source: Path, vocab_path: Path | None) -> str:
-    """A digest of the text in `source` and its rules; the vocabulary file does not count as text.
-
-    Raises DataError if there is no text, or it cannot be read.
-    """
-    contents = digests(find_files(source, vocab_path), quiet=True)
-    return hashlib.sha256(" ".join([str(CLEANING_VERSION), *contents]).encode()).hexdigest()
-
-
-def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
-    """Check the options before the text is read for hours. Raises ConfigError."""
-    if wanted.vocab_path is None:
-        check_vocab_size(wanted.vocab_size)
-    check_settings(wanted.settings, workers, num_texts=1)
-    check_place(wanted.source, out_dir)
-
-
-def check_place(text: Path, out_dir: Path) -> None:
-    """Raise ConfigError for an `out_dir` inside of the text, or one that cannot be written."""
-    source, out = text.resolve(), out_dir.resolve()
-    is_read = out.is_relative_to(source) and not any(
-        name.startswith(".") for name in out.relative_to(source).parts
-    )
-    if is_read or source.is_relative_to(out / "text"):
-        problem = f"is {out_dir}, whose files would be read as text of {text}"
-        raise ConfigError("--out", problem, "name a directory outside of the text")
-    there = next(each for each in (out, *out.parents) if os.path.lexists(each))
-    may_write = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    if not (may_write or (out / "corpus.json").exists()):  # what is ready need not be written
-        problem = f"is {out_dir}, which cannot be made or written to"
-        raise ConfigError("--out", problem, "give a directory where you may write")
-
-
-def rules_of(wanted: OwnText, files: Sequence[TextFile], layout: Layout) -> Rules:
-    """The rules that turn the text into parts. Raises ConfigError for the share held out."""
-    share = default_share(files) if wanted.held_out_share is None else wanted.held_out_share
-    if not 0 < share <= 0.5:
-        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
-    return Rules(
-        documents=layout.rule,
-        text_field=wanted.text_field,
-        held_out_share=share,
-        join_chars=layout.join_chars,
-    )
-
-
-def settings_of(wanted: OwnText, text: str) -> dict[str, str]:
-    """The settings that must equal those of an existing directory."""
-    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
-    names = ("max_seq_length", "max_predictions", "dupe_factor", "seed", "segments")
-    return {
-        "text": text,
-        "vocabulary": given or f"own, {wanted.vocab_size} tokens",
-        **{name: str(getattr(wanted.settings, name)) for name in names},
-    }
-
-
-def is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
-    """True if everything is there and complete; DataError if it was made with other settings."""
-    path = out_dir / "corpus.json"
-    if not path.exists():
-        return False
-    values = read_json(path, missing="is missing", remedy=REMEDY)
-    with reading(path, REMEDY):
-        check_version(values, RECORD_VERSION)
-        before = {name: values["settings"][name] for name in settings}
-    for name, value in settings.items():
-        found = before[name]
-        if found != value:
-            was = f"{name} = {found}, now it is {value}"
-            problem = "was made with " + ("other text, or rules for it" if name == "text" else was)
-            raise DataError(str(out_dir), problem, REMEDY)
-    if not any((out_dir / name).exists() for name in VOCABULARY_FILES):
-        return False
-    return not verify(out_dir, full=False, workers=1, quiet=True).problems
-
-
-def begin_sets(out_dir: Path, wanted: OwnText, text: str) -> None:
-    """Record the text that vocabulary and sets come from, so that they never mix two texts."""
-    path = out_dir / "text" / "sets.json"
-    if path.exists():
-        values = read_json(path, missing="is missing", remedy=REMEDY)
-        with reading(path, REMEDY):
-            check_version(values, RECORD_VERSION)
-            if values["text"] == text:
-                return
-        if any((out_dir / name).exists() for name in ("train", "eval")):
-            problem = "has sets begun with other text, or rules for it"
-            raise DataError(str(out_dir), problem, REMEDY)
-        if wanted.vocab_path is None:
-            (out_dir / "vocab.txt").unlink(missing_ok=True)
-    write_file(path, write_json({"format_version": RECORD_VERSION, "text": text}))
-
-
-def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: bool = False) -> bool:
+def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     """Make or finish `out_dir`/train, /eval, /vocab.txt and /corpus.json.
 
     Returns True if anything had to be made. Raises ConfigError and DataError for faults that the
@@ -193,226 +94,385 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int, quiet: boo
     """
     check_options(wanted, out_dir, workers)
     files = find_files(wanted.source, wanted.vocab_path)
-    layout = layout_of(files, wanted.documents)
-    rules = rules_of(wanted, files, layout)
-    decided = _show_decided(files, rules, layout.why)
-    _show_unread(unread_files(wanted.source, wanted.vocab_path))
-    contents = digests(files, quiet=quiet)
-    settings = settings_of(wanted, fingerprint(files, contents, rules))
-    if is_ready(out_dir, settings):
+    rules = rules_of(files, wanted.documents, wanted.text_field)
+    _show_files(files, rules, unread_files(wanted.source, wanted.vocab_path))
+    settings = _settings_of(wanted)
+    if _is_ready(out_dir, settings):
         return False
+
     text_dir = out_dir / "text"
-    make_directory(text_dir)
+    clean_all = partial(_clean_all, files, rules, settings["text"], text_dir, workers)
+    share = wanted.held_out_share or default_share(files)
+    parts_dir, cleaned = clean_all(share)
+    if wanted.held_out_share is None and fitting_share(cleaned, share) != share:
+        parts_dir, cleaned = clean_all(fitting_share(cleaned, share))
+    characters = _show_left_out(cleaned)
 
-    def clean_with(rules: Rules) -> Cleaned:
-        jobs = plan_jobs(files, contents, text_dir, rules)
-        return _clean_all(jobs, text_bytes(files), workers, quiet)
+    held_out = choose_held_out(parts_dir / part.file for part in cleaned.held_out)
+    documents = {
+        "train": num_documents(cleaned.train),
+        "eval": len(held_out),
+        "held out, but not needed": num_documents(cleaned.held_out) - len(held_out),
+    }
+    for name in ("train", "eval"):
+        if documents[name] < LEAST_DOCUMENTS:
+            problem = f"has {documents[name]} documents for {name}, {LEAST_DOCUMENTS} are needed"
+            remedy = "give more text, another --documents, or another --held-out"
+            raise DataError(str(wanted.source), problem, remedy)
+    eval_path = text_dir / "eval.txt"
+    write_file(eval_path, "\n".join(held_out).encode())
+    texts = {"train": _training_texts(cleaned, parts_dir), "eval": [eval_path]}
 
-    if wanted.held_out_share is None:
-        rules, cleaned = _clean_fitting(rules, clean_with)
-    else:
-        cleaned = clean_with(rules)
-    begin_sets(out_dir, wanted, settings["text"])
-    train = _training_parts(cleaned, text_dir, wanted)
-    held_out = choose_held_out(text_dir / part.file for part in cleaned.held_out)
-    eval_path = _eval_text(held_out, cleaned, text_dir, wanted)
-    vocab_path = _vocabulary(wanted, out_dir, train, workers, quiet)
-    corpus = _provenance(files, cleaned, held_out)
-    texts = {"train": train, "eval": [eval_path]}
-    manifests = prepare_pair(
-        texts, vocab_path, out_dir, wanted.settings, workers=workers, corpus=corpus, quiet=quiet
+    record: dict[str, object] = {"settings": settings}
+    write_file(out_dir / "corpus.json", write_json(record))
+    vocab_path = _vocabulary(wanted, out_dir, texts["train"], workers)
+    digests_of_parts = (part.sha256 for part in (*cleaned.train, *cleaned.held_out))
+    corpus = {
+        "recipe": RECIPE,
+        "text_sha256": _digest(*digests_of_parts),
+        "files": str(len(files)),
+        "documents": str(documents["train"]),
+        "held_out_documents": str(documents["eval"]),
+    }
+    prepare_pair(
+        texts, vocab_path, out_dir, wanted.settings, workers=workers, corpus=corpus, quiet=False
     )
-    _finish(wanted, out_dir, settings, rules, decided, cleaned, held_out, manifests)
+    record |= {"rules": asdict(rules), "documents": documents, "characters": characters}
+    write_file(out_dir / "corpus.json", write_json(record))
+    print("documents: " + "; ".join(f"{name} {count:,}" for name, count in documents.items()))
     return True
 
 
-def _show_decided(files: Sequence[TextFile], rules: Rules, why: str) -> dict[str, object]:
-    """Print how documents were found, why, and the first cleaned ones; return a record of it."""
-    megabytes = sum(file.size_bytes for file in files) / 1e6
-    print(f"own text of {megabytes:,.1f} MB: {why}", flush=True)
-    pieces = ((file.name, Piece(file.path, file.form, file.packing, 0, None)) for file in files)
-    found = ((name, each) for name, piece in pieces for each in rules.sections(piece))
-    shown: list[dict[str, object]] = []
-    for name, section in islice(found, LOOKED_AT):
-        text = " ".join(clean_document(section.paragraphs)[0])
-        if text and (section.opens or rules.join_chars):
-            shown.append({"file": name, "characters": len(text), "begins": text[:60].strip()})
-            print(f'  {name}, {len(text):,} characters: "{text[:60].strip()} ..."', flush=True)
-        if len(shown) == SHOWN:
-            break
-    return {"why": why, "first_documents": shown}
+# Check --------------------------------------------------------------------------------------------
 
 
-def _show_unread(names: Sequence[str]) -> None:
-    """Print how many files of other kinds there are."""
-    if names:
-        kind = "file of another kind" if len(names) == 1 else "files of other kinds"
-        print(f"not read: {len(names):,} {kind}, first {in_brief(names[0])}", flush=True)
+def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
+    """Check the options before the text is read for hours. Raises ConfigError."""
+    if wanted.vocab_path is None:
+        check_vocab_size(wanted.vocab_size)
+    share = wanted.held_out_share
+    if share is not None and not 0 < share <= 0.5:
+        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
+    check_settings(wanted.settings, workers, num_texts=1)
+    check_place(wanted.source, out_dir)
 
 
-def _clean_fitting(rules: Rules, clean_with: Callable[[Rules], Cleaned]) -> tuple[Rules, Cleaned]:
-    """Clean, adjusting the share if few or long documents would hold out too much or too little.
+def check_place(text: Path, out_dir: Path) -> None:
+    """Raise ConfigError for an `out_dir` whose files would be read as text."""
+    source, out = text.resolve(), out_dir.resolve()
+    is_read = out.is_relative_to(source) and not any(
+        name.startswith(".") for name in out.relative_to(source).parts
+    )
+    if is_read or source.is_relative_to(out / "text"):
+        problem = f"is {out_dir}, whose files would be read as text of {text}"
+        raise ConfigError("--out", problem, "name a directory outside of the text")
 
-    One cleaning finds the lowest documents; if they ask for another share, a second one follows.
+
+def text_digest(source: Path, vocab_path: Path | None) -> str:
+    """A digest of the text in `source`; the vocabulary file does not count as text.
+
+    Raises DataError if there is no text, or it cannot be read.
     """
-    cleaned = clean_with(rules)
-    total, share = _total((*cleaned.train, *cleaned.held_out)), rules.held_out_share
-    most = MOST_HELD_OUT * share * total.num_bytes
-    wanted = max(LEAST_DOCUMENTS, min(WANTED_HELD_OUT, total.documents // 8))
-
-    def held_out() -> Part:
-        return _total([each for each in cleaned.lowest if each.place < share * 2**64])
-
-    while (found := held_out()).documents >= wanted and found.num_bytes > most:
-        share /= SHARE_STEP
-    while held_out().documents < wanted and share < 1:
-        share = min(share * SHARE_STEP, 1.0)
-    if share == rules.held_out_share:
-        return rules, cleaned
-    rules = replace(rules, held_out_share=share)
-    return rules, clean_with(rules)
+    files = find_files(source, vocab_path)
+    kinds = [f"{file.form} {file.packing}" for file in files]
+    digests = [file_digest(file.path, "give readable text files") for file in files]
+    return _digest(str(CLEANING_VERSION), *kinds, *digests)
 
 
-def _total(found: Sequence[Part | Lowest]) -> Part:
-    num_bytes = sum(each.num_bytes for each in found)
-    return Part("", sum(each.documents for each in found), num_bytes, "")
+def _digest(*words: str) -> str:
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
-def _clean_all(jobs: Sequence[CleanJob], num_text_bytes: int, workers: int, quiet: bool) -> Cleaned:
-    made: dict[int, Cleaned] = {}
-    for job, cleaned in finished_in_sight(
-        clean,
+def _settings_of(wanted: OwnText) -> dict[str, str]:
+    """What must be as before if the directory exists."""
+    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
+    settings = {
+        "text": text_digest(wanted.source, wanted.vocab_path),
+        "vocabulary": given or f"own, {wanted.vocab_size} tokens",
+    }
+    for name in ("documents", "text_field", "held_out_share"):
+        settings[name] = str(getattr(wanted, name))
+    for name in ("max_seq_length", "max_predictions", "dupe_factor", "seed", "segments"):
+        settings[name] = str(getattr(wanted.settings, name))
+    return settings
+
+
+def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
+    """True if everything is there and complete; DataError if it was made with other settings."""
+    path = out_dir / "corpus.json"
+    if not path.exists():
+        return False
+    record = json.loads(path.read_bytes())
+    for name, value in settings.items():
+        before = record["settings"].get(name)
+        if before != value:
+            was = "other text" if name == "text" else f"{name} = {before}, now it is {value}"
+            remedy = "name a new directory or delete this one"
+            raise DataError(str(out_dir), f"was made with {was}", remedy)
+    has_vocabulary = any((out_dir / name).exists() for name in VOCABULARY_FILES)
+    if "documents" not in record or not has_vocabulary:
+        return False
+    return not verify(out_dir, full=False, workers=1, quiet=True).problems
+
+
+# Clean --------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A file of cleaned text; each section counts as a document."""
+
+    file: str
+    documents: int
+    num_bytes: int
+    sha256: str
+
+
+class Cleaned(NamedTuple):
+    """The result of one job or of several.
+
+    `num_chars` are kept, and `left_out` counts characters by the reason. `lowest` has the digest,
+    sections, and bytes of the held-out documents, and of the next few of each job.
+    """
+
+    train: list[Part]
+    held_out: list[Part]
+    num_chars: int
+    left_out: dict[str, int]
+    lowest: list[list[int]]
+
+
+Job = tuple[int, list[TextFile]]  # a number, and pieces of files
+
+
+def _clean_all(
+    files: Sequence[TextFile], rules: Rules, text: str, text_dir: Path, workers: int, share: float
+) -> tuple[Path, Cleaned]:
+    """Clean and split all files in a directory of their own for this text, rules, and share."""
+    parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
+    make_directory(parts_dir)
+    jobs = plan_jobs(files, rules)
+    found = finished_in_sight(
+        partial(clean, parts_dir=parts_dir, rules=rules, share=share),
         jobs,
         workers,
-        sizes=[num_text_bytes // len(jobs)] * len(jobs),
+        sizes=[text_bytes(pieces) for _, pieces in jobs],
         words=("cleaned", "pieces"),
-        quiet=quiet,
-    ):
-        made[job.number] = cleaned
-    ordered = [made[job.number] for job in jobs]
-    left_out: dict[str, LeftOut] = {}
-    for cleaned in ordered:
-        for reason, found in cleaned.left_out.items():
-            left_out[reason] = left_out.get(reason, LeftOut()) + found
-    return Cleaned(
-        tuple(part for cleaned in ordered for part in cleaned.train),
-        tuple(part for cleaned in ordered for part in cleaned.held_out),
-        sum(cleaned.num_chars for cleaned in ordered),
-        left_out,
-        tuple(each for cleaned in ordered for each in cleaned.lowest),
+        quiet=False,
     )
+    by_number = {number: cleaned for (number, _), cleaned in found}
+    made = [by_number[number] for number in range(len(jobs))]
+    left_out: Counter[str] = Counter()
+    for each in made:
+        left_out.update(each.left_out)
+    together = Cleaned(
+        [part for each in made for part in each.train],
+        [part for each in made for part in each.held_out],
+        sum(each.num_chars for each in made),
+        dict(left_out),
+        [document for each in made for document in each.lowest],
+    )
+    return parts_dir, together
 
 
-def _training_parts(cleaned: Cleaned, text_dir: Path, wanted: OwnText) -> list[Path]:
+def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
+    """Plan the jobs: small files together, large plain files cut between documents.
+
+    They depend only on names and sizes of the files, never on the number of workers, so the same
+    files give the same parts.
+    """
+    wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
+    groups: list[list[TextFile]] = []
+    in_group = 0
+    for piece in (each for file in files for each in _pieces(file, rules, wanted)):
+        if not groups or in_group + piece.text_bytes > wanted:
+            groups.append([])
+            in_group = 0
+        groups[-1].append(piece)
+        in_group += piece.text_bytes
+    return list(enumerate(groups))
+
+
+def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
+    is_one_document = file.form == "text" and rules.documents == "file"
+    if file.packing == "plain" and not is_one_document:
+        for position in range(wanted, file.size_bytes, wanted):
+            if position > file.start:
+                start = next_document(file, rules, position)
+                if start is None:
+                    break
+                yield replace(file, stop=start)
+                file = replace(file, start=start)
+    yield file
+
+
+def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
+    """Do a job, or read the record of its earlier result, which is written last.
+
+    Raises DataError for what cannot be read.
+    """
+    number, pieces = job
+    record = parts_dir / f"job-{number:05d}.json"
+    if record.exists():
+        values = json.loads(record.read_bytes())
+        for side in ("train", "held_out"):
+            values[side] = [Part(*each) for each in values[side]]
+        return Cleaned(**values)
+    train = _PartWriter(parts_dir / f"train-{number:05d}")
+    held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
+    to, opens, num_chars = train, True, 0
+    left_out: Counter[str] = Counter()
+    documents: list[list[int]] = []  # the digest, sections and bytes of each
+    for section in (each for piece in pieces for each in sections(piece, rules)):
+        # Also if the opening section was left out; joined text is cut as it comes.
+        opens = opens or section.opens or rules.join_chars > 0
+        sentences, lost = clean_document(section.paragraphs)
+        left_out.update(lost)
+        if not sentences:
+            continue
+        text = "".join(sentence + "\n" for sentence in sentences)
+        num_chars += len(text)
+        if opens:
+            documents.append([digest_of(text), 0, 0])
+            to = held_out if documents[-1][0] < share * 2**64 else train
+        documents[-1][1] += 1
+        documents[-1][2] += len(text.encode()) + 1
+        to.add(text)
+        opens = False
+    num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
+    lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
+    made = Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
+    write_file(record, json.dumps(made._asdict()).encode())
+    return made
+
+
+class _PartWriter:
+    """Writes documents to files of about MOST_PART_BYTES, whose names begin with `stem`."""
+
+    def __init__(self, stem: Path) -> None:
+        self._stem = stem
+        self._parts: list[Part] = []
+        self._documents: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, document: str) -> None:
+        """Add a document's sentences."""
+        if self._num_bytes > MOST_PART_BYTES:
+            self.finish()
+        self._documents.append(document.encode())
+        self._num_bytes += len(self._documents[-1]) + 1
+
+    def finish(self) -> list[Part]:
+        """Write what is not written yet; return all parts."""
+        if self._documents:
+            path = self._stem.with_name(f"{self._stem.name}-{len(self._parts):03d}.txt")
+            contents = b"\n".join(self._documents)
+            write_file(path, contents)
+            digest = hashlib.sha256(contents).hexdigest()
+            self._parts.append(Part(path.name, len(self._documents), len(contents), digest))
+            self._documents, self._num_bytes = [], 0
+        return self._parts
+
+
+def num_documents(parts: Iterable[Part]) -> int:
+    """Documents of all these parts."""
+    return sum(part.documents for part in parts)
+
+
+def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
     """The parts with enough documents; documents of the other parts are joined to one more part."""
     large = [part for part in cleaned.train if part.documents >= LEAST_DOCUMENTS]
     small = [part for part in cleaned.train if part.documents < LEAST_DOCUMENTS]
     if small and len(small) < LEAST_DOCUMENTS and large:
         small.append(large.pop())
-    if _total(cleaned.train).documents < LEAST_DOCUMENTS:
-        raise _too_few(wanted, "training", _total(cleaned.train).documents, cleaned)
-    paths = [text_dir / part.file for part in large]
+    paths = [parts_dir / part.file for part in large]
     if small:
-        path = text_dir / "train-others.txt"
-        write_file(path, b"\n".join((text_dir / part.file).read_bytes() for part in small))
+        path = parts_dir / "train-others.txt"
+        write_file(path, b"\n".join((parts_dir / part.file).read_bytes() for part in small))
         paths.append(path)
     return paths
 
 
-def _eval_text(held_out: HeldOut, cleaned: Cleaned, text_dir: Path, wanted: OwnText) -> Path:
-    if len(held_out.documents) < LEAST_DOCUMENTS:
-        raise _too_few(wanted, "evaluation", len(held_out.documents), cleaned)
-    path = text_dir / "eval.txt"
-    write_file(path, "\n".join(held_out.documents).encode())
-    return path
-
-
-def _too_few(wanted: OwnText, what: str, number: int, cleaned: Cleaned) -> DataError:
-    problem = f"has {number} documents for {what}, {LEAST_DOCUMENTS} are needed"
-    if cleaned.left_out:
-        found = sorted(cleaned.left_out.items())
-        reasons = (f"{each.documents:,} {reason}" for reason, each in found)
-        problem += f" (left out: {', '.join(reasons)})"
-    remedy = "give more text, or say where a document ends with --documents"
-    if wanted.documents is not None:
-        ends = {"empty-line": "an empty line", "line": "a line end", "file": "a file's end"}
-        remedy = f"a document ends at {ends[wanted.documents]}: leave out --documents, or {remedy}"
-    if what == "evaluation":
-        remedy += ", or a larger --held-out"
-    return DataError(str(wanted.source), problem, remedy)
-
-
-def _vocabulary(
-    wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int, quiet: bool
-) -> Path:
-    if wanted.vocab_path is not None:
-        return wanted.vocab_path
-    path = out_dir / "vocab.txt"
-    if not path.exists():
-        tokens = own_vocabulary(train, wanted.vocab_size, workers, quiet=quiet)
-        write_file(path, ("\n".join(tokens) + "\n").encode())
-    elif len(load_vocabulary(path)) != wanted.vocab_size:
-        problem = f"has {len(load_vocabulary(path))} tokens, now it is {wanted.vocab_size}"
-        raise DataError(str(path), problem, REMEDY)
-    return path
-
-
-def _provenance(files: Sequence[TextFile], cleaned: Cleaned, held_out: HeldOut) -> dict[str, str]:
-    digests = [part.sha256 for part in (*cleaned.train, *cleaned.held_out)]
-    return {
-        "recipe": RECIPE,
-        "text_sha256": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
-        "files": str(len(files)),
-        "documents": str(_total(cleaned.train).documents),
-        "held_out_documents": str(len(held_out.documents)),
-    }
-
-
-def _finish(
-    wanted: OwnText,
-    out_dir: Path,
-    settings: dict[str, str],
-    rules: Rules,
-    decided: dict[str, object],
-    cleaned: Cleaned,
-    held_out: HeldOut,
-    manifests: dict[str, Manifest],
-) -> None:
+def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
+    """A copy of the given vocabulary, or one of the training text."""
     if wanted.vocab_path is not None:
         vocabulary = load_any_vocabulary(wanted.vocab_path)
-        write_file(out_dir / file_name(vocabulary), vocabulary.contents)
-    found = sorted(cleaned.left_out.items())
-    documents = {
-        "train": _total(cleaned.train).documents,
-        "eval": len(held_out.documents),
-        NOT_NEEDED: held_out.not_needed.documents,
-        **{f"left out, {name}": each.documents for name, each in found if each.documents},
-    }
-    values = {
-        "format_version": RECORD_VERSION,
-        "settings": settings,
-        "rules": asdict(rules),
-        "decided": decided,
-        "documents": documents,
-        "characters": _show_left_out(cleaned, held_out),
-        "examples": {name: manifest.num_samples for name, manifest in manifests.items()},
-        "corpus": manifests["train"].corpus,
-    }
-    write_file(out_dir / "corpus.json", write_json(values))
-    print("documents: " + "; ".join(f"{name} {count:,}" for name, count in documents.items()))
+        path = out_dir / file_name(vocabulary)
+        write_file(path, vocabulary.contents)
+        return path
+    path = out_dir / "vocab.txt"
+    if not path.exists():
+        tokens = own_vocabulary(train, wanted.vocab_size, workers)
+        write_file(path, ("\n".join(tokens) + "\n").encode())
+    return path
 
 
-def _show_left_out(cleaned: Cleaned, held_out: HeldOut) -> dict[str, object]:
+# Hold out -----------------------------------------------------------------------------------------
+
+
+def default_share(files: Sequence[TextFile]) -> float:
+    """The default share, a power of two: as text is added it stays, or halves and keeps half."""
+    share = LARGEST_SHARE
+    while share * text_bytes(files) > HELD_OUT_BYTES:
+        share /= 2
+    return share
+
+
+def fitting_share(cleaned: Cleaned, share: float) -> float:
+    """The share to hold out, if few or long documents make `share` too much or too little."""
+    parts = [*cleaned.train, *cleaned.held_out]
+    most = MOST_HELD_OUT * share * sum(part.num_bytes for part in parts)
+    wanted = max(LEAST_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
+
+    def held_out() -> tuple[int, int]:
+        """Documents and bytes that the share holds out."""
+        low = [each for each in cleaned.lowest if each[0] < share * 2**64]
+        return sum(count for _, count, _ in low), sum(size for _, _, size in low)
+
+    while held_out()[0] >= wanted and held_out()[1] > most:
+        share /= SHARE_STEP
+    while held_out()[0] < wanted and share < 1:
+        share = min(share * SHARE_STEP, 1.0)
+    return share
+
+
+def choose_held_out(paths: Iterable[Path]) -> list[str]:
+    """The documents of these parts with the lowest digests, each once: about EVAL_BYTES."""
+    kept: list[tuple[int, str]] = []
+    for path in paths:
+        found = {(digest_of(document), document) for document in documents_of(path)}
+        candidates = sorted(found.union(kept))
+        kept, num_chars = [], 0
+        for digest, document in candidates:
+            num_chars += len(document)
+            if kept and num_chars > EVAL_BYTES:
+                break
+            kept.append((digest, document))
+    return [document for _, document in kept]
+
+
+# Say ----------------------------------------------------------------------------------------------
+
+
+def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[str]) -> None:
+    """Print how documents are found, the first cleaned ones, and how much is not read."""
+    megabytes = sum(file.size_bytes for file in files) / 1e6
+    joined = f", joined to {rules.join_chars:,} characters" if rules.join_chars else ""
+    way = f"read with --documents {rules.documents}{joined}"
+    print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
+    found = ((file.name, section) for file in files for section in sections(file, rules))
+    for name, section in islice(found, SHOWN):
+        text = " ".join(clean_document(section.paragraphs)[0])
+        print(f'  {name}, {len(text):,} characters: "{text[:60].strip()} ..."', flush=True)
+    if unread:
+        print(f"not read: {len(unread):,} of other kinds, first {in_brief(unread[0])}", flush=True)
+
+
+def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
     """Print the left-out share of the text and the reasons, as a warning if it is large."""
-    total = cleaned.num_chars + sum(each.num_chars for each in cleaned.left_out.values())
-    others = {NOT_NEEDED: held_out.not_needed}
-    found = [(name, each) for name, each in (cleaned.left_out | others).items() if each.num_chars]
-    found.sort(key=lambda item: -item[1].num_chars)
-    lost = sum(each.num_chars for _, each in found)
-    much = "warning: " if lost > MOST_LEFT_OUT * total else ""
-    print(f"{much}left out: {lost / total:.1%} of {total:,} characters")
-    for name, each in found:
-        first = f", first in {each.file}" if each.file else ""
-        print(f"  {name}: {each.num_chars:,} characters{first}; {REMEDIES[name]}")
-    reasons = {name: asdict(each) for name, each in found}
-    return {"of_the_text": total, "left_out": lost, "reasons": reasons}
+    left_out = sum(cleaned.left_out.values())
+    of_the_text = cleaned.num_chars + left_out
+    much = "warning: " if left_out > MOST_LEFT_OUT * of_the_text else ""
+    share = left_out / max(1, of_the_text)
+    reasons = "".join(f"; {name} {count:,}" for name, count in sorted(cleaned.left_out.items()))
+    print(f"{much}left out: {share:.1%} of {of_the_text:,} characters{reasons}")
+    return {"of_the_text": of_the_text, "left_out": left_out, "reasons": cleaned.left_out}

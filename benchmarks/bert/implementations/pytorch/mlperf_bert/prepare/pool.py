@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import TextIO, TypeVar
 
 from mlperf_bert.common.console import count_bytes
@@ -40,25 +39,6 @@ def finished_in_sight(
         yield job, result
         if not quiet:
             advance(size_of[id(job)])
-
-
-def finished_files(
-    function: Callable[[Path], Result],
-    paths: Sequence[Path],
-    workers: int,
-    words: tuple[str, str],
-    *,
-    quiet: bool,
-) -> Iterator[tuple[Path, Result]]:
-    """Like `finished_in_sight`, for existing files."""
-    return finished_in_sight(
-        function,
-        paths,
-        workers,
-        sizes=[path.stat().st_size for path in paths],
-        words=words,
-        quiet=quiet,
-    )
 
 
 def finished(

@@ -17,9 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.prepare.documents import digest_of
-from mlperf_bert.prepare.own_parts import documents_of
-from mlperf_bert.prepare.pool import finished_files
+from mlperf_bert.prepare.documents import digest_of, documents_of
+from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.vocabulary.word_pieces import MAX_WORD_CHARS, SPECIAL_TOKENS, basic_words
 
 Pair = tuple[str, str]
@@ -130,20 +129,20 @@ def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
     return result
 
 
-def own_vocabulary(
-    parts: Sequence[Path], vocab_size: int, workers: int, *, quiet: bool
-) -> list[str]:
+def own_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list[str]:
     """Exactly `vocab_size` tokens, the same for the same parts. Raises ConfigError for the size."""
     check_vocab_size(vocab_size)
-    share = min(1.0, SAMPLE_BYTES / sum(path.stat().st_size for path in parts))
+    sizes = [path.stat().st_size for path in parts]
+    count = partial(count_part, share=min(1.0, SAMPLE_BYTES / sum(sizes)))
+    words = ("words counted", "parts")
     raw_counts: Counter[str] = Counter()
-    count = partial(count_part, share=share)
-    for _, counts in finished_files(count, parts, workers, ("words counted", "parts"), quiet=quiet):
+    for _, counts in finished_in_sight(
+        count, parts, workers, sizes=sizes, words=words, quiet=False
+    ):
         raw_counts.update(counts)
-    words = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
-    if not quiet:
-        print(f"making a vocabulary of {vocab_size:,} tokens of {len(words):,} words", flush=True)
-    return vocabulary_of_words(words, vocab_size)
+    counted = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
+    print(f"making a vocabulary of {vocab_size:,} tokens of {len(counted):,} words", flush=True)
+    return vocabulary_of_words(counted, vocab_size)
 
 
 def check_vocab_size(vocab_size: int) -> None:
