@@ -66,7 +66,7 @@ def test_training_on_two_ranks(tiny: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("engine", ["fsdp:2", "pipeline:2@interleaved"])
 def test_fine_tuning(engine: str, tmp_path: Path) -> None:
-    run_dir = ("--run-dir", tmp_path / "run", "--save", "nothing")
+    run_dir = ("--run-dir", tmp_path / "run", "--record-only")
     watched(tmp_path, "squad", "train", "--engine", engine, *SQUAD, *run_dir, status=0)
 
 

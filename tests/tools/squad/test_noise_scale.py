@@ -1,4 +1,4 @@
-"""Noise scale, efficiency, goodput and gain by hand or of known noise; what a run records of it."""
+"""Noise scale and efficiency, by hand or of known noise."""
 
 import math
 from itertools import product
@@ -10,9 +10,7 @@ from bert_tools.squad.noise_scale import (
     NoiseScale,
     covariance_trace,
     efficiency,
-    goodput,
     gradient_square,
-    learning_rate_gain,
 )
 
 
@@ -87,51 +85,25 @@ def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
 def test_skipped_updates_are_left_out_and_batches_must_differ() -> None:
     noise = NoiseScale()
     noise.add(13.0, 4, 5.0, 20)
-    before = noise.state()
+    before = (noise.gradient_square, noise.trace)
     for spoilt in (math.nan, math.inf):
         noise.add(spoilt, 4, 5.0, 20)
         noise.add(13.0, 4, spoilt, 20)
     for small, big in ((0, 4), (4, 4), (8, 4)):
         with pytest.raises(ValueError, match=f"batches of {small} and {big}"):
             noise.add(1.0, small, 1.0, big)
-    assert noise.state() == before
+    assert (noise.gradient_square, noise.trace) == before
 
 
-def test_a_restored_state_goes_on_as_if_it_had_not_ended() -> None:
-    whole, first = NoiseScale(), NoiseScale()
-    for each in (whole, first):
-        each.add(13.0, 4, 5.0, 20)
-    second = NoiseScale()
-    second.restore(first.state())
-    for each in (whole, second):
-        each.add(17.0, 4, 5.5, 20)
-    assert second.value == whole.value
-    second.restore({})
-    assert second.value is None
-
-
-def test_efficiency_and_goodput() -> None:
+def test_efficiency() -> None:
     for phi, initial in product((0.0, 1.0, 448.0, 1e6), (1, 16, 448)):  # of the initial batch
         assert efficiency(phi, initial, initial) == 1
-        assert goodput(37.98, phi, initial, initial) == 37.98
     # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.
     assert efficiency(100, 50, 200) == pytest.approx(0.5)
     assert efficiency(0, 50, 200) == pytest.approx(0.25)
-    assert goodput(80.0, 100, 50, 200) == pytest.approx(40.0)
     # With far more noise than both batches, samples count the same in either.
     assert efficiency(1e12, 50, 200) == pytest.approx(1.0)
     # McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
     # batches the ratio of samples is the inverse of the ratio of efficiencies.
     samples_more = (1 + 1000 / 300) / (1 + 64 / 300)
     assert efficiency(300, 64, 1000) == pytest.approx(1 / samples_more)
-
-
-def test_adascale_gain_counts_steps() -> None:
-    # Efficiency times the ratio of batches: how many updates of M0 one of M is worth.
-    for phi in (0.0, 30.0, 1e9):
-        gain = learning_rate_gain(phi, 16, 64, "adascale")
-        assert gain == pytest.approx(efficiency(phi, 16, 64) * 4)
-        assert 1 <= gain <= 4
-    assert learning_rate_gain(0.0, 16, 64, "adascale") == 1  # no noise: a larger batch adds nothing
-    assert learning_rate_gain(1e9, 16, 64, "adascale") == pytest.approx(4, rel=1e-6)
-    assert learning_rate_gain(30.0, 16, 64, "square_root") == pytest.approx(2)

@@ -237,7 +237,7 @@ def test_the_best_of_the_right_answers(
     right: list[str], answer: str, exact: float, words: float
 ) -> None:
     answers = tuple(Answer(text, 0) for text in right)
-    question = Question("q", "", CONTEXT, "Who?", answers, not answers)
+    question = Question("q", CONTEXT, "Who?", answers, not answers)
     assert best_of("exact_match", question, answer) == exact
     assert best_of("f1", question, answer) == pytest.approx(words)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bert_tools.bench.flops import model_flops
 from bert_tools.squad.batches import (
     SpanBatch,
     UpdatePlan,
@@ -20,7 +21,6 @@ from bert_tools.squad.batches import (
 from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.engines import Team, make_engine, share_of
 from bert_tools.squad.loop import Loop
-from bert_tools.squad.measures import squad_flops
 from bert_tools.squad.model import (
     Part,
     balanced_split,
@@ -266,8 +266,10 @@ def test_costs_by_hand() -> None:
     # ModernBERT's scores begin with a projection: D^2 = 64 more.
     modern = replace(model, architecture="modern", objective="mlm", num_layers=7)
     costs = layer_costs(modern, 10.0)
-    assert sum(costs) == pytest.approx(squad_flops(modern, [10.0]))
-    assert costs[-1] - costs[0] == pytest.approx(6 * 10 * (16 + 64))
+    layers = model_flops(modern, [10.0], [0])
+    scores = 6 * 10 * (16 + 64)
+    assert sum(costs) == pytest.approx(layers.encoder + layers.attention + scores)
+    assert costs[-1] - costs[0] == pytest.approx(scores)
     assert len(set(costs[1::3])) == len(set(costs[0:6:3])) == 1
     costs = layer_costs(ModelSection(num_layers=12), length=180.0)
     assert balanced_split(costs, 4) == [0, 3, 6, 9, 12]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from bert_tools.squad.questions import (
 )
 from mlperf_bert.common.errors import DataError
 from squad_cases import qa, questions_of, set_of
-from support import run_process
 
 CONTEXT = "A node is a computer. Nodes form a cluster."
 
@@ -51,8 +49,8 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     path.write_bytes(as_json(values))
     found = read_questions(path)
     assert list(found) == [
-        Question("q1", "Title", CONTEXT, "What is a node?", (Answer("a computer", 10),), False),
-        Question("q2", "Title", CONTEXT, "Who came first?", (), True),
+        Question("q1", CONTEXT, "What is a node?", (Answer("a computer", 10),), False),
+        Question("q2", CONTEXT, "Who came first?", (), True),
     ]
     assert len(found) == 2 and found[1].id == "q2" and found.version == "2.0"
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -66,6 +64,13 @@ def test_version_1_has_only_questions_with_answers() -> None:
     (found,) = questions
     assert not found.is_impossible
     assert found.answers == (Answer("a computer", 10), Answer("computer", 12))
+
+
+def test_a_set_without_titles_and_with_numbers_for_ids_is_read() -> None:
+    values = two_questions()
+    del values["data"][0]["title"]
+    first_qa(values)["id"] = 51870
+    assert [each.id for each in parse_questions(as_json(values), "set.json")] == ["51870", "q2"]
 
 
 def test_characters_are_counted_not_bytes() -> None:
@@ -103,7 +108,7 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (answer("computer.", 12 - len(CONTEXT)), "at character -31"),
         (answer("a computer", True), "question 'q1': answers[0]: answer_start: is True"),
         (answer("a computer", 10.0), "answer_start: is 10.0, not a whole number"),
-        (answer("a computer", None), "answer_start: is missing"),
+        (answer("a computer", None), "answer_start: is None, not a whole number"),
         (answer(" ", 1), "question 'q1': answers[0]: text: is empty"),
         (answer(7, 10), "question 'q1': answers[0]: text: is 7, not a text"),
         (changed(answers=["a computer"]), "answers[0]: is 'a computer', not an object"),
@@ -112,10 +117,9 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (changed(is_impossible=True), "question 'q1': is impossible, but has 1 answers"),
         (changed(is_impossible="no"), "question 'q1': is_impossible: is 'no', not true or false"),
         (changed(id="q2"), "question 'q2': is there twice"),
-        (changed(id=7), "data[0].paragraphs[0].qas[0]: id: is 7, not a text"),
-        (changed(id=""), "question '': has an empty id"),
+        (changed(id=7.5), "data[0].paragraphs[0].qas[0]: id: is 7.5, not a text"),
+        (changed(id=""), "data[0].paragraphs[0].qas[0]: id: is empty"),
         (changed(question=None), "question 'q1': question: is None, not a text"),
-        (changed(question="a" * 2**21), "question: has 2,097,152 characters, the most is"),
         (changed(question="a\ud800"), "half of a surrogate pair at character 1"),
         (without("id"), "data[0].paragraphs[0].qas[0]: id: is missing"),
         (without("question"), "question 'q1': question: is missing"),
@@ -123,8 +127,6 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (lambda values: values.pop("data"), "set.json: data: is missing"),
         (lambda values: values.update(data=[]), "holds no question"),
         (lambda values: values.update(data=[7]), "data[0]: is 7, not an object"),
-        (lambda values: values["data"][0].pop("title"), "data[0]: title: is missing"),
-        (lambda values: values["data"][0].update(paragraphs=[]), "data[0]: has no paragraphs"),
         (
             lambda values: values["data"][0]["paragraphs"].append([]),
             "data[0].paragraphs[1]: is a list, not an object",
@@ -156,9 +158,8 @@ def test_what_is_not_of_the_format_is_refused(
         (b'{"data": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"data": "\xed\xa0\x80"}', "is not UTF-8 at byte 10"),  # half of a surrogate pair
         (as_json(two_questions()).decode().encode("utf-16"), "is not UTF-8 at byte 0"),
-        (b'{"data": [' + b"[]," * 2**22 + b"[]]}", "values"),
     ],
-    ids=["empty", "list", "nan", "twice", "huge", "deep", "surrogate", "utf-16", "many"],
+    ids=["empty", "list", "nan", "twice", "huge", "deep", "surrogate", "utf-16"],
 )
 def test_what_is_no_json_of_ours_is_refused(contents: bytes, said: str) -> None:
     assert said in refusal(contents)
@@ -176,35 +177,8 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
         read_questions(path)
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(DataError, match="has more than 134,217,728 bytes"):
+    with pytest.raises(DataError, match="has more than 1,073,741,824 bytes"):
         read_questions(path)
-
-
-# Prints by how much memory grew; a process of its own, since the most ever used never falls.
-_READ = """
-import resource, sys
-from pathlib import Path
-from mlperf_bert.common.errors import DataError
-from bert_tools.squad.questions import read_questions
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    read_questions(Path(sys.argv[1]))
-except DataError:
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-"""
-
-
-@pytest.mark.longest
-def test_the_largest_file_takes_a_bounded_memory(tmp_path: Path) -> None:
-    path = tmp_path / "set.json"
-    with path.open("wb") as file:
-        # As many keys as may be, each with a number, and behind them a wide character.
-        file.write(b'{"data":1')
-        file.writelines(b',"%06x":1e9' % number for number in range(2**23 - 2))
-        file.write(b',"y":"\xf0\x9f\x98\x80')
-        file.write(b"a" * (128 * 2**20 - file.tell() - 2) + b'"}')
-    ran = run_process(sys.executable, "-c", _READ, path)
-    assert 1e9 < int(ran.stdout) < 3.1e9
 
 
 QUESTIONS = questions_of(("a caf\u00e9", [qa("q1", "What?", ("caf\u00e9", 2)), qa("q2", "Who?")]))

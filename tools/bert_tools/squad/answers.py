@@ -31,6 +31,7 @@ from bert_tools.squad.windows import Windows
 
 # NaN counts as the lowest score, which is this one so that sums stay finite.
 _LOWEST = -1e30
+MAX_ANSWER_LENGTH = 30  # tokens, as in the authors' program
 _TOKENS_AT_ONCE = 2**20  # about 100 MB of intermediate arrays
 _Ints = NDArray[np.int64]
 Scores = NDArray[np.floating[Any]]  # [T, 2]: scores as an answer's first and last token
@@ -58,7 +59,7 @@ def find_answers(
     questions: Questions,
     windows: Windows,
     scores: Scores,
-    max_answer_length: int = 30,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
 ) -> list[FoundAnswer]:
     """The best answer of every question, of at most `max_answer_length` tokens.
 
@@ -318,10 +319,9 @@ def answer(
     questions: Questions,
     windows: Windows,
     scores: Scores,
-    max_answer_length: int,
     threshold: float = 0.0,
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Each question's answer in text by its id, and a record's keys on all answers."""
-    found = find_answers(questions, windows, scores, max_answer_length)
+    found = find_answers(questions, windows, scores)
     values = {"validation_loss": mean_loss(scores, windows)}
     return texts(questions, found, threshold), values | evaluate(questions, found, threshold)

@@ -12,9 +12,8 @@ from typing import Literal
 
 from bert_tools.squad.settings import VIRTUAL_STAGES, Schedule
 
-# Forward, backward whole or for the inputs alone, backward for the weights alone; no record of
-# ours has the last two, but a timeline may.
-Kind = Literal["F", "B", "W", "update", "evaluate"]
+# Forward, backward whole or for the inputs alone, backward for the weights alone.
+Kind = Literal["F", "B", "W"]
 
 SAME_CLOCK_S = 1.0  # clocks of two machines count from their own start
 

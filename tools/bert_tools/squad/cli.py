@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tools.squad.settings import (
     DEFAULTS,
+    FORMS,
     SquadSettings,
     add_dev,
     add_device,
@@ -60,23 +61,13 @@ def _add(
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the options of `squad train`."""
-    text = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule "
-    _add(parser, "engine", str, "NAME", f"{text}(default single)", default="single")
+    _add(parser, "engine", str, "NAME", f"{FORMS}; default: single", default="single")
     _add(parser, "seed", int, "N", "default 1", default=1)
     text = "directory for record and model (default: runs/<utc>-squad)"
     _add(parser, "run-dir", Path, "DIR", text)
-    text = "the fine-tuned model beside the record (default), or the record alone"
-    choices = ("weights", "nothing")
-    parser.add_argument("--save", choices=choices, default="weights", help=text)
-    parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
+    text = "write the record alone, without the fine-tuned model, and print nothing"
+    parser.add_argument("--record-only", action="store_true", help=text)
     add_settings(parser)
-
-
-def _default_ranks() -> int:
-    """Ranks of an engine without a number: one per GPU, or two if there are fewer than two GPUs."""
-    import torch
-
-    return max(2, torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -89,8 +80,7 @@ def _train(args: argparse.Namespace) -> int:
     from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.signals.whereabouts import Whereabouts
 
-    engine = parse_engine(args.engine, args.schedule, _default_ranks())
-    settings = settings_of(args, engine, args.seed)
+    settings = settings_of(args, parse_engine(args.engine), args.seed)
     info = read_rank_info()
     if info.launcher == "single" and settings.engine.ranks > 1:
         return run_on_ranks(args.command_line, settings.engine.ranks)
@@ -102,14 +92,14 @@ def _train(args: argparse.Namespace) -> int:
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         on_rank_zero(info, lock.check)
         own_dir = Path(from_rank_zero(info, str(run_dir)))
-        record = fine_tune(settings, own_dir, info, device, save=args.save, whereabouts=whereabouts)
+        files: dict[str, Any] = {"record_only": args.record_only, "whereabouts": whereabouts}
+        record = fine_tune(settings, own_dir, info, device, **files)
         if record is None:
             return STOPPED
-        if info.rank == 0 and not args.quiet:
+        if info.rank == 0 and not args.record_only:
             print(_run_in_words(record))
-            if args.save == "weights":
-                words = ("--model", own_dir / WEIGHTS, "--dev", settings.dev)
-                print(f"to answer with it: {typed('squad', 'evaluate', *words)}")
+            words = ("--model", own_dir / WEIGHTS, "--dev", settings.dev)
+            print(f"to answer with it: {typed('squad', 'evaluate', *words)}")
         return 0
 
     with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
@@ -127,21 +117,15 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    text = "single, ddp:N, fsdp:N, pipeline:S, pipeline:Sxddp:R, with @gpipe, @1f1b, @interleaved "
-    text += "or @zero_bubble; the first is what the others are compared with "
-    text += f"(default {DEFAULT_ENGINES})"
+    text = f"{FORMS}; the first is what the others are compared with (default {DEFAULT_ENGINES})"
     _add(parser, "engines", str, "A,B,...", text, default=DEFAULT_ENGINES)
     _add(parser, "seeds", int, "N", "seeds 1 .. N of each (default 3)", default=3)
-    text = "global batches to sweep, instead of --global-batch"
+    text = "global batches to sweep, instead of --global-batch; the first is M0 of the statistical "
+    text += "efficiency, and the learning rate follows the root of the batch"
     _add(parser, "batches", str, "A,B,...", text)
-    text = "how the learning rate follows --batches, from the first on (default square_root)"
-    choices = ("square_root", "keep")
-    parser.add_argument("--rate-rule", choices=choices, default="square_root", help=text)
-    text = "M0 of the statistical efficiency (default: the first global batch)"
-    _add(parser, "initial-batch", int, "N", text)
     text = "directory of the comparison, new or to be continued (default runs/squad-compare)"
     _add(parser, "out", Path, "DIR", text, default=Path("runs/squad-compare"))
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, not the table")
     add_settings(parser)
 
 
@@ -149,37 +133,30 @@ def _compare(args: argparse.Namespace) -> int:
     """Run what has not ended, then compare; 0, or the status of the failed run."""
     from bert_tools.common.figures import new_figure
     from bert_tools.squad import compare
-    from bert_tools.squad.comparison import Conditions, compare_runs
     from bert_tools.squad.fine_tune import VOCABULARY, write_vocabulary
+    from mlperf_bert.common.atomic import make_directory
 
     new_figure(1, 1)  # pictures come last; a missing matplotlib is reported now
     batches, settings = _plan(args)
-    facts, path = compare.facts_of(settings[0]), args.out / VOCABULARY
+    path = args.out / VOCABULARY
     makes_vocabulary = args.vocab is None and args.init_checkpoint is None
     if makes_vocabulary:
         settings = [replace(each, vocab=path) for each in settings]
-    jobs = compare.make_jobs(args.out, settings, batches, args.rate_rule)
-    begun = compare.hold_to_comparison(args.out, facts)
-    if makes_vocabulary and (begun == "other" or not path.exists()):
-        write_vocabulary(args.train, path)  # one for all runs, made once
-    peak = compare.peak_of_machine(args.out, settings[0])
-    runs, status = compare.run_jobs(jobs)
+    jobs = compare.make_jobs(args.out, settings, batches)
+    has_begun = bool(compare.read_ended(jobs))
+    if makes_vocabulary and not (has_begun and path.exists()):
+        make_directory(args.out)
+        write_vocabulary(args.train, path)  # one for all runs
+    status = compare.run_jobs(jobs)
+    runs = compare.read_ended(jobs)
     if status != 0 and not runs:
         return status
-    # The first engine's runs come first: the others are compared with it.
-    order = [(str(job.settings.engine), job.settings.global_batch) for job in jobs]
-    runs.sort(key=lambda run: order.index((run.engine, run.global_batch)))
-    conditions = Conditions(
-        initial_batch=args.initial_batch or batches[0],
-        peak_tflops=peak["tflops"],
-        peak_means=peak["means"],
-    )
-    answer = compare.write_comparison(args.out, compare_runs(runs, conditions))
+    answer = compare.write_comparison(args.out, runs, batches[0])
     if args.json:
         print(json.dumps(answer, allow_nan=False), flush=True)
     else:
         print((args.out / compare.TABLE).read_text("utf-8"), end="", flush=True)
-        print(one_line(f"table, JSON, pictures and runs: {args.out}"))
+        print(one_line(f"table, JSON, picture and runs: {args.out}"))
     return status
 
 
@@ -193,8 +170,7 @@ def _plan(args: argparse.Namespace) -> tuple[list[int], list[SquadSettings]]:
             raise ConfigError("--batches", "is given beside --global-batch", "leave one out")
         batches = _numbers("--batches", args.batches)
         changes["global_batch"] = batches[0]
-    names, ranks = args.engines.split(","), _default_ranks()
-    engines = [parse_engine(name, args.schedule, ranks) for name in names]
+    engines = [parse_engine(name) for name in args.engines.split(",")]
     settings = [
         settings_of(args, engine, seed, **changes)
         for seed in range(1, args.seeds + 1)
@@ -202,8 +178,6 @@ def _plan(args: argparse.Namespace) -> tuple[list[int], list[SquadSettings]]:
     ]
     if args.batches is None:
         batches = [settings[0].global_batch]
-    if args.initial_batch is not None and args.initial_batch < 1:
-        raise ConfigError("--initial-batch", f"is {args.initial_batch}", "give 1 or more")
     return batches, settings
 
 
@@ -223,24 +197,18 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add(parser, "vocab", Path, "FILE", "default: beside the model")
     add_dev(parser)
     _add(parser, "out", Path, "FILE", "file for the answers, as JSON")
-    for name, text in (
-        ("max-length", "tokens of a window (default {}, or what it can read)"),
-        ("stride", "tokens from one window's begin to the next (default {}, at most a third)"),
-        ("max-question-length", "tokens ({})"),
-        ("max-answer-length", "tokens ({})"),
-    ):
-        default = DEFAULTS[name.replace("-", "_")]
-        kept = {"default": default} if text == "tokens ({})" else {}
-        _add(parser, name, int, "N", text.format(default), **kept)
+    text = f"tokens of a window (default {DEFAULTS['max_length']}, or what it can read)"
+    _add(parser, "max-length", int, "N", text)
+    text = f"tokens from one window's begin to the next (default {DEFAULTS['stride']}, "
+    _add(parser, "stride", int, "N", f"{text}at most a third)")
     text = "no answer where it scores more than X above the best one (default 0); "
     text += "sets of v1.1 take none: each of their questions has an answer"
     _add(parser, "threshold", float, "X", text, default=0.0)
     add_device(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    """Answer, score, print."""
+    """Answer, and print the scores."""
     import numpy as np
 
     from bert_tools.squad.answers import answer
@@ -252,12 +220,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.common.errors import say
     from mlperf_bert.distributed.session import in_session
 
-    _check_evaluation(args)
+    if not math.isfinite(args.threshold):
+        raise ConfigError("--threshold", f"is {args.threshold}", "give a finite number, such as 0")
     questions = read_questions(args.dev)
     start, vocabulary = read_model(args.model, args.vocab)
-    windows = make_windows(
-        questions, vocabulary, **_lengths(args, start.model.max_position_embeddings)
-    )
+    lengths = _lengths(args, start.model.max_position_embeddings)
+    windows = make_windows(questions, vocabulary, **lengths)
     for remark in windows.remarks:
         say(remark)
 
@@ -267,25 +235,13 @@ def _evaluate(args: argparse.Namespace) -> int:
         if not np.isfinite(scores).all():  # NaN gives no answers, which would still be scored
             problem, remedy = "gives scores that are no finite numbers", "whose training did not"
             raise CheckpointError(str(args.model), problem, f"give a model {remedy} diverge")
-        found = answer(questions, windows, scores, args.max_answer_length, args.threshold)
+        found, values = answer(questions, windows, scores, args.threshold)
         if args.out is not None:
-            write_predictions(args.out, found[0])
-        result = {"schema_version": 1, "dev_sha256": questions.sha256, **found[1]}
-        if args.json:
-            print(json.dumps(result, allow_nan=False), flush=True)
-        else:
-            print(_answers_in_words(result), flush=True)
+            write_predictions(args.out, found)
+        _print_scores(questions.sha256, values)
         return 0
 
     return in_session(run_rank, args.device, "refuse")
-
-
-def _check_evaluation(args: argparse.Namespace) -> None:
-    if args.max_answer_length < 1:
-        remedy = "give 1 or more"
-        raise ConfigError("--max-answer-length", f"is {args.max_answer_length}", remedy)
-    if not math.isfinite(args.threshold):
-        raise ConfigError("--threshold", f"is {args.threshold}", "give a finite number, such as 0")
 
 
 def _lengths(args: argparse.Namespace, most: int) -> dict[str, int]:
@@ -294,36 +250,19 @@ def _lengths(args: argparse.Namespace, most: int) -> dict[str, int]:
     if not 0 < length <= most:
         raise ConfigError("--max-length", f"is {length}", f"give 1 .. {most}, as the model has")
     third = min(DEFAULTS["stride"], max(1, length // 3))
-    stride = third if args.stride is None else args.stride
-    question = args.max_question_length
-    return {"max_length": length, "stride": stride, "max_question_length": question}
+    return {"max_length": length, "stride": third if args.stride is None else args.stride}
 
 
-def _answers_in_words(result: dict[str, Any]) -> str:
-    counts = result["answerable"]["questions"] + result["unanswerable"]["questions"]
-    return (
-        f"{_scores_in_words({**result, 'all': {**result, 'questions': counts}})}\n"
-        f"validation loss {result['validation_loss']:.4f}; with the best threshold, chosen on "
-        f"these questions, F1 {result['best_f1']:.2f} % at {result['best_f1_threshold']:.3g}"
-    )
-
-
-def _scores_in_words(scores: dict[str, Any]) -> str:
-    lines = []
-    names = {"all": "questions", "answerable": "with an answer"}
-    for part, words in (names | {"unanswerable": "without an answer"}).items():
-        line = f"{scores[part]['questions']:,} {words}"
-        if scores[part]["exact_match"] is not None:
-            line += ": exact match {exact_match:.2f} %, F1 {f1:.2f} %".format(**scores[part])
-        lines.append(line)
-    return "\n".join(lines)
+def _print_scores(dev_sha256: str, values: dict[str, Any]) -> None:
+    """Print scores as a JSON object, as SQuAD's own program does."""
+    found = {"schema_version": 1, "dev_sha256": dev_sha256, **values}
+    print(json.dumps(found, indent=1, allow_nan=False), flush=True)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
     text = 'JSON: id of every question -> its answer, "" for none'
     _add(parser, "predictions", Path, "FILE", text, required=True)
     add_dev(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _score(args: argparse.Namespace) -> int:
@@ -332,7 +271,5 @@ def _score(args: argparse.Namespace) -> int:
     from bert_tools.squad.questions import read_predictions, read_questions
 
     questions = read_questions(args.dev)
-    scores = score(questions, read_predictions(args.predictions, questions))
-    found = {"schema_version": 1, "dev_sha256": questions.sha256, **scores}
-    print(json.dumps(found) if args.json else _scores_in_words(found))
+    _print_scores(questions.sha256, score(questions, read_predictions(args.predictions, questions)))
     return 0

@@ -5,14 +5,13 @@ can build any microbatch.
 """
 
 import math
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +23,13 @@ from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measure
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
 from bert_tools.squad.engines import Engine, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
-from bert_tools.squad.measures import measured_usage, squad_flops
+from bert_tools.squad.measures import measured_usage
 from bert_tools.squad.model import draw_weights, parameter_shapes
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.weights import (
     Start,
     check_fits,
-    is_saved,
     save_for_transformers,
     start_from,
 )
@@ -51,7 +49,6 @@ from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 
 WEIGHTS, VOCABULARY = "model", "vocab.txt"  # in a run's directory
-_ON_THE_WAY = ("exact_match", "f1", "validation_loss")
 _QUICK_PIECES = 1024  # words of the vocabulary made from the questions if none is given
 _MOST_CHARACTERS = 20 * 2**20  # of text; SQuAD v2.0's has 15 MB of contexts, once each
 
@@ -74,10 +71,10 @@ def fine_tune(
     info: RankInfo,
     device: torch.device,
     *,
-    save: Literal["weights", "nothing"] = "weights",
+    record_only: bool = False,
     whereabouts: Whereabouts | None = None,
 ) -> dict[str, Any] | None:
-    """Train and evaluate; rank 0 writes `squad_result.json` and, if asked, the weights.
+    """Train and evaluate; rank 0 writes `squad_result.json` and, unless `record_only`, weights.
 
     `whereabouts` is told of every update. If settings name neither a vocabulary nor a checkpoint,
     rank 0 writes a vocabulary first.
@@ -92,7 +89,7 @@ def fine_tune(
         problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
         problem += f", the launcher started {info.world_size}"
         raise ConfigError("--engine", problem, "start as many")
-    on_rank_zero(info, lambda: _check_free(run_dir, save))
+    on_rank_zero(info, lambda: _check_free(run_dir))
     if settings.vocab is None and settings.init_checkpoint is None:
         on_rank_zero(info, partial(write_vocabulary, settings.train, run_dir / VOCABULARY))
         settings = replace(settings, vocab=run_dir / VOCABULARY)
@@ -104,43 +101,34 @@ def fine_tune(
     reader = WindowReader(prepared.train_windows)
     loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
-    evaluated = partial(_evaluate, settings, prepared, engine)
-    place = whereabouts or Whereabouts()
-    log, usage, curve = _train(settings, loop, info, device, place, evaluated)
+    log, usage = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
         if info.rank == 0:
             say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
         return None
     trained = perf_counter()
-    at_the_end = evaluated()
+    evaluated = _evaluate(settings, prepared, engine)
     seconds = (started - begun, trained - started, perf_counter() - trained)
     clocked = [[asdict(span) for span in update] for update in log.clocked]
     of_ranks = from_all_ranks(info, [usage, clocked])
     record = {
         **_who(settings, prepared, device),
         **_what(settings, prepared, plan, log, seconds),
-        **at_the_end,
-        "on_the_way": curve,
+        **evaluated,
         **_usage(log, [usage for usage, _ in of_ranks]),
         **_bubble(settings, [clocked for _, clocked in of_ranks]),
     }
-    weights = engine.weights() if save == "weights" else {}
+    weights = {} if record_only else engine.weights()
     on_rank_zero(info, lambda: _write(run_dir, record, prepared, weights))
     return record
 
 
-def _check_free(run_dir: Path, save: Literal["weights", "nothing"]) -> None:
-    """Make the directory of a run; raise ConfigError if another has ended in it.
-
-    A model without a record comes from a run killed between the two; it is replaced.
-    """
+def _check_free(run_dir: Path) -> None:
+    """Make the directory of a run; raise ConfigError if another has left a record or a model."""
     make_directory(run_dir)
-    result, weights = run_dir / RESULT, run_dir / WEIGHTS
-    in_the_way = [result] if result.exists() else []
-    if save == "weights" and weights.exists() and not is_saved(weights):
-        in_the_way.append(weights)
-    for path in in_the_way:
-        raise ConfigError(str(path), "is there already", "give a new --run-dir")
+    for path in (run_dir / RESULT, run_dir / WEIGHTS):
+        if path.exists():
+            raise ConfigError(str(path), "is there already", "give a new --run-dir")
 
 
 def write_vocabulary(train: Path, path: Path) -> None:
@@ -167,11 +155,7 @@ def _prepare(settings: SquadSettings, *, speaks: bool) -> Prepared:
         start = replace(start, model=model)
     check_fits(start.model, len(vocabulary), settings.max_length)
     train, dev = read_questions(settings.train), read_questions(settings.dev)
-    lengths = {
-        "max_length": settings.max_length,
-        "stride": settings.stride,
-        "max_question_length": settings.max_question_length,
-    }
+    lengths = {"max_length": settings.max_length, "stride": settings.stride}
     windows = [make_windows(questions, vocabulary, **lengths) for questions in (train, dev)]
     for remark in (*windows[0].remarks, *windows[1].remarks) if speaks else ():
         say(remark)
@@ -197,11 +181,9 @@ def _train(
     info: RankInfo,
     device: torch.device,
     whereabouts: Whereabouts,
-    evaluated: Callable[[], dict[str, Any]],
-) -> tuple[TrainingLog, dict[str, Any], list[dict[str, Any]]]:
-    """The loop's log, its usage (evaluations included), and scores on the way."""
-    total, began, every = loop.num_updates, perf_counter(), settings.evaluate_every
-    curve: list[dict[str, Any]] = []
+) -> tuple[TrainingLog, dict[str, Any]]:
+    """The loop's log, and what it used."""
+    total, began = loop.num_updates, perf_counter()
     line = ProgressLines(speaks=info.rank == 0)
 
     def shown(update: int, loss: float) -> None:
@@ -212,11 +194,6 @@ def _train(
                 f"{rate * settings.global_batch:,.1f} samples/s  loss {loss:.4f}  "
                 f"{as_clock((total - update) / rate)} left"
             )
-        if every and update % every == 0 and update < total:
-            whereabouts.at("end")  # no time limit here
-            found = evaluated()
-            curve.append({"update": update} | {key: found[key] for key in _ON_THE_WAY})
-            from_all_ranks(info, None)  # so that no rank is late for the next update
         whereabouts.at("step", update + 1)
 
     whereabouts.at("step", 1)
@@ -224,14 +201,13 @@ def _train(
         log = loop.run(shown, request.agreed)
         finish_queued_work(device)
     whereabouts.at("end")  # evaluation and saving have no time limit
-    return log, usage, curve
+    return log, usage
 
 
 def _evaluate(settings: SquadSettings, prepared: Prepared, engine: Engine) -> dict[str, Any]:
     """The keys of the record on the quality of the answers; all ranks call it."""
     scores = score_windows(engine, prepared.dev_windows)
-    most = settings.max_answer_length
-    _, evaluated = answer(prepared.dev, prepared.dev_windows, scores, most)
+    _, evaluated = answer(prepared.dev, prepared.dev_windows, scores)
     if not math.isfinite(evaluated["validation_loss"]):
         problem = f"is {settings.learning_rate:g}, and the training diverged: the loss of "
         problem += "the validation questions is not finite"
@@ -246,10 +222,7 @@ def _who(settings: SquadSettings, prepared: Prepared, device: torch.device) -> d
     return {
         "schema_version": SCHEMA_VERSION,
         "engine": str(name),
-        "schedule": name.schedule,
         "ranks": name.ranks,
-        "stages": name.stages,
-        "replicas": name.replicas,
         "seed": settings.seed,
         "precision": settings.precision,
         "device": device.type,
@@ -265,6 +238,7 @@ def _who(settings: SquadSettings, prepared: Prepared, device: torch.device) -> d
         "data": {
             "train_sha256": prepared.train.sha256,
             "dev_sha256": prepared.dev.sha256,
+            "vocabulary_sha256": prepared.vocabulary.sha256,
             "train_questions": len(prepared.train),
             "dev_questions": len(prepared.dev),
             "train_windows": len(prepared.train_windows),
@@ -283,17 +257,15 @@ def _what(
     """The keys on the run; `seconds` are those of reading and building, training, evaluation."""
     model, samples = prepared.start.model, plan.windows.size
     rate = log.samples_per_s(settings.global_batch) or samples / seconds[1]
-    lengths = prepared.train_windows.lengths[plan.windows.ravel()]
-    flops_per_sample = squad_flops(model, lengths.tolist()) / samples
     in_effect = {  # numbers for settings left open
-        "updates": len(plan.windows),
         "dropout": model.hidden_dropout,
         "attention_dropout": model.attention_dropout,
         "capacity_tokens": plan.capacity(settings.max_length),
     }
     names = ("start", "train", "evaluate", "end_to_end")  # without writing the weights
     return {
-        "settings": settings.to_record() | in_effect,
+        "settings": settings.to_record(),
+        "in_effect": in_effect,
         "updates": len(plan.windows),
         "samples": samples,
         "tokens": int(plan.tokens.sum()),
@@ -303,9 +275,6 @@ def _what(
         "seconds": dict(zip(names, (*seconds, sum(seconds)), strict=True)),
         "step_seconds": log.step_seconds,
         "samples_per_s": {"train": rate, "end_to_end": samples / sum(seconds)},
-        "model_flops_per_sample": flops_per_sample,
-        "model_flops_per_s": flops_per_sample * rate,
-        "mfu": None,
     }
 
 
@@ -316,8 +285,6 @@ def _usage(log: TrainingLog, of_ranks: Sequence[dict[str, Any]]) -> dict[str, An
         "peak_memory_bytes": [usage["peak_memory_bytes"] for usage in of_ranks],
         "cpu_seconds": [usage["cpu_seconds"] for usage in of_ranks],
         "core_wait_seconds": [usage["core_wait_seconds"] for usage in of_ranks],
-        "device_utilisation": [usage["utilisation"] for usage in of_ranks],
-        "device_utilisation_means": of_ranks[0]["means"],
         # CPUs of all ranks together: each may be bound to some of them.
         "cores": len({cpu for usage in of_ranks for cpu in usage["cpus"]}),
     }
@@ -353,9 +320,6 @@ def _finite(values: Sequence[float]) -> list[float | None]:
 def _write(
     run_dir: Path, record: dict[str, Any], prepared: Prepared, weights: Mapping[str, Tensor]
 ) -> None:
-    folder = run_dir / WEIGHTS
     if weights:
-        if is_saved(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        save_for_transformers(folder, prepared.start.model, weights, prepared.vocabulary)
+        save_for_transformers(run_dir / WEIGHTS, prepared.start.model, weights, prepared.vocabulary)
     write_file(run_dir / RESULT, write_json(record))

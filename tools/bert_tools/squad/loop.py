@@ -25,6 +25,9 @@ from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.schedule import learning_rate
 
 BETAS = (0.9, 0.999)
+EPSILON = 1e-6
+WEIGHT_DECAY = 0.01
+MAX_GRAD_NORM = 1.0
 CLOCKED_UPDATES = 3  # clocked updates of a pipeline, at most
 
 
@@ -82,12 +85,12 @@ class Loop:
         self._parameters = [*decayed, *exempt]
         self._optimizer = torch.optim.AdamW(
             [
-                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": decayed, "weight_decay": WEIGHT_DECAY},
                 {"params": exempt, "weight_decay": 0.0},
             ],
             lr=settings.learning_rate,
             betas=BETAS,
-            eps=settings.epsilon,
+            eps=EPSILON,
             foreach=True,
         )
         self._warm_up = round(settings.warmup * self.num_updates)
@@ -139,9 +142,8 @@ class Loop:
         norm = square**0.5 if square >= 0 else float("nan")
         skipped = not square < float("inf")
         if not skipped:
-            limit = self._settings.max_grad_norm
-            if limit and norm > limit:
-                torch._foreach_mul_(self._gradients(), limit / norm)
+            if norm > MAX_GRAD_NORM:
+                torch._foreach_mul_(self._gradients(), MAX_GRAD_NORM / norm)
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate(update, self._schedule, self._settings.learning_rate)
             self._optimizer.step()

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bert_tools.bench.flops import PASSES, PER_MULTIPLY_ADD, model_flops
 from bert_tools.squad.batches import SpanBatch, span_loss_sum
-from bert_tools.squad.measures import encoder_flops, span_head_flops
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
@@ -245,14 +245,18 @@ def make_part(
 def layer_costs(model: ModelSection, length: float) -> list[float]:
     """Operations of each layer for a window of so many tokens, with the scores in the last.
 
-    The embeddings are looked up and cost no products.
+    Those of matrix products, forward and backward. The embeddings are looked up and cost none.
     """
     one, two = (
-        encoder_flops(replace(model, num_layers=layers, global_attention_every=2), [length])
+        model_flops(replace(model, num_layers=layers, global_attention_every=2), [length], [0])
         for layers in (1, 2)
     )
-    costs = [one if model.is_global(layer) else two - one for layer in range(model.num_layers)]
-    costs[-1] += span_head_flops(model, length)
+    everywhere = one.encoder + one.attention
+    nearby = two.encoder + two.attention - everywhere
+    costs = [everywhere if model.is_global(each) else nearby for each in range(model.num_layers)]
+    # ModernBERT's scores are of a projection of [D, D].
+    columns = 2 + (model.hidden_size if model.architecture == "modern" else 0)
+    costs[-1] += PASSES * PER_MULTIPLY_ADD * columns * model.hidden_size * length
     return costs
 
 

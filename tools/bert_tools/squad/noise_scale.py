@@ -2,19 +2,14 @@
 
 With G the gradient of the loss and Sigma the covariance of one sample's gradient, the gradient of a
 batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale phi = tr(Sigma) / |G|^2, in
-samples, is the batch at which noise and signal are equally strong. The preconditioned one has P g
-in place of g, P the optimizer's own scaling of each element.
+samples, is the batch at which noise and signal are equally strong.
 
 Sources: McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162),
 appendix A, for both estimates; Qiao et al., "Pollux" (arXiv 2008.12260), for efficiency and
-goodput; Johnson et al., "AdaScale SGD" (arXiv 2007.05105), for the gain.
+goodput.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Literal
-
-LearningRateRule = Literal["adascale", "square_root"]
 
 
 def gradient_square(
@@ -84,20 +79,6 @@ class NoiseScale:
         value = max(trace, 0.0) / square
         return value if math.isfinite(value) else None
 
-    def state(self) -> dict[str, float]:
-        """All counts so far, for `restore`."""
-        return {
-            "weight": self._weight,
-            "gradient_square": self._gradient_square,
-            "trace": self._trace,
-        }
-
-    def restore(self, state: Mapping[str, float]) -> None:
-        """Continue from a `state()`; start anew from an empty one."""
-        self._weight = float(state.get("weight", 0.0))
-        self._gradient_square = float(state.get("gradient_square", 0.0))
-        self._trace = float(state.get("trace", 0.0))
-
     def _smoothed(self, before: float, now: float) -> float:
         return self._decay * before + (1 - self._decay) * now
 
@@ -108,22 +89,3 @@ def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
     It is 1 at M = M0 whatever the noise. All in samples; `initial_batch` and `batch` are above 0.
     """
     return (noise_scale + initial_batch) / (noise_scale + batch)
-
-
-def goodput(throughput: float, noise_scale: float, initial_batch: float, batch: float) -> float:
-    """Throughput times efficiency: samples a second, in samples worth those of batch M0."""
-    return throughput * efficiency(noise_scale, initial_batch, batch)
-
-
-def learning_rate_gain(
-    noise_scale: float, initial_batch: float, batch: float, rule: LearningRateRule
-) -> float:
-    """The factor on batch M0's learning rate for batch M.
-
-    "adascale", for SGD: (phi / M0 + 1) / (phi / M + 1), from 1 to M / M0, also the number of M0
-    updates that one M update is worth. "square_root", for Adam and its kin: sqrt(M / M0), whatever
-    the noise.
-    """
-    if rule == "square_root":
-        return math.sqrt(batch / initial_batch)
-    return (noise_scale / initial_batch + 1) / (noise_scale / batch + 1)

@@ -6,6 +6,7 @@ No torch, as the command line reads settings before it starts ranks.
 import argparse
 import math
 import re
+import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -18,39 +19,24 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SquadPrecision = Literal["fp32", "bf16", "fp64"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 # Stages on each rank of a pipeline for schedules that need several (arXiv 2104.04473,
 # 2401.10241: two).
 VIRTUAL_STAGES = 2
 MOST_SAMPLES = 10**8  # windows of a run; all are planned before the first update, in 16 bytes each
+FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R; pipelines with @gpipe, @1f1b "
+FORMS += "(default), @interleaved or @zero_bubble"
 QUICK = Path(__file__).with_name("quick")
 QUICK_TRAIN, QUICK_DEV = QUICK / "train.json", QUICK / "dev.json"
 
 _INTERMEDIATE = 4  # times the hidden size
 _COUNT = Bounds(1, MOST_SAMPLES)
 _TOKENS = Bounds(1, 65_535)
-_FROM_ZERO = Bounds(0.0, 1e38)
-_NAME = re.compile(r"([a-z]+)(?::(\d{1,4}))?(?:\s*x\s*ddp:(\d{1,4}))?(?:@([a-z0-9_]+))?")
-_FORMS = "single, ddp:N, fsdp:N, pipeline:S or pipeline:Sxddp:R, pipelines with @schedule"
+_NAME = re.compile(
+    r"single|(?P<kind>ddp|fsdp):(?P<copies>\d{1,4})"
+    r"|pipeline:(?P<stages>\d{1,4})(?:\s*x\s*ddp:(?P<replicas>\d{1,4}))?(?:@(?P<schedule>\w+))?"
+)
 _SIZES = ("layers", "hidden", "heads")
-_NUMBERS = {  # also the keys of a run's record, in this order
-    "global_batch": "windows of an update, over all ranks",
-    "microbatches": "parts that an update is cut into, the same for all engines",
-    "learning_rate": "highest, after warm-up",
-    "warmup": "share of the updates in which it rises",
-    "weight_decay": "of AdamW",
-    "epsilon": "of AdamW",
-    "max_grad_norm": "gradients are clipped to this norm",
-    "max_length": "tokens of a window",
-    "stride": "tokens from one window's begin to the next",
-    "max_question_length": "tokens that a question is cut to",
-    "max_answer_length": "tokens of an answer",
-    "epochs": "passes over the windows",
-    "updates": "instead of --epochs",
-    "dropout": "default: the model's own",
-    "noise_every": "updates between two measurements of the gradient's noise; 0: never",
-    "evaluate_every": "updates between two evaluations on the way, which rates leave out; 0: none",
-}
+_RANDOM = "size of a model with random weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,56 +63,52 @@ class EngineName:
         return self.stages * (VIRTUAL_STAGES if several else 1)
 
     def __str__(self) -> str:
-        """The name that `parse_engine` reads, without the schedule."""
+        """The name that `parse_engine` reads, without the default schedule."""
         if self.kind == "single":
             return "single"
         if self.kind != "pipeline":
             return f"{self.kind}:{self.replicas}"
         by_replicas = f"xddp:{self.replicas}" if self.replicas > 1 else ""
-        return f"pipeline:{self.stages}{by_replicas}"
+        schedule = "" if self.schedule == "1f1b" else f"@{self.schedule}"
+        return f"pipeline:{self.stages}{by_replicas}{schedule}"
 
 
-def parse_engine(text: str, schedule: Schedule = "1f1b", ranks: int = 2) -> EngineName:
+def parse_engine(text: str) -> EngineName:
     """`single`, `ddp:4`, `fsdp:2`, `pipeline:4`, `pipeline:2 x ddp:2`, `pipeline:4@gpipe`.
 
-    `schedule` is for a pipeline without its own, `ranks` for an engine without a number. Raises
-    ConfigError for anything else.
+    Raises ConfigError for anything else.
     """
-
-    def refused(problem: str, remedy: str = f"give {_FORMS}") -> ConfigError:
-        return ConfigError("--engine", problem, remedy)
-
     match = _NAME.fullmatch(text.strip())
-    if match is None or match[1] not in get_args(EngineKind):
-        raise refused(f"{text!r} is no engine")
-    kind: Any
-    kind, number, replicas, chosen = match.groups()
-    count, copies = int(number or ranks), int(replicas or 1)
-    if kind != "pipeline" and (replicas or chosen):
-        raise refused(f"{text!r}: {kind} has no stages")
-    if chosen not in (None, *SCHEDULES):
-        raise refused(f"{chosen!r} is no schedule", f"use {', '.join(SCHEDULES)}")
-    if count < 1 or copies < 1 or (kind == "single" and number not in (None, "1")):
-        raise refused(f"{text!r} has an impossible number")
-    if kind == "pipeline":
-        if count < 2:
-            raise refused(f"{text!r} has one stage", "use single or ddp, or more stages")
-        named: Any = chosen or schedule
-        return EngineName(kind=kind, stages=count, replicas=copies, schedule=named)
-    return EngineName(kind=kind, replicas=1 if kind == "single" else count)
+    if match is None:
+        raise ConfigError("--engine", f"{text!r} is no engine", f"give {FORMS}")
+    if match["stages"] is not None:
+        schedule: Any = match["schedule"] or "1f1b"
+        if schedule not in get_args(Schedule):
+            known = ", ".join(get_args(Schedule))
+            raise ConfigError("--engine", f"{schedule!r} is no schedule", f"use {known}")
+        stages, replicas = int(match["stages"]), int(match["replicas"] or 1)
+        name = EngineName(kind="pipeline", stages=stages, replicas=replicas, schedule=schedule)
+    elif match["kind"] is not None:
+        kind: Any = match["kind"]
+        name = EngineName(kind=kind, replicas=int(match["copies"]))
+    else:
+        name = EngineName(kind="single")
+    if name.replicas < 1 or (name.kind == "pipeline" and name.stages < 2):
+        remedy = "give one copy or more, and a pipeline two stages or more"
+        raise ConfigError("--engine", f"{text!r} has an impossible number", remedy)
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquadSettings:
-    """All settings of a run. Raises ConfigError from `__post_init__`.
+    """All settings of a run; a text beside a field's bounds is its option's help.
 
     `vocab` None: the checkpoint's own, or without a checkpoint one made from the questions; then
     `layers`, `hidden` and `heads` are those of a model with random weights. `global_batch` counts
     windows of an update, cut into `microbatches` of similar token counts. `updates` None: enough
     for `epochs` passes over the windows. `warmup` is a share of the updates. `dropout` None: the
     model's own. Every `noise_every` updates (0: never) the gradient is taken in two halves, to
-    measure its noise. Every `evaluate_every` updates (0: never) the dev questions are answered.
-    `max_grad_norm` 0: no limit.
+    measure its noise. Raises ConfigError from `__post_init__`.
     """
 
     engine: EngineName
@@ -136,26 +118,22 @@ class SquadSettings:
     dev: Path = QUICK_DEV
     vocab: Path | None = None
     init_checkpoint: Path | None = None
-    layers: Annotated[int, Bounds(1, 1000)] = 4
-    hidden: Annotated[int, Bounds(1, 2**16)] = 64
-    heads: Annotated[int, Bounds(1, 1024)] = 2
     device: DeviceChoice = "auto"
-    global_batch: Annotated[int, _COUNT] = 16
-    microbatches: Annotated[int, _COUNT] = 4
-    learning_rate: Annotated[float, _FROM_ZERO] = 5e-5
-    warmup: Annotated[float, Bounds(0.0, 0.999)] = 0.1
-    weight_decay: Annotated[float, _FROM_ZERO] = 0.01
-    epsilon: Annotated[float, _FROM_ZERO] = 1e-6
-    max_grad_norm: Annotated[float, _FROM_ZERO] = 1.0
-    max_length: Annotated[int, _TOKENS] = 384
-    stride: Annotated[int, _TOKENS] = 128
-    max_question_length: Annotated[int, _TOKENS] = 64
-    max_answer_length: Annotated[int, _TOKENS] = 30
-    epochs: Annotated[float, Bounds(1e-6, 1e6)] = 2.0
-    updates: Annotated[int, _COUNT] | None = None
-    dropout: Annotated[float, Bounds(0.0, 0.999)] | None = None
-    noise_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
-    evaluate_every: Annotated[int, Bounds(0, MOST_SAMPLES)] = 0
+    layers: Annotated[int, Bounds(1, 1000), _RANDOM] = 4
+    hidden: Annotated[int, Bounds(1, 2**16), _RANDOM] = 64
+    heads: Annotated[int, Bounds(1, 1024), _RANDOM] = 2
+    global_batch: Annotated[int, _COUNT, "windows of an update, over all ranks"] = 16
+    microbatches: Annotated[int, _COUNT, "parts of an update, the same for all engines"] = 4
+    learning_rate: Annotated[float, Bounds(0.0, 1e38), "highest, after warm-up"] = 5e-5
+    warmup: Annotated[float, Bounds(0.0, 0.999), "share of the updates in which it rises"] = 0.1
+    max_length: Annotated[int, _TOKENS, "tokens of a window"] = 384
+    stride: Annotated[int, _TOKENS, "tokens from one window's begin to the next"] = 128
+    epochs: Annotated[float, Bounds(1e-6, 1e6), "passes over the windows"] = 2.0
+    updates: Annotated[int, _COUNT, "instead of --epochs"] | None = None
+    dropout: Annotated[float, Bounds(0.0, 0.999), "default: the model's own"] | None = None
+    noise_every: Annotated[
+        int, Bounds(0, MOST_SAMPLES), "updates between measurements of gradient noise; 0: never"
+    ] = 0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot run."""
@@ -205,14 +183,13 @@ class SquadSettings:
         return updates
 
     def to_record(self) -> dict[str, Any]:
-        """Settings for `squad_result.json`: all but engine, data and those with own keys."""
-        return {name: getattr(self, name) for name in _NUMBERS}
+        """Settings for `squad_result.json`: the numbers of the training."""
+        return {name: getattr(self, name) for name in help_texts() if name not in _SIZES}
 
     def as_words(self) -> list[str]:
         """Options that give a rank these settings; absolute paths, as its directory may differ."""
-        schedule = self.engine.schedule
-        words = ["--engine", f"{self.engine}@{schedule}" if schedule else str(self.engine)]
-        left_out = ("engine", *(_SIZES if self.init_checkpoint is not None else ()))
+        words: list[str] = []
+        left_out = _SIZES if self.init_checkpoint is not None else ()
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if value is not None and name not in left_out:
@@ -237,6 +214,17 @@ class SquadSettings:
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadSettings)}
 
 
+def help_texts() -> dict[str, str]:
+    """The help of each setting that has one beside its bounds, in order."""
+    found = {}
+    for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
+        for part in (hint, *get_args(hint)):
+            for extra in getattr(part, "__metadata__", ()):
+                if isinstance(extra, str):
+                    found[name] = extra
+    return found
+
+
 def add_dev(parser: argparse.ArgumentParser, name: str = "dev") -> None:
     """Add `--dev`, or `--train`."""
     path: Path = DEFAULTS[name]
@@ -258,16 +246,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     text = "weights to begin from, as `train` and `convert` write them (default: random)"
     parser.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
     bounds = bounds_of(SquadSettings)
-    texts = {name: "size of a model with random weights" for name in _SIZES} | _NUMBERS
-    for name, text in texts.items():
+    for name, text in help_texts().items():
         default = DEFAULTS[name]
         shown = text if default is None else f"{text} (default {default:g})"
         kind = type(bounds[name].low)
         parser.add_argument(option_name(name), type=kind, metavar="N", help=shown)
     add_device(parser)
     parser.add_argument("--precision", choices=get_args(SquadPrecision), default="fp32")
-    text = "schedule of pipelines that name none (default 1f1b)"
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help=text)
 
 
 def settings_of(

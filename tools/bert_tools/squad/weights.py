@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,13 +20,7 @@ from mlperf_bert.checkpoint.huggingface.reader import (
     StoredTensor,
     read_safetensors,
 )
-from mlperf_bert.checkpoint.huggingface.tokenizer import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    WORD_PIECES,
-    find_vocabulary,
-    tokenizer_files,
-)
+from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, tokenizer_files
 from mlperf_bert.checkpoint.huggingface.weights import (
     FAMILIES,
     MOST_SPARE_ROWS,
@@ -52,8 +46,6 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 _SPARE_BYTES = 16 * 2**20  # limit on tokenizer files
 _HEADS = ("qa_outputs.", "classifier.")  # weights for pre-training have all else
-_FILES = frozenset({SINGLE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WORD_PIECES})
-_MAKER = "mlperf_bert squad train"
 _REMEDY = "give the `model` directory of a run, or a model for questions in safetensors"
 
 
@@ -120,7 +112,7 @@ def save_for_transformers(
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     assert {name: tuple(each.shape) for name, each in tensors.items()} == parameter_shapes(model)
     num_bytes = 4 * sum(math.prod(each.shape) for each in tensors.values())
-    metadata = {"format": "pt", "source": f"{_MAKER}, {package_version()}"}
+    metadata = {"format": "pt", "source": f"mlperf_bert squad train, {package_version()}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_tensors(folder / SINGLE, tensors, metadata)
         architecture = f"{FAMILIES[model.architecture].class_name}ForQuestionAnswering"
@@ -128,18 +120,6 @@ def save_for_transformers(
         write_file(folder / CONFIG, contents)
         for name, file in tokenizer_files(vocabulary, model).items():
             write_file(folder / name, file)
-
-
-def is_saved(folder: Path) -> bool:
-    """True if `save_for_transformers` wrote everything in a directory."""
-    try:
-        if not {path.name for path in folder.iterdir()} <= _FILES:
-            return False
-        with safe_open(folder / SINGLE, "pt") as file:
-            metadata: Mapping[str, str] = file.metadata() or {}
-        return metadata.get("source", "").startswith(_MAKER)
-    except (OSError, SafetensorError):
-        return False
 
 
 def read_model(folder: Path, vocabulary: Path | None = None) -> tuple[Start, AnyVocabulary]:

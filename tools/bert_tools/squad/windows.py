@@ -17,18 +17,14 @@ from numpy.typing import NDArray
 
 from bert_tools.squad.offsets import Tokens, make_offset_encoder
 from bert_tools.squad.questions import Question, Questions
-from mlperf_bert.common.errors import ConfigError, DataError, one_line
+from mlperf_bert.common.errors import ConfigError, one_line
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 _COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
 _NO_ANSWER = 0  # the position of [CLS]
-# A small file with many questions on one long text makes any number of windows. Each limit is a few
-# times what SQuAD v2.0's training set needs and takes 1 GB; besides, each token of a context takes
-# 40 bytes.
-_MAX_TOKENS = 2**27
-_MAX_WINDOWS = 2**21
+MAX_QUESTION_LENGTH = 64  # tokens, as in the authors' program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,21 +70,19 @@ def make_windows(
     *,
     max_length: int = 384,
     stride: int = 128,
-    max_question_length: int = 64,
+    max_question_length: int = MAX_QUESTION_LENGTH,
 ) -> Windows:
     """Windows of at most `max_length` tokens, for all questions in order.
 
     A question longer than `max_question_length` tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises ConfigError if a length or the stride is not positive, or a question leaves no room;
-    DataError for too many windows or tokens in them, or from `FileEncoder.encode`.
+    Raises ConfigError if the stride is not positive, a question leaves no room, or the package
+    `tokenizers` is missing; DataError from `FileEncoder.encode`.
     """
-    lengths = {"stride": stride, "max_question_length": max_question_length}
-    for option, length in lengths.items():
-        if length < 1:
-            raise ConfigError(option, f"is {length}, not a number of tokens", "give 1 or more")
-    maker = _Maker(questions.name, vocabulary, max_length, stride)
+    if stride < 1:
+        raise ConfigError("--stride", f"is {stride}, not a number of tokens", "give 1 or more")
+    maker = _Maker(vocabulary, max_length, stride)
     for number, question in enumerate(questions):
         maker.add(number, question, max_question_length)
     name, num_answers = one_line(questions.name), sum(not each.is_impossible for each in questions)
@@ -139,16 +133,14 @@ def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | Non
 class _Maker:
     """Makes windows question by question; each context is split into tokens once."""
 
-    def __init__(self, name: str, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
-        self._name = name
-        self._encoder = make_offset_encoder(vocabulary)
+    def __init__(self, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
+        self._encode = make_offset_encoder(vocabulary)
         self._cls = np.array([vocabulary.cls_id])
         self._sep = np.array([vocabulary.sep_id])
         self._max_length = max_length
         self._stride = stride
         self._known: dict[str, tuple[Tokens, int]] = {}
         self._num_pieces = 0
-        self._num_tokens = 0
         self.contexts: list[Tokens] = []
         self.input_ids: list[NDArray[np.int64]] = []
         self.windows: list[tuple[int, int, int, int, int, int]] = []  # _COLUMNS of each
@@ -158,7 +150,7 @@ class _Maker:
     def add(self, number: int, question: Question, max_question_length: int) -> None:
         """Add the windows of one question."""
         context, first_piece = self._tokens_of(question.context)
-        words = self._encoder.encode(question.question).ids
+        words = self._encode(question.question).ids
         self.num_questions_cut += len(words) > max_question_length
         words = words[:max_question_length]
         text_start = len(words) + _NUM_SPECIAL - 1
@@ -168,7 +160,7 @@ class _Maker:
             problem = (
                 f"is {self._max_length}, question {in_brief(question.id)} needs {needed} at least"
             )
-            raise ConfigError("max_length", problem, "raise it, or lower max_question_length")
+            raise ConfigError("--max-length", problem, "raise it")
         answer = _answer_tokens(context, question)
         is_held = False
         for first, end in _cuts(len(context.ids), room, self._stride):
@@ -178,22 +170,14 @@ class _Maker:
                 is_held = True
             self.input_ids += [self._cls, words, self._sep, context.ids[first:end], self._sep]
             length = len(words) + _NUM_SPECIAL + end - first
-            self._count(length)
             self.windows.append((length, text_start, start, last, number, first_piece + first))
         self.num_answers_lost += bool(question.answers) and not is_held
-
-    def _count(self, length: int) -> None:
-        self._num_tokens += length
-        if self._num_tokens > _MAX_TOKENS or len(self.windows) == _MAX_WINDOWS:
-            problem = f"makes more than {_MAX_WINDOWS:,} windows or {_MAX_TOKENS:,} tokens in them"
-            remedy = "give fewer questions at once, or a greater stride"
-            raise DataError(self._name, problem, remedy)
 
     def _tokens_of(self, context: str) -> tuple[Tokens, int]:
         """A context's tokens, and the index of the first among those of all contexts."""
         found = self._known.get(context)
         if found is None:
-            found = self._known[context] = self._encoder.encode(context), self._num_pieces
+            found = self._known[context] = self._encode(context), self._num_pieces
             self.contexts.append(found[0])
             self._num_pieces += len(found[0].ids)
         return found
