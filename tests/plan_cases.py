@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
+from bert_tools.common.length_histogram import masked_counts_of
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import StepPlanner
-from mlperf_bert.data.length_histogram import masked_counts_of
 from mlperf_bert.data.sampler import make_sampler
 
 Asked = Callable[..., Any]  # facts, or with `told` lines, by the words of a question

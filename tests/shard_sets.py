@@ -10,9 +10,9 @@ import torch
 
 from bert_tools.bench import synthetic
 from bert_tools.bench.synthetic import as_examples, set_settings, synthetic_samples
+from bert_tools.common.length_histogram import SHORTEST
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings
-from mlperf_bert.data.length_histogram import SHORTEST
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6

@@ -13,8 +13,8 @@ import matplotlib as mpl
 import numpy as np
 
 from bert_tools.common.figures import new_figure, png
+from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.data.balance import Balance
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 DOTS_PER_INCH = 110

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from scipy.optimize import least_squares
 
+from bert_tools.common.length_histogram import wikipedia_lengths
 from bert_tools.common.tables import aligned
 from bert_tools.plan.cluster.machine import (
     AcceleratorName,
@@ -33,7 +34,6 @@ from bert_tools.plan.cluster.workload import Dealing, Float64Array, Workload, dr
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 DRAWS = 5
 GOAL = 0.15  # of a class: error that is still called good

@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.bench.flops import done_flops, model_flops
 from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 

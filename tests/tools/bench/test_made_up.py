@@ -6,8 +6,8 @@ from bench_cases import tiny
 
 from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.bench.training_run import padded, run_updates
+from bert_tools.common.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
 from mlperf_bert.data.shards import Samples
 
 LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])

@@ -8,6 +8,7 @@ import google_crc32c
 import pytest
 import torch
 
+from bert_tools.convert.crc32c import mask
 from bert_tools.convert.tensorflow_bundle import BundleTensor, read_bundle
 from bert_tools.convert.tensorflow_names import (
     OBJECT_GRAPH,
@@ -17,7 +18,6 @@ from bert_tools.convert.tensorflow_names import (
 )
 from bert_tools.convert.tensorflow_source import open_tensorflow
 from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
-from mlperf_bert.common.crc32c import mask
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from bert_tools.common.length_histogram import LengthHistogram
 from bert_tools.plan.buckets import backward_order
 from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_ms, sent_buckets
 from bert_tools.plan.cluster.machine import (
@@ -36,7 +37,6 @@ from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
 from mlperf_bert.data.balance import Balance, StepPlanner
-from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.distributed.bucket_plan import plan_buckets
 from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_tools.common.length_histogram import LengthHistogram
 from bert_tools.plan.balance import measure_row
 from bert_tools.plan.cluster.workload import in_one_direction
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
@@ -20,7 +21,6 @@ from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import Assignment, Balance, Float64Array, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import CapacityPlan, forward_sizes
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.length_histogram import LengthHistogram
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
 from plan_cases import Asked

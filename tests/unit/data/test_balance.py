@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank
 from mlperf_bert.data.balance import (
     RESOLUTION,
@@ -17,7 +18,6 @@ from mlperf_bert.data.balance import (
     deal,
     even_slots,
 )
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 
 POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
 LENGTHS = st.integers(1, 512)

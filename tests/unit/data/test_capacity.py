@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.capacity import (
@@ -19,7 +20,6 @@ from mlperf_bert.data.capacity import (
     shape_of,
     shapes_of_sizes,
 )
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.sampler import Int64Array
 from plan_cases import planner_of
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from bert_tools.common.length_histogram import run_shapes
 from foreign_files import examples_of, write_fixed
 from import_cases import bring
 from mlperf_bert.common.errors import DataError
@@ -21,7 +22,6 @@ from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.data.capacity import plan_shapes
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
-from mlperf_bert.data.length_histogram import run_shapes
 from mlperf_bert.data.loader import DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import chdtrc
 
+from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.length_histogram import wikipedia_lengths
 from mlperf_bert.data.sampler import (
     MOST_QUANTILES,
     PUBLISHED_COUNTS,

@@ -46,12 +46,12 @@ from bert_tools.bench.training_run import (
     own_stream,
     run_of_model,
 )
+from bert_tools.common.length_histogram import real_lengths, run_shapes
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection, Precision, ScheduleSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.length_histogram import real_lengths, run_shapes
 from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.model.bert import COMPUTED_IN, BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_tools.common.length_histogram import (
+    masked_counts_of,
+)
 from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import (
@@ -13,9 +16,6 @@ from mlperf_bert.data.index import (
     ShardEntry,
     ShardSettings,
     write_index,
-)
-from mlperf_bert.data.length_histogram import (
-    masked_counts_of,
 )
 from mlperf_bert.data.shards import IntArray, Samples, ShardArrays
 from mlperf_bert.prepare.build import write_shard

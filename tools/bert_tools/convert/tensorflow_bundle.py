@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.crc32c import mask, masked_crc32c
+from bert_tools.convert.crc32c import mask, masked_crc32c
 from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.common.untrusted import in_brief, open_regular_file, read_regular_file
 

@@ -10,14 +10,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
-from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
-from mlperf_bert.data.length_histogram import (
+from bert_tools.common.length_histogram import (
     LengthHistogram,
     masked_counts_of,
     wikipedia_lengths,
 )
+from mlperf_bert.common.errors import DataError
+from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
+from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -175,7 +175,7 @@ def opened(file: TextFile) -> Iterator[BinaryIO]:
         raise DataError(str(file.path), problem, "give whole, readable files") from None
 
 
-def _unpacked(stream: io.BufferedReader, packing: Packing) -> Any:
+def _unpacked(stream: BinaryIO, packing: Packing) -> Any:
     if packing == "gzip":
         return gzip.GzipFile(fileobj=stream)
     if packing == "zstd":

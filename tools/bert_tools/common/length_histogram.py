@@ -49,7 +49,7 @@ class LengthHistogram:
 
 def wikipedia_lengths() -> LengthHistogram:
     """The lengths of BERT's second phase on Wikipedia, at most 512 tokens (arXiv 2107.02027)."""
-    file = resources.files("mlperf_bert.data").joinpath("wikipedia_lengths.csv")
+    file = resources.files(__package__).joinpath("wikipedia_lengths.csv")
     rows = [line for line in file.read_text("utf-8").splitlines() if line[0].isdigit()]
     lengths, counts = np.array([row.split(",") for row in rows], dtype=np.int64).T
     return LengthHistogram(lengths=lengths, counts=counts)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlperf_bert.data.length_histogram import LengthHistogram, wikipedia_lengths
+from bert_tools.common.length_histogram import LengthHistogram, wikipedia_lengths
 
 THREE = LengthHistogram(lengths=np.array([5, 9, 20]), counts=np.array([1, 2, 7]))
 

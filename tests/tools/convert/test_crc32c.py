@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_bert.common.crc32c import mask, masked_crc32c
+from bert_tools.convert.crc32c import mask, masked_crc32c
 
 # RFC 3720, section B.4, and the check value of every catalogue of CRCs.
 STANDARD = (
