@@ -16,7 +16,7 @@ from bert_tools.convert.tensorflow_bundle import MAX_INDEX_BYTES, damage_of, rea
 from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
 from mlperf_bert.checkpoint.huggingface.weights import Source, SourceTensor, Weight, read_settings
 from mlperf_bert.common.errors import CheckpointError, DataError
-from mlperf_bert.common.records import read_record
+from mlperf_bert.common.records import read_json, reading
 from mlperf_bert.common.untrusted import in_brief, read_regular_file
 
 CONFIG = "bert_config.json"  # the first release's name; its keys are also Hugging Face's
@@ -54,7 +54,9 @@ def open_tensorflow_source(path: Path) -> Source:
     try:
         if has_config:
             remedy = "mend it, or move it away"
-            settings = read_settings(read_record(config, missing="is missing", remedy=remedy))
+            stated = read_json(config, missing="is missing", remedy=remedy)
+            with reading(config, remedy):
+                settings = read_settings(stated)
     except DataError as error:
         raise CheckpointError(*error.args) from None
     digest = hashlib.md5(table, usedforsecurity=False).hexdigest()

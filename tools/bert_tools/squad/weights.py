@@ -39,7 +39,7 @@ from mlperf_bert.checkpoint.manifest import (
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.common.atomic import new_directory, write_file
 from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.common.records import read_record
+from mlperf_bert.common.records import read_json, reading
 from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
@@ -128,8 +128,9 @@ def read_model(folder: Path, vocabulary: Path | None = None) -> tuple[Start, Any
     Raises CheckpointError, DataError or ConfigError if one of them is missing or damaged, or the
     weights belong to another model.
     """
-    config = read_record(folder / CONFIG, missing="is missing", remedy=_REMEDY)
-    model = ModelSection(**read_settings(config), objective="mlm")
+    config = read_json(folder / CONFIG, missing="is missing", remedy=_REMEDY)
+    with reading(folder / CONFIG, _REMEDY):
+        model = ModelSection(**read_settings(config), objective="mlm")
     stored = read_safetensors(folder / SINGLE)
     words = find_vocabulary(folder, vocabulary)
     if len(words) > model.padded_vocab_size:

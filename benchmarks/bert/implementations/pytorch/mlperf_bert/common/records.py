@@ -1,8 +1,6 @@
-"""JSON files: our own, and the settings beside models that other people have published.
+"""JSON files: read as they are, and a missing key or an unfit value told in one line.
 
-A prepared set, a run and a checkpoint of one's own are trusted as far as their digests go: their
-values are taken as they are, and `reading` turns a missing key or an unfit value into one line. A
-`Record` is for the files of others: each getter checks the value and names it.
+A prepared set, a run and a checkpoint of one's own are trusted as far as their digests go.
 """
 
 import json
@@ -21,7 +19,6 @@ from mlperf_bert.common.untrusted import (
     reading_error,
 )
 
-Word = TypeVar("Word", bound=str)
 Parsed = TypeVar("Parsed")
 
 
@@ -94,82 +91,3 @@ def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 def write_json(values: Mapping[str, Any]) -> bytes:
     """JSON in the form of prepared sets: indented, keys in the given order."""
     return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")
-
-
-class Record:
-    """One JSON object of another program; `where` opens every error message."""
-
-    def __init__(self, where: str, values: Mapping[str, Any], remedy: str) -> None:
-        self.where = where
-        self.values = values
-        self.remedy = remedy
-
-    def error(self, key: str, problem: str) -> DataError:
-        """The error to raise for `key`."""
-        return DataError(f"{self.where}: {key}", problem, self.remedy)
-
-    def integer(self, key: str, low: int = 0, high: int = 2**63 - 1) -> int:
-        """An integer of low .. high, both included."""
-        value = self._get(key)
-        if type(value) is not int or not low <= value <= high:
-            raise self.error(key, f"is {in_brief(value)}, not an integer of {low} .. {high}")
-        return value
-
-    def number(self, key: str) -> float:
-        """An integer or a finite number, as float."""
-        value = self._get(key)
-        if type(value) not in (int, float) or not -1e300 < value < 1e300:
-            raise self.error(key, f"is {in_brief(value)}, not a number")
-        return float(value)
-
-    def text(self, key: str) -> str:
-        """A non-empty string."""
-        value = self._get(key)
-        if type(value) is not str or not value:
-            raise self.error(key, f"is {in_brief(value)}, not a non-empty string")
-        return value
-
-    def choice(self, key: str, choices: tuple[Word, ...]) -> Word:
-        """One of some words; the first of them if the key is missing."""
-        value = self.values.get(key, choices[0])
-        for choice in choices:
-            if type(value) is str and value == choice:
-                return choice
-        raise self.error(key, f"is {in_brief(value)}, not {' or '.join(choices)}")
-
-    def file_name(self, key: str) -> str:
-        """A bare file name."""
-        try:
-            return bare_name(self.text(key))
-        except ValueError as error:
-            raise self.error(key, str(error)) from None
-
-    def record(self, key: str) -> "Record":
-        """A nested object."""
-        return self._nested(key, self._get(key))
-
-    def records(self, key: str) -> list["Record"]:
-        """A list of objects."""
-        value = self._get(key)
-        if type(value) is not list:
-            raise self.error(key, "is not a list")
-        return [self._nested(f"{key}[{number}]", item) for number, item in enumerate(value)]
-
-    def has(self, key: str) -> bool:
-        """True if `key` is present and not null."""
-        return self.values.get(key) is not None
-
-    def _get(self, key: str) -> Any:
-        if key not in self.values:
-            raise self.error(key, "is missing")
-        return self.values[key]
-
-    def _nested(self, key: str, value: Any) -> "Record":
-        if type(value) is not dict:
-            raise self.error(key, "is not an object")
-        return Record(f"{self.where}: {key}", value, self.remedy)
-
-
-def read_record(path: Path, *, missing: str, remedy: str) -> Record:
-    """`read_json` for a file of another program."""
-    return Record(str(path), read_json(path, missing=missing, remedy=remedy), remedy)

@@ -24,7 +24,7 @@ from mlperf_bert.checkpoint.huggingface.weights import (
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
 from mlperf_bert.common.errors import CheckpointError, DataError
-from mlperf_bert.common.records import read_record
+from mlperf_bert.common.records import bare_name, read_json, reading
 from mlperf_bert.common.untrusted import in_brief, is_there
 
 SINGLE = "model.safetensors"
@@ -74,15 +74,17 @@ def open_huggingface(folder: Path) -> Source:
 
     Raises CheckpointError.
     """
+    path = folder / CONFIG
     try:
-        config = read_record(folder / CONFIG, missing="is missing", remedy=REMEDY)
-        settings = read_settings(config)
+        config = read_json(path, missing="is missing", remedy=REMEDY)
+        with reading(path, REMEDY):
+            settings = read_settings(config)
         stored = _stored_tensors(folder)
     except DataError as error:
         raise CheckpointError(*error.args) from None
     family = FAMILIES[settings["architecture"]]
     weights, ignored = _sorted_out(folder, stored, family)
-    classes = config.values.get("architectures")
+    classes = config.get("architectures")
     return Source(
         path=folder,
         name=folder.absolute().name,
@@ -90,7 +92,7 @@ def open_huggingface(folder: Path) -> Source:
         weights=weights,
         ignored=ignored,
         settings=settings,
-        stated_in=config.where,
+        stated_in=str(path),
         folder=folder,
     )
 
@@ -104,9 +106,11 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(str(folder / name), "is a pickle", _AS_SAFETENSORS)
     if not is_there(folder / INDEX):
         raise CheckpointError(str(folder / SINGLE), "is missing", REMEDY)
-    index = read_record(folder / INDEX, missing="is missing", remedy=REMEDY).record("weight_map")
+    index = read_json(folder / INDEX, missing="is missing", remedy=REMEDY)
+    with reading(folder / INDEX, REMEDY):
+        files = {bare_name(file) for file in index["weight_map"].values()}
     found: dict[str, StoredTensor] = {}
-    for file in sorted({index.file_name(name) for name in index.values}):
+    for file in sorted(files):
         found |= read_safetensors(folder / file)
     return found
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.records import read_record
+from mlperf_bert.common.records import read_json, reading
 from mlperf_bert.common.untrusted import is_there, parse_json_object
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.vocabulary.any_vocabulary import (
@@ -182,9 +182,9 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
         return load_any_vocabulary(folder / TOKENIZER)
     if not is_there(folder / TOKENIZER_CONFIG):
         return words
-    record = read_record(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
+    values = read_json(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
     for setting in _DROPS:
-        if record.values.get(setting) is False:
+        if values.get(setting) is False:
             remedy = (
                 "give its tokenizer.json with --vocab; where there is none, "
                 "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
@@ -196,14 +196,14 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
     """True if a tokenizer.json has these words and splits like ours. Raises DataError."""
-    record = read_record(path, missing="is missing", remedy=_REMEDY)
+    found = read_json(path, missing="is missing", remedy=_REMEDY)
     for section, settings in _AS_OURS.items():
-        values = record.values.get(section)
+        values = found.get(section)
         if not isinstance(values, dict):
             return False
         if any(values.get(name) not in allowed for name, allowed in settings.items()):
             return False
-    ids = dict(record.record("model").record("vocab").values)
-    for added in record.records("added_tokens") if record.has("added_tokens") else ():
-        ids[added.text("content")] = added.integer("id")
+    with reading(path, _REMEDY):
+        ids = dict(found["model"]["vocab"])
+        ids |= {added["content"]: added["id"] for added in found.get("added_tokens") or ()}
     return ids == dict(words.ids)

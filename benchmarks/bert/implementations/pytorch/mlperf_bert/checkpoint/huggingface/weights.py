@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.records import Record
 from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.sections import Architecture, ModelSection
 
@@ -192,81 +191,99 @@ def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
     return {name: prefix + name.replace(*gamma).replace(*beta) for name in names}
 
 
-def read_settings(config: Record) -> dict[str, Any]:
-    """Settings of our section [model]. Raises DataError for a model that we do not support."""
-    kinds = {str(each.fixed["model_type"]): each for each in FAMILIES.values()}
-    family = kinds[config.choice("model_type", tuple(kinds))]
+def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of our section [model] in a config.json.
+
+    Raises KeyError or ValueError for a model that we do not support: call it within
+    `records.reading`.
+    """
+    kinds = {each.fixed["model_type"]: each for each in FAMILIES.values()}
+    stated = config.get("model_type", "bert")
+    family = next((each for kind, each in kinds.items() if kind == stated), None)
+    if family is None:
+        raise ValueError(f"model_type is {in_brief(stated)}, not {' or '.join(map(str, kinds))}")
     for name, value in family.fixed.items():
-        stated = config.values.get(name, value)
+        stated = config.get(name, value)
         if stated != value:
-            problem = f"is {in_brief(stated)}, this program computes {value!r} only"
-            raise config.error(name, problem)
+            problem = f"{name} is {in_brief(stated)}, this program computes {value!r} only"
+            raise ValueError(problem)
     found: dict[str, Any] = {"architecture": family.architecture}
-    found["vocab_size"] = config.integer("vocab_size", low=1)
+    found["vocab_size"] = _size(config, "vocab_size")
     for theirs, ours in SIZES.items():
-        found[ours] = config.integer(theirs, low=1)
-    if family is _BERT and config.has("type_vocab_size"):
-        found["type_vocab_size"] = config.integer("type_vocab_size", low=1)
+        found[ours] = _size(config, theirs)
+    if family is _BERT and config.get("type_vocab_size") is not None:
+        found["type_vocab_size"] = _size(config, "type_vocab_size")
     found |= {**family.defaults, **_read_numbers(config, family)}
     return found | (_read_pattern(config, found["num_layers"]) if family is _MODERN else {})
 
 
-def _read_numbers(config: Record, family: Family) -> dict[str, float]:
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config[name]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {in_brief(value)}, not an integer of at least 1")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str) -> float:
+    value = config[name]
+    if type(value) not in (int, float) or not -1e300 < value < 1e300:
+        raise ValueError(f"{name} is {in_brief(value)}, not a number")
+    return float(value)
+
+
+def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]:
     found: dict[str, float] = {}
     for theirs, ours in family.numbers.items():
-        if config.has(theirs):
-            value = config.number(theirs)
+        if config.get(theirs) is not None:
+            value = _number(config, theirs)
             if found.setdefault(ours, value) != value:
-                raise config.error(theirs, f"is {value}, not {found[ours]} as elsewhere")
+                raise ValueError(f"{theirs} is {value}, not {found[ours]} as elsewhere")
     return found
 
 
-def _read_pattern(config: Record, num_layers: int) -> dict[str, Any]:
+def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """ModernBERT's settings of its two kinds of layers, in either spelling.
 
     Where a config has both spellings, the newer one counts, as in transformers 5.
     """
     for name in _NOT_OURS:
-        if config.has(name):
-            raise config.error(name, "is set, which this program does not compute")
+        if config.get(name) is not None:
+            raise ValueError(f"{name} is set, which this program does not compute")
     found: dict[str, Any] = {}
     if (every := _read_period(config, num_layers)) is not None:
         found["global_attention_every"] = every
-    if _WINDOW in config.values:
-        found["attention_window"] = config.integer(_WINDOW, low=2)
+    if _WINDOW in config:
+        found["attention_window"] = _size(config, _WINDOW)
     return found | _read_bases(config)
 
 
-def _read_bases(config: Record) -> dict[str, float]:
-    rope = Record(config.where, {}, config.remedy)
-    if config.has("rope_parameters"):
-        rope = config.record("rope_parameters")
-    for kind in rope.values.keys() - _ROPE_BASES.keys():
-        raise rope.error(in_brief(kind), "is no kind of this model's layers")
+def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
+    rope = config.get("rope_parameters") or {}
+    for kind in rope.keys() - _ROPE_BASES.keys():
+        raise ValueError(f"rope_parameters has {in_brief(kind)}, no kind of this model's layers")
     found = {}
     for kind, (ours, older) in _ROPE_BASES.items():
-        if rope.has(kind):
-            stated = rope.record(kind)
-            if stated.values.get("rope_type", "default") != "default":
-                raise rope.error(kind, "has positions that this program does not compute")
-            found[ours] = stated.number("rope_theta")
-        elif older in config.values:
-            found[ours] = config.number(older)
+        if rope.get(kind) is not None:
+            if rope[kind].get("rope_type", "default") != "default":
+                raise ValueError(f"{kind} has positions that this program does not compute")
+            found[ours] = _number(rope[kind], "rope_theta")
+        elif older in config:
+            found[ours] = _number(config, older)
     return found
 
 
-def _read_period(config: Record, num_layers: int) -> int | None:
+def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
     """Every so many layers one sees whole sequences, the first among them; None: not stated."""
-    every = config.integer(_EVERY, low=1) if _EVERY in config.values else None
-    kinds = config.values.get("layer_types")
+    every = _size(config, _EVERY) if _EVERY in config else None
+    kinds = config.get("layer_types")
     if kinds is None:
         return every
     if every is None:
         others = [i for i, kind in enumerate(kinds) if kind == _FULL and i > 0]
         every = others[0] if others else num_layers
     if kinds != [_LOCAL if i % every else _FULL for i in range(num_layers)]:
-        problem = f"is not {_FULL} in the first layer and every {every:,} on, {_LOCAL} between"
-        raise config.error("layer_types", problem)
+        between = f"every {every:,} on, {_LOCAL} between"
+        raise ValueError(f"layer_types is not {_FULL} in the first layer and {between}")
     return every
 
 
