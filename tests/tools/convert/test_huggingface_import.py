@@ -140,13 +140,17 @@ def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: P
     assert kept == (tmp_path / "file" / "tokenizer.json").read_bytes()
 
 
-def test_a_form_that_has_no_name_is_told_by_its_model(
-    plain: Path, tmp_path: Path, words: Path
+@pytest.mark.parametrize(
+    ("named", "form"),
+    [(None, "Bert"), ([], "Bert"), ("BertModel", "Bert"), (["\x1b[31m"], "\\x1b[31m")],
+)
+def test_a_form_is_one_line_and_told_by_the_model_where_it_has_no_name(
+    plain: Path, tmp_path: Path, words: Path, named: object, form: str
 ) -> None:
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
-    assert convert(tmp_path / "other", tmp_path / "ours", words)["form"] == "Bert"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
+    assert convert(tmp_path / "other", tmp_path / "ours", words)["form"] == form
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

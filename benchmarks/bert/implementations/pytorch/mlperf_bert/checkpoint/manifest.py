@@ -64,9 +64,9 @@ class FileEntry:
 class Manifest:
     """`manifest.json`, written last; `config` is the unparsed text, see `read_config`.
 
-    `origin` gives the source of converted weights (convert/convert.py); a run that begins with them
-    keeps it under INITIALIZED_FROM, where a phase also names the state that it began with. In other
-    runs it is empty.
+    `origin` gives the source of converted weights (huggingface/conversion.py); a run that begins
+    with them keeps it under INITIALIZED_FROM, where a phase also names the state that it began
+    with. In other runs it is empty.
     """
 
     step: int

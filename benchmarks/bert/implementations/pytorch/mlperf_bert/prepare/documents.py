@@ -29,7 +29,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import compress
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,16 +111,10 @@ def digest_of(document: str) -> int:
 
 def documents_of(path: Path) -> Iterator[str]:
     """Yield the documents of a sentence file, with the line ends of their sentences."""
-    lines: list[str] = []
     with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            if line != "\n":
-                lines.append(line)
-            elif lines:
+        for is_between, lines in groupby(file, key=lambda line: line == "\n"):
+            if not is_between:
                 yield "".join(lines)
-                lines = []
-    if lines:
-        yield "".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -261,14 +261,11 @@ def _clean_all(
     )
     by_number = {number: cleaned for (number, _), cleaned in found}
     made = [by_number[number] for number in range(len(jobs))]
-    left_out: Counter[str] = Counter()
-    for each in made:
-        left_out.update(each.left_out)
     together = Cleaned(
         [part for each in made for part in each.train],
         [part for each in made for part in each.held_out],
         sum(each.num_chars for each in made),
-        dict(left_out),
+        sum((Counter(each.left_out) for each in made), Counter()),
         [document for each in made for document in each.lowest],
     )
     return parts_dir, together

@@ -23,7 +23,7 @@ from mlperf_bert.checkpoint.huggingface.weights import (
 )
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
-from mlperf_bert.common.errors import CheckpointError, DataError
+from mlperf_bert.common.errors import CheckpointError, DataError, one_line
 from mlperf_bert.common.records import bare_name, read_json, reading
 from mlperf_bert.common.untrusted import in_brief, is_there
 
@@ -85,10 +85,11 @@ def open_huggingface(folder: Path) -> Source:
     family = FAMILIES[settings["architecture"]]
     weights, ignored = _sorted_out(folder, stored, family)
     classes = config.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else family.class_name
     return Source(
         path=folder,
         name=folder.absolute().name,
-        form=str(classes[0]) if classes else family.class_name,
+        form=one_line(str(named)),
         weights=weights,
         ignored=ignored,
         settings=settings,
