@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bert_tools.squad.bubble import Kind, Span, StageClock, bubble_by_formula, measured_bubble
-from bert_tools.squad.measures import core_wait_seconds, measured_usage
+from bert_tools.squad.fine_tune import core_wait_seconds, measured_usage
 from bert_tools.squad.settings import Schedule
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def test_a_rank_notes_its_processor_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter((5.0, 11.0))
-    monkeypatch.setattr("time.process_time", lambda: next(readings))
+    monkeypatch.setattr("bert_tools.squad.fine_tune.process_time", lambda: next(readings))
     with measured_usage(CPU) as usage:
         pass
     assert usage["cpu_seconds"] == 6.0

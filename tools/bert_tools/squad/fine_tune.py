@@ -5,12 +5,13 @@ can build any microbatch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measure
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
 from bert_tools.squad.engines import Engine, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
-from bert_tools.squad.measures import measured_usage
 from bert_tools.squad.model import draw_weights, parameter_shapes
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
@@ -38,11 +38,13 @@ from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.common.atomic import make_directory, write_file
 from mlperf_bert.common.console import ProgressLines, as_clock
 from mlperf_bert.common.errors import ConfigError, say
+from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.common.records import write_json
 from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
+from mlperf_bert.run.metrics import memory_bytes
 from mlperf_bert.signals.stop_request import StopRequest
 from mlperf_bert.signals.whereabouts import Whereabouts
 from mlperf_bert.step.replay import finish_queued_work
@@ -202,6 +204,43 @@ def _train(
         finish_queued_work(device)
     whereabouts.at("end")  # evaluation and saving have no time limit
     return log, usage
+
+
+@contextmanager
+def measured_usage(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Resources that this rank uses within; filled in at the end, as JSON can hold it.
+
+    `cpu_seconds` are those of all threads of the process. `core_wait_seconds` is the time, summed
+    over its threads, that they were ready and had no core; None if the system does not count it.
+    `cpus` are the logical CPUs that the rank may run on, its own ones if it is bound. Beside them
+    stands `peak_memory_bytes`, of the GPU if it is on one.
+    """
+    usage: dict[str, Any] = {}
+    waited_before, cpu_begun = core_wait_seconds(), process_time()
+    yield usage
+    cpu, waited = process_time() - cpu_begun, core_wait_seconds()
+    is_known = waited is not None and waited_before is not None
+    usage |= {
+        "cpu_seconds": cpu,
+        "peak_memory_bytes": memory_bytes(device),
+        "cpus": sorted(usable_cpus()),
+        "core_wait_seconds": max(0.0, (waited or 0) - (waited_before or 0)) if is_known else None,
+    }
+
+
+def core_wait_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
+    """Seconds that the process's present threads have waited for a core so far.
+
+    Source: the second number of Linux's `schedstat`, in nanoseconds; None if there is none.
+    """
+    waited = 0
+    try:
+        for task in tasks.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                waited += int((task / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return waited / 1e9 if waited else None
 
 
 def _evaluate(settings: SquadSettings, prepared: Prepared, engine: Engine) -> dict[str, Any]:
