@@ -22,6 +22,7 @@ from bert_tools.squad.settings import (
 )
 from mlperf_bert.__main__ import main
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
+from mlperf_bert.common.untrusted import file_sha256
 from squad_cases import record, write_record
 
 HERE = Path(__file__)
@@ -46,8 +47,13 @@ class FakeRuns:
         cli.add_train(parser)
         args = parser.parse_args(self.calls[-1][0][2:])
         given = settings_of(args, parse_engine(args.engine), args.seed)
+        files = {"train_sha256": given.train, "dev_sha256": given.dev}
+        if given.vocab is not None:
+            files["vocabulary_sha256"] = given.vocab
+        digests = {name: file_sha256(path) for name, path in files.items()}
         more = {"seed": given.seed, "ranks": num_ranks, "settings": given.to_record()}
-        write_record(args.run_dir, record(str(given.engine), **more))
+        found = record(str(given.engine), **more, data=record()["data"] | digests)
+        write_record(args.run_dir, found)
         return 0
 
     def run(self, jobs: Sequence[Job]) -> tuple[list[RunRecord], int]:
@@ -93,11 +99,24 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch(tmp_path: Path) -> Non
     assert at_batch(settings(), 16) == settings()
 
 
-def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_length": 99}, "max_length is 99 now, and was 384"),
+        ({"layers": 2}, "layers is 2 now, and was 4"),
+        ({"precision": "bf16"}, "precision is 'bf16' now, and was 'fp32'"),
+        ({"init_checkpoint": HERE}, "init_checkpoint is '.*' now, and was None"),
+        ({"train": HERE}, "train_sha256 is "),
+        ({"vocab": HERE}, "vocabulary_sha256 is "),
+    ],
+)
+def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
     jobs = jobs_of(tmp_path, ["single"], 1, [16])
     FakeRuns().run(jobs)
-    changed = [Job(replace(job.settings, max_length=99), job.directory) for job in jobs]
-    with pytest.raises(DataError, match="max_length is 99 now, and was 384"):
+    changed = [Job(replace(job.settings, **changes), job.directory) for job in jobs]
+    with pytest.raises(DataError, match=named):
         read_ended(changed)
 
 

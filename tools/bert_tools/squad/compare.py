@@ -14,6 +14,7 @@ from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.common.atomic import write_file
 from mlperf_bert.common.errors import STOPPED, ConfigError, DataError, say
 from mlperf_bert.common.records import write_json
+from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.distributed.spawn import run_on_ranks
 
 RUNS, RECORD, TABLE, PICTURE = "runs", "result.json", "table.md", "timeline.png"
@@ -74,22 +75,33 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
 
 
 def read_ended(jobs: Sequence[Job]) -> list[RunRecord]:
-    """The records of the jobs that have ended.
+    """The records of the jobs that have ended; `jobs` share their question sets and vocabulary.
 
-    Raises DataError if one cannot be read, or is of a run with other settings.
+    Raises DataError if a record cannot be read, or is of a run with other settings or files.
     """
-    runs = []
-    for job in jobs:
-        if not job.has_ended:
-            continue
-        run = read_run(job.directory)
-        for key, now in job.settings.to_record().items():
-            if run.settings.get(key) != now:
-                problem = f"{key} is {now!r} now, and was {run.settings.get(key)!r}"
+    ended = [job for job in jobs if job.has_ended]
+    runs = [read_run(job.directory) for job in ended]
+    digests = _digests(ended[0].settings) if ended else {}
+    for job, run in zip(ended, runs, strict=True):
+        before = run.settings | {name: run.same.get(f"data.{name}") for name in digests}
+        for key, now in (job.settings.to_record() | digests).items():
+            if before.get(key) != now:
+                problem = f"{key} is {now!r} now, and was {before.get(key)!r}"
                 remedy = "give another --out, or the same options as before"
                 raise DataError(str(job.directory), problem, remedy)
-        runs.append(run)
     return runs
+
+
+def _digests(settings: SquadSettings) -> dict[str, str]:
+    """Digests of the question sets, and of the vocabulary if there is one already."""
+    files = {"train_sha256": settings.train, "dev_sha256": settings.dev}
+    if settings.vocab is not None and settings.vocab.exists():
+        files["vocabulary_sha256"] = settings.vocab
+    try:
+        return {name: file_sha256(path) for name, path in files.items()}
+    except OSError as error:
+        problem = f"{error.filename or 'a file'}: {error.strerror or 'cannot be read'}"
+        raise DataError("--train, --dev, --vocab", problem, "give files that exist") from None
 
 
 def run_jobs(jobs: Sequence[Job]) -> int:

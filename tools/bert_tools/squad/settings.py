@@ -183,8 +183,14 @@ class SquadSettings:
         return updates
 
     def to_record(self) -> dict[str, Any]:
-        """Settings for `squad_result.json`: the numbers of the training."""
-        return {name: getattr(self, name) for name in help_texts() if name not in _SIZES}
+        """Settings for `squad_result.json`: all but engine, seed, device and question sets."""
+        begins = self.init_checkpoint
+        left_out = _SIZES if begins is not None else ()
+        return {
+            "precision": self.precision,
+            "init_checkpoint": None if begins is None else str(begins.absolute()),
+            **{name: getattr(self, name) for name in help_texts() if name not in left_out},
+        }
 
     def as_words(self) -> list[str]:
         """Options that give a rank these settings; absolute paths, as its directory may differ."""
