@@ -160,10 +160,6 @@ COMMANDS: dict[str, Words] = {
             d / "suggested_1x8x16x1.toml",
         ),
     ),
-    "plan cluster": lambda i, d: (
-        *("plan", "cluster", "--nodes", 2, "--gpus-per-node", 2, "--local-batch-size", 4),
-        *("--draws", 2, "--out", d),
-    ),
     "bench train": lambda i, d: (
         *(
             "bench",

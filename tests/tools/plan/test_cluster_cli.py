@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from plan_cases import Asked
 from support import REPOSITORY, load_study
 
 SIZES = "cluster --nodes 2 --gpus-per-node 4 --local-batch-size 4 --draws 2"
-PNG = b"\x89PNG\r\n"
 calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 TABLES: dict[str, list[list[str]]] = json.loads((LOG / "tables.json").read_text("utf-8"))
@@ -53,7 +51,7 @@ def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
     assert run["steps"] == 3125 and run["skipped_steps"] == 2
     seconds = 3 + (3127 * run["step_ms"] + run["evaluations"] * run["evaluation_ms"]) / 1e3
     assert run["seconds"] == pytest.approx(seconds)
-    assert found["ablation"] == [] and found["sweep"] == [] and found["timeline"] is None
+    assert found["ablation"] == [] and found["sweep"] == []
 
 
 def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[..., str]) -> None:
@@ -96,19 +94,15 @@ def test_all_sizes_that_the_samples_serve(simulated: Asked, told: Callable[..., 
     assert sweep_nodes(8)[-1] * 8 == 100_000 and sweep_nodes(200_000) == [1]
 
 
-def test_a_sweep_without_any_size_is_refused_before_it_is_drawn(told: Callable[..., str]) -> None:
+def test_a_sweep_without_any_size_is_refused(told: Callable[..., str]) -> None:
     # 12 sequences fit the strata; no power of two nodes of 4 does, one sequence a rank.
     words = "cluster --nodes 3 --gpus-per-node 4 --local-batch-size 1 --draws 1"
-    options = "--sampler strata_4_2_2_4 --sweep --out pictures"
+    options = "--sampler strata_4_2_2_4 --sweep"
     assert "--sweep: no size of 1 node" in told(words, options, status=2)
-    assert not list(Path("pictures").iterdir())
 
 
-def test_pictures_are_drawn(told: Callable[..., str]) -> None:
-    text = told(SIZES, "--sweep --ablation --out new/drawn")
-    assert text.endswith("\npictures: new/drawn\n")
-    drawn = {path.stem: path.read_bytes()[: len(PNG)] for path in Path("new/drawn").iterdir()}
-    assert drawn == dict.fromkeys(("timeline", "sweep", "ablation"), PNG)
+def test_ablation_and_sweep_are_tables(told: Callable[..., str]) -> None:
+    text = told(SIZES, "--sweep --ablation")
     assert "one exchanged for another" in text and "to target" in text
     assert "A simulation, not a measurement" in text
 

@@ -121,8 +121,6 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
         const="local",
         help="1 node to 100,000 accelerators; the local batch stays (default), or the global one",
     )
-    text = "directory for timeline.png, one step; with --ablation and --sweep also their pictures"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
 def _sizes(parser: argparse.ArgumentParser, of_batch: str = "") -> None:

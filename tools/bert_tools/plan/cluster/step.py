@@ -151,11 +151,6 @@ class StepTiming:
         """The rank whose backward ends last."""
         return int(self.backward_end.argmax())
 
-    @property
-    def median_rank(self) -> int:
-        """The rank in the middle of the order in which backward ends."""
-        return int(np.argsort(self.backward_end, kind="stable")[len(self.backward_end) // 2])
-
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
     """Simulate one step; `speed` [R], the jitter, multiplies each rank's device time.
