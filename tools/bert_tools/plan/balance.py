@@ -12,10 +12,10 @@ from typing import get_args
 
 import numpy as np
 
+from bert_tools.common.counted import Counted
 from bert_tools.common.tables import aligned
 from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
-from mlperf_bert.common.console import Counted
 from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bert_tools.common.counted import Counted
 from mlperf_bert.common import console
 
 
@@ -12,7 +13,7 @@ def test_plain_lines_say_rate_and_remaining_time(
 ) -> None:
     for interval_s, count in ((10.0, 0), (0.0, 3)):  # a short measurement prints nothing
         monkeypatch.setattr(console, "LINE_INTERVAL_S", interval_s)
-        with console.Counted("planned", "steps", 3) as steps:
+        with Counted("planned", "steps", 3) as steps:
             for _ in range(3):
                 steps.advance()
         output = capsys.readouterr()
