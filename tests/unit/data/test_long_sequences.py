@@ -33,7 +33,7 @@ from mlperf_bert.prepare.own_text import OwnText
 from own_texts import WORDS, make
 from resume_cases import run_train
 from support import metrics_losses, prepare_small, refusal
-from verify_cases import check, failed, sign, write_vocabulary
+from verify_cases import problems, sign, write_vocabulary
 
 LONGEST, MOST, RATE = 8192, 2458, 0.3
 DOCUMENTS = 16
@@ -140,7 +140,7 @@ def original(batch: UnpaddedBatch) -> torch.Tensor:
 
 
 def test_sentences_of_one_document_fill_a_sequence(pair: Path) -> None:
-    assert failed(check(pair, full=True)) == {}
+    assert problems(pair, full=True) == ""
     openings = 6 + len(WORDS) + np.arange(DOCUMENTS)
     for name, passes in (("train", 1), ("eval", 2)):
         rests = Counter[int]()
@@ -228,7 +228,7 @@ def test_counts_cut_short_or_long_are_one_line(
     with pytest.raises(DataError, match=r"masked_counts\.u16") as caught:
         open_data(config, spoiled, 0)
     assert "\n" not in str(caught.value)
-    assert "masked_counts.u16" in failed(check(spoiled))["index files"]
+    assert "masked_counts.u16" in problems(spoiled)
 
 
 def test_a_count_above_the_most_is_one_line(
@@ -243,7 +243,7 @@ def test_a_count_above_the_most_is_one_line(
         check_index_ranges(spoiled / "train", LengthIndex.open(spoiled / "train"))
     words = ("train", "--config", config_file, "--data", spoiled, "--run-dir", tmp_path / "run")
     assert problem in refusal(capsys, *words)
-    assert "differs from" in failed(check(spoiled / "train", full=True))["index contents"]
+    assert "differs from" in problems(spoiled / "train", full=True)
 
 
 def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path: Path) -> None:
