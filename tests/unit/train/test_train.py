@@ -105,7 +105,7 @@ def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
     rows = glossary.split("## Keys of `metrics.jsonl`")[1].splitlines()
     names = [row.split("|")[1] for row in rows if row.startswith("| `")]
     documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
-    assert len(documented) == 23
+    assert len(documented) == 22
     for record in records:
         assert record.keys() == documented
     # Multiples of 7; an evaluation every 160 samples closes an interval too, as does the end.
