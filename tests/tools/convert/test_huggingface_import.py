@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
+from mlperf_bert.common.errors import CheckpointError
 
 FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 
@@ -97,6 +98,17 @@ def test_older_names_are_the_same_weights(plain: Path, tmp_path: Path, words: Pa
     convert(plain, tmp_path / "plain", words)
     assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
     assert len(report["ignored"]) == 3
+
+
+def test_one_weight_in_two_spellings_is_refused(plain: Path, tmp_path: Path, words: Path) -> None:
+    shutil.copytree(plain, tmp_path / "other")
+    path = tmp_path / "other" / "model.safetensors"
+    tensors = load_file(path)
+    name = "bert.embeddings.LayerNorm.weight"
+    tensors[name.replace("weight", "gamma")] = tensors[name] + 1
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=f"holds {name} twice"):
+        convert(tmp_path / "other", tmp_path / "ours", words)
 
 
 def test_several_files_are_the_same_weights(plain: Path, tmp_path: Path, words: Path) -> None:

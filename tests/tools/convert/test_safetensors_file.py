@@ -1,5 +1,6 @@
 """Safetensors that anybody wrote: read as the library does, and refused in one line if damaged."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,13 @@ def test_what_the_library_wrote_comes_back(path: Path) -> None:
             values = found[name].read()
             wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             assert np.array_equal(values, wanted.numpy()) and values.dtype == wanted.numpy().dtype
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")
 
 
 def test_truncations_are_refused(path: Path) -> None:

@@ -60,6 +60,8 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
         ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
         ("model.attention_window=16", ["model.attention_window", "BERT has none"]),
+        ('run.init_checkpoint="a\\u0000b"', ["run.init_checkpoint", "printable"]),
+        ("mlperf.submission_org=a\x1b[31m", ["mlperf.submission_org", "printable"]),
         ("data.masking=always", ["data.masking", "'static' or 'dynamic'"]),
         ("data.masking_rate=0.2", ["data.masking_rate", "use 'dynamic'"]),
         ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),

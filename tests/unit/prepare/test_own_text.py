@@ -392,6 +392,34 @@ def test_what_is_cleaned_is_not_cleaned_again(
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"{}"])
+@pytest.mark.parametrize("name", ["corpus.json", "text/*/job-00000.json"])
+def test_a_damaged_record_is_one_line(
+    wanted: OwnText, whole: Path, tmp_path: Path, name: str, damage: bytes
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    (path,) = out.glob(name)
+    path.write_bytes(damage)
+    if name != "corpus.json":
+        (out / "corpus.json").unlink()
+    with pytest.raises(DataError, match=f"^{path}: "):
+        make(wanted, out)
+
+
+def test_a_name_of_another_encoding_is_told_in_ascii(
+    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path / "pages", texts)
+    (source / "000.md").rename(source / "caf\udce9.md")
+    (source / "zzz.txt").write_text(texts[0])
+    show = tmp_path / "one"
+    show.mkdir()
+    shutil.copy(source / "caf\udce9.md", show / "caf\udce9.md")
+    shutil.copytree(source, show / "more")
+    make(replace(wanted, source=show), tmp_path / "out")
+    assert "caf\\udce9.md" in capsys.readouterr().out
+
+
 def test_a_stopped_run_goes_on_with_the_same_text_alone(
     wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,15 @@ def test_a_histogram_of_other_lengths(pair: Path) -> None:
     assert "length_histogram: does not count" in problems(pair)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("vocabulary_file", "../config.toml"), ("segments", "triple")]
+)
+def test_a_manifest_with_a_word_that_is_none_of_ours(pair: Path, key: str, value: str) -> None:
+    path = pair / "train" / "index" / "dataset.json"
+    write_signed(path, {**json.loads(path.read_bytes()), key: value})
+    assert problems(pair).startswith(f"{path}: {key} is '{value}', not ")
+
+
 def test_a_manifest_of_other_special_tokens(pair: Path) -> None:
     path = pair / "train" / "index" / "dataset.json"
     write_signed(path, {**json.loads(path.read_bytes()), "mask_id": 5})

@@ -163,6 +163,9 @@ def test_an_outcome_of_another_form_is_one_line(tmp_path: Path) -> None:
     for changed, reason in (
         (values | {"schema_version": 2}, "schema_version is 2, this program reads 1"),
         ({"schema_version": 1}, "has no key 'status'"),
+        (values | {"status": "won"}, "status is 'won', neither success nor aborted"),
+        (values | {"steps": None}, "steps is None, not a number"),
+        (values | {"seconds": "long"}, "seconds is 'long', not a number"),
     ):
         path.write_text(json.dumps(changed))
         with pytest.raises(DataError) as raised:

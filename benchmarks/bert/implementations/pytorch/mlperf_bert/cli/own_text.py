@@ -203,16 +203,24 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
         write_checkpoint,
     )
     from mlperf_bert.checkpoint.huggingface.reader import is_huggingface, open_huggingface
+    from mlperf_bert.checkpoint.manifest import read_manifest
 
-    if given.exists() and not is_huggingface(given):
+    if not given.exists():
+        return converted if converted.exists() else given
+    if not is_huggingface(given):
         return given
-    if not converted.exists() and given.exists():
-        source = open_huggingface(given)
-        plan = plan_conversion(source, None, "draw")
-        write_checkpoint(plan, converted, {"format": "huggingface", **source.origin})
-        head = f"; it has no {HEAD}: drawn at random" if plan.drawn else ""
-        print(f"{given} ({source.form}) converted to {converted}{head}", flush=True)
-    return converted if converted.exists() else given
+    source = open_huggingface(given)
+    origin = {"format": "huggingface", **source.origin}
+    if converted.exists():
+        if not origin.items() <= read_manifest(converted).origin.items():
+            problem = f"was made of other weights than {given}"
+            raise ConfigError(str(converted), problem, "name another --out")
+        return converted
+    plan = plan_conversion(source, None, "draw")
+    write_checkpoint(plan, converted, origin)
+    head = f"; it has no {HEAD}: drawn at random" if plan.drawn else ""
+    print(f"{given} ({source.form}) converted to {converted}{head}", flush=True)
+    return converted
 
 
 def _choose(args: argparse.Namespace) -> Plan:

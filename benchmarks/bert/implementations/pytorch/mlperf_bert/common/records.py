@@ -47,7 +47,7 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise DataError(str(path), f"has no key {error}", remedy) from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise DataError(str(path), str(error), remedy) from None
 
 

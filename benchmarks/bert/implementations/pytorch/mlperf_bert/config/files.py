@@ -210,6 +210,8 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
             if isinstance(value, str) and value in typing.get_args(option):
                 return value
         elif type(value) is option:
+            if isinstance(value, str) and not value.isprintable():
+                raise ConfigError(where, f"is {in_brief(value)}", "give printable characters")
             return value
         elif option is float and type(value) is int:
             with suppress(OverflowError):

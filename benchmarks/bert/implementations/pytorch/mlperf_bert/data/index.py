@@ -258,6 +258,9 @@ class Manifest:
                 )
             for entry in (*values["shards"], *values["index_files"]):
                 bare_name(entry["file"])
+            for key, known in (("vocabulary_file", VOCABULARY_FILES), ("segments", SEGMENTS)):
+                if values.get(key, known[0]) not in known:
+                    raise ValueError(f"{key} is {in_brief(values[key])}, not {' or '.join(known)}")
             baseline = values.get("baseline")
             return parse(
                 cls,

@@ -109,7 +109,7 @@ WINDOW_TILES = MappingProxyType(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """The policy: see `model/attention.py`. bf16 or fp16, H one of 16, 32, 64 and 128.
+    """The policy: see `model/attention.py`. bf16, H one of 16, 32, 64 and 128.
 
     Rows after the last sequence are neither read nor written.
     """

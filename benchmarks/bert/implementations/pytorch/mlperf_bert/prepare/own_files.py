@@ -1,7 +1,7 @@
 """The files of a user's own text: which are read, how they are unpacked, and where documents end.
 
 A file's suffixes decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`). It is never in memory as a
-whole, whatever its size.
+whole, whatever its size; only a line of JSON is.
 
 Plain text has three layouts (`DocumentRule`): `empty-line`, an empty line ends a document and the
 lines of a document are joined; `line`, each line is a document; `file`, each file is a document and

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.records import write_json
+from mlperf_bert.common.errors import ConfigError, DataError, one_line
+from mlperf_bert.common.records import read_json, reading, write_json
 from mlperf_bert.common.untrusted import file_digest, in_brief
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.build import check_settings, prepare_pair
@@ -48,6 +48,7 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
 CLEANING_VERSION = 3  # version of the rules that turn text into parts
+_REMEDY = "name a new directory or delete this one"
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
 SHOWN = 3  # documents
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
@@ -202,13 +203,14 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
     path = out_dir / "corpus.json"
     if not path.exists():
         return False
-    record = json.loads(path.read_bytes())
+    record = read_json(path, missing="is missing", remedy=_REMEDY)
+    with reading(path, _REMEDY):
+        before = {name: record["settings"].get(name) for name in settings}
     for name, value in settings.items():
-        before = record["settings"].get(name)
-        if before != value:
-            was = "other text" if name == "text" else f"{name} = {before}, now it is {value}"
-            remedy = "name a new directory or delete this one"
-            raise DataError(str(out_dir), f"was made with {was}", remedy)
+        if before[name] != value:
+            now = f"{name} = {before[name]}, now it is {value}"
+            was = "other text" if name == "text" else now
+            raise DataError(str(out_dir), f"was made with {was}", _REMEDY)
     has_vocabulary = any((out_dir / name).exists() for name in VOCABULARY_FILES)
     if "documents" not in record or not has_vocabulary:
         return False
@@ -310,10 +312,11 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
     number, pieces = job
     record = parts_dir / f"job-{number:05d}.json"
     if record.exists():
-        values = json.loads(record.read_bytes())
-        for side in ("train", "held_out"):
-            values[side] = [Part(*each) for each in values[side]]
-        return Cleaned(**values)
+        values = read_json(record, missing="is missing", remedy=_REMEDY)
+        with reading(record, _REMEDY):
+            for side in ("train", "held_out"):
+                values[side] = [Part(*each) for each in values[side]]
+            return Cleaned(**values)
     train = _PartWriter(parts_dir / f"train-{number:05d}")
     held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
     to, opens, num_chars = train, True, 0
@@ -400,6 +403,8 @@ def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: 
     if not path.exists():
         tokens = own_vocabulary(train, wanted.vocab_size, workers)
         write_file(path, ("\n".join(tokens) + "\n").encode())
+    elif (size := len(load_any_vocabulary(path))) != wanted.vocab_size:
+        raise DataError(str(path), f"has {size:,} tokens, not {wanted.vocab_size:,}", _REMEDY)
     return path
 
 
@@ -459,7 +464,8 @@ def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[str]) 
     found = ((file.name, section) for file in files for section in sections(file, rules))
     for name, section in islice(found, SHOWN):
         text = " ".join(clean_document(section.paragraphs)[0])
-        print(f'  {name}, {len(text):,} characters: "{text[:60].strip()} ..."', flush=True)
+        shown = f'{name}, {len(text):,} characters: "{text[:60].strip()} ..."'
+        print(f"  {one_line(shown)}", flush=True)
     if unread:
         print(f"not read: {len(unread):,} of other kinds, first {in_brief(unread[0])}", flush=True)
 

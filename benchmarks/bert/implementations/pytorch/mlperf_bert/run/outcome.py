@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from mlperf_bert.common.records import check_version, parse, read_json, reading, write_json
+from mlperf_bert.common.untrusted import in_brief
 
 OUTCOME_SCHEMA_VERSION = 1
 REMEDY = "delete it, and --resume auto makes it again, or goes on from the last checkpoint"
@@ -55,4 +56,10 @@ def read_outcome(path: Path) -> RunOutcome:
     values = read_json(path, missing="is missing", remedy=REMEDY)
     with reading(path, REMEDY):
         check_version(values, OUTCOME_SCHEMA_VERSION, key="schema_version")
-        return parse(RunOutcome, values)
+        outcome = parse(RunOutcome, values)
+        if outcome.status not in get_args(Status):
+            raise ValueError(f"status is {in_brief(outcome.status)}, neither success nor aborted")
+        for name in ("steps", "samples", "seconds"):
+            if type(getattr(outcome, name)) not in (int, float):
+                raise ValueError(f"{name} is {in_brief(values[name])}, not a number")
+        return outcome

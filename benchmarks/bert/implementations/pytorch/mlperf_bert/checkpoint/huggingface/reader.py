@@ -4,6 +4,7 @@ The safetensors library reads the files, and nothing is unpickled: these models 
 Opening a directory reads headers and JSON only, as the library maps the tensors.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
 from mlperf_bert.common.errors import CheckpointError, DataError, one_line
 from mlperf_bert.common.records import bare_name, read_json, reading
-from mlperf_bert.common.untrusted import in_brief, is_there
+from mlperf_bert.common.untrusted import file_size, in_brief, is_there
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -124,6 +125,9 @@ def _sorted_out(
     Models of other tasks have a part of the masked-LM head too, without its bias.
     """
     names = our_names(stored, family)
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise CheckpointError(str(folder), f"holds {twice[0]} twice, in two spellings", REMEDY)
     found = {
         ours: Weight(stored[name], where=f"{folder}: {in_brief(name)}")
         for name, ours in names.items()
@@ -157,7 +161,10 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     from safetensors.torch import load_file
 
     try:
+        file_size(path, _WHOLE)  # refuses a pipe, on which the library would wait
         return {name: StoredTensor(tensor) for name, tensor in load_file(path).items()}
+    except DataError as error:
+        raise CheckpointError(*error.args) from None
     except (OSError, SafetensorError) as error:
         problem = f"is no whole safetensors file ({error})"
         raise CheckpointError(str(path), problem, _WHOLE) from None
