@@ -59,8 +59,10 @@ def run_cli(*arguments: object, **environ: str) -> subprocess.CompletedProcess[s
     return run_process(sys.executable, "-m", "mlperf_bert", *arguments, **environ)
 
 
-def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with its output captured."""
+def run_process(
+    *command: object, limit_s: float = 280, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with its output captured; after `limit_s` it counts as hanging."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -72,7 +74,7 @@ def run_process(*command: object, **environ: str) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         env=inherited | settings,
-        timeout=280,
+        timeout=limit_s,
         check=False,
     )
 

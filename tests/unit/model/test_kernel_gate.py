@@ -14,9 +14,13 @@ import pytest
 
 from support import REPOSITORY, run_process
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+LIMIT_S = 840.0  # of a job: minutes of one core, which others may want too
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+    pytest.mark.timeout(LIMIT_S + 60),
+]
 H100, A100 = 132, 108  # multiprocessors
 MATRIX = ("_attention_forward", "_attention_of_queries", "_attention_of_keys")
 LOG = REPOSITORY / "logs" / "2026-11-22-kernels"
@@ -36,7 +40,7 @@ def test_interpreted_and_compiled_they_do_what_they_should(job: str, tmp_path: P
         "TRITON_CACHE_DIR": str(tmp_path),
         "PYTHONPATH": ":".join(str(REPOSITORY / place) for place in PLACES),
     }
-    done = run_process(sys.executable, JOB, job, **environ)
+    done = run_process(sys.executable, JOB, job, limit_s=LIMIT_S, **environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -44,6 +48,7 @@ def compile_kernels(keep: Path, *arguments: str) -> Rows:
     done = run_process(
         *(sys.executable, REPOSITORY / "tools" / "kernel_table.py"),
         *("--keep", keep, *arguments),
+        limit_s=LIMIT_S,
         TRITON_CACHE_DIR=str(keep / "cache"),
     )
     assert done.returncode == 0, done.stderr
