@@ -85,6 +85,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [f"w{number}" for number in range(VOCAB_SIZE - 5)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (text / "vocab.txt").write_text("\n".join([*special, *words]) + "\n")
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE}
+    sizes |= {"max_position_embeddings": POSITIONS}
+    (text / "bert_config.json").write_text(json.dumps({**sizes, "hidden_act": "gelu"}))
     for seed, (name, documents) in enumerate({"part-00000-of-00001": 300, "eval.txt": 60}.items()):
         (text / name).write_text(one_word_mostly(words, documents, random.Random(seed)))
     (tree / "small.toml").write_text(CONFIG)
