@@ -11,7 +11,7 @@ from support import PACKAGE, REPOSITORY, TOOLS
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {"train.py": ("train", 260)}  # a run in its order, read from top to bottom
-MAX_TOTAL_LINES = {"submission": 27_670, "tools": 16_350, "tests": 44_060}  # of .py, studies apart
+MAX_TOTAL_LINES = {"submission": 27_670, "tools": 16_350, "tests": 44_070}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(
