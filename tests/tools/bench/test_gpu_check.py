@@ -260,7 +260,7 @@ def test_killing_the_check_loses_the_part_under_way_alone(
 def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
     """Commands of the parts that a dry run did, by name; all of them succeeded."""
     options = {"PYTHON": sys.executable, "OUT": str(out), **environ}
-    done = run_process("bash", SCRIPT, "--dry-run", *arguments, **options)
+    done = run_process("bash", SCRIPT, "--dry-run", *arguments, limit_s=1500, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["gpu_check.tar.gz", "summary.md"]
     words = (out / "summary.md").read_text(encoding="utf-8")
@@ -287,6 +287,7 @@ def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path
 
 
 @pytest.mark.longest
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize(
     ("stage", "forms"),
     [
