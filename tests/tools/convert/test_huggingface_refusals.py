@@ -114,8 +114,8 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, words: Path, capsys: Any)
     index = json.loads(path.read_text())
     for wrong, problem in (
         ("../x.safetensors", "not a bare file name"),
-        ("pytorch_model.bin", "pytorch_model.bin: is no whole safetensors file"),
-        ("none.safetensors", "none.safetensors: is no whole safetensors file"),
+        ("pytorch_model.bin", "pytorch_model.bin: No such file or directory"),
+        ("none.safetensors", "none.safetensors: No such file or directory"),
     ):
         index["weight_map"][WORDS] = wrong
         path.write_text(json.dumps(index))
