@@ -47,7 +47,7 @@ if [ ! -d "$root/$launch" ]; then
     echo "run_and_time.sh: error: $root is not the tree; submit from the top of the tree" >&2
     exit 2
 fi
-# Exit statuses, as common/errors.py has them.
+# Exit statuses, as errors.py has them.
 MISTAKE=2
 TARGET_MISSED=3
 LOST=70

@@ -17,8 +17,8 @@ from functools import cache
 from itertools import combinations, product
 from typing import Literal
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
 
 Value = str | int | float
 Row = dict[str, Value]  # setting, like "data.balance" -> its value

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import (
     OWN_DIGEST,
     Manifest,
@@ -19,6 +18,7 @@ from mlperf_bert.data.index import (
     write_index,
 )
 from mlperf_bert.data.shards import Shard, ShardArrays
+from mlperf_bert.files import write_json
 from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.verify import Report, verify
 from support import NUM_WORDS, prepare_small, write_synthetic_text

@@ -17,8 +17,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import DataError, UserError
+from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.files import write_file
 
 PLACES = (
     "*.md",

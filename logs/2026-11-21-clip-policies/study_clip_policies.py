@@ -28,9 +28,9 @@ from scipy.special import stdtr
 from bert_tools.common.figures import new_figure, png
 from bert_tools.common.means import mean_and_half_width
 from clip_study_runs import Cell, make_config, run_cell
-from mlperf_bert.common.atomic import make_directory, remove_temporaries, write_file
-from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import config_to_tables
+from mlperf_bert.errors import DataError, UserError
+from mlperf_bert.files import make_directory, remove_temporaries, write_file
 
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 COMPARED_WITH, BY_BUCKET = "after_allreduce", "bucket_before_allreduce"

@@ -32,8 +32,8 @@ from scipy.stats.qmc import LatinHypercube
 
 from bert_tools.report.run_files import read_metrics
 from bert_tools.tune.objective import read_curve
-from mlperf_bert.common.errors import STOPPED, TARGET_MISSED
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import STOPPED, TARGET_MISSED
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"

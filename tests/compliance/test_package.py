@@ -15,7 +15,7 @@ import pytest
 from bert_tools.package.export import CODE_DIRECTORIES, CODE_FILES, export
 from bert_tools.package.verdict import make_package
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from submissions import (
     CLOSED,
     DIVISIONS,

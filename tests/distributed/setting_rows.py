@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, tables_to_toml
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, PUBLISHED_STRATA
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.choices import choose_attention
 from mlperf_bert.run.outcome import read_outcome
 from setting_pairs import Array, Row, choices

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import dali_stand_in
 from forked_ranks import as_rank, what_ranks_saw
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
@@ -25,6 +24,7 @@ from mlperf_bert.data.make_loader import make_loader
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.train import train
 from mlperf_bert.vocabulary.word_pieces import token_dtype

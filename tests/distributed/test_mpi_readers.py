@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from forked_ranks import free_port, mpiexec_of
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
@@ -23,6 +22,7 @@ from mlperf_bert.data.mpi_readers import MpiSource, Pair
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
+from mlperf_bert.errors import DataError
 from resume_cases import run_train
 from support import run_process
 from test_exchange import digest, planned_batches

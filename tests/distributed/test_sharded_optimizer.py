@@ -21,10 +21,10 @@ from mlperf_bert.checkpoint import load
 from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_state
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.warm_up import warm_up
 from small_runs import CPU, MICRO_BATCHES, Run, start

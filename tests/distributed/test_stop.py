@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.signals.signal_watch import TWICE_S
+from mlperf_bert.distributed.signal_watch import TWICE_S
 from support import REPOSITORY
 
 GO_ON = r"to go on: RESUME=auto LOGDIR={} CONFIG=.* \S*/run_and_time\.sh -- --set run.max_steps=.*$"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attention_cases import Case, bounds_of, check_policy, check_windows, make_case, results
 from graph_cases import captured
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy, grouped
 from mlperf_bert.model.choices import choose_attention
 

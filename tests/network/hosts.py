@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 INTERFACE = "veth0"  # the same name in every namespace
 ADDRESSES = tuple(f"10.0.0.{number}" for number in range(1, 9))

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import verify_cases as cases
-from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import INDEX_ARRAYS, read_sidecar, sidecar_path
+from mlperf_bert.files import write_json
 
 SHARD = "train/shards/b.hdf5"
 AGAIN = "train/shards/again.hdf5"

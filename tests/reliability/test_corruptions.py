@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, Corruption, table
-from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
@@ -16,6 +15,7 @@ from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.set_checks import RunData, open_data
+from mlperf_bert.errors import DataError, UserError
 from mlperf_bert.evaluation.batches import HeldOutBatches
 from support import REPOSITORY, TINY_CONFIG, run_cli
 from verify_cases import check, copy_of, make_pair

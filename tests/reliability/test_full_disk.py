@@ -8,9 +8,9 @@ import pytest
 
 from bert_tools.tune.study import open_journal
 from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import Shard, ShardArrays
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records

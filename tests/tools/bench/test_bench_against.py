@@ -36,8 +36,8 @@ from bert_tools.bench.peer import (
     use_nested_attention,
 )
 from bert_tools.bench.training_run import run_of_model
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.batch import IGNORED
+from mlperf_bert.errors import ConfigError
 
 # 101 words are no multiple of 8: our model has padded words, the other side none.
 CONFIG = tiny("model.num_layers=2", "data.max_seq_length=24")

@@ -7,7 +7,7 @@ import torch
 from bench_cases import CPU, measured, tiny
 
 from bert_tools.bench.optimizer import REFERENCE, RULES, check_same_weights, make_updaters
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 
 UPDATERS = {

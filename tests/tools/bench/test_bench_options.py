@@ -6,7 +6,7 @@ import pytest
 from bench_cases import bench, parsed, tiny
 
 from bert_tools.bench import cli
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from support import CONFIGS
 
 CPU_TINY = CONFIGS / "cpu_tiny.toml"

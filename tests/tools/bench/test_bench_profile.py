@@ -9,7 +9,7 @@ import torch
 from bench_cases import CPU, bench, measured
 
 from bert_tools.bench.profile import MOST_ROWS, OTHER, gaps, kind_of, record, tables
-from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError
 
 
 def test_gaps_are_where_nothing_runs() -> None:

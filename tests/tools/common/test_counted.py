@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bert_tools.common.counted import Counted
-from mlperf_bert.common import console
+from mlperf_bert.run import console
 
 
 def test_plain_lines_say_rate_and_remaining_time(

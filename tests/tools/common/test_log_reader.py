@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bert_tools.common.log_reader import MAX_LOG_BYTES, read_log
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
 
 HOSTILE = {
     "not ASCII": (b"\xff\xfe", "is not ASCII text"),

@@ -11,7 +11,7 @@ from bert_tools.common.machine import (
     parse_cpu_list,
     read_machine,
 )
-from mlperf_bert.common.machine import memory_bytes, usable_cpus
+from mlperf_bert.machine import memory_bytes, usable_cpus
 
 NOTHING = Machine("", 0, 0, 0, None, "", 0, (), (), None, (), "", "")
 

@@ -7,7 +7,7 @@ import pytest
 
 from bert_tools.common.figures import check_picture, new_figure, png
 from bert_tools.common.tables import aligned
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 
 def test_columns_are_aligned_and_cells_never_cut() -> None:

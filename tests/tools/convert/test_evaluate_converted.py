@@ -17,10 +17,10 @@ from bert_tools.bench.peer import padded_inputs
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.cli import evaluate as evaluate_cli
-from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.index import LengthIndex, Manifest
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import TARGET_MISSED
 from support import run_cli
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
-from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError
 
 FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 

@@ -27,8 +27,8 @@ from mlperf_bert.checkpoint.first_weights import take_model
 from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
+from mlperf_bert.errors import CheckpointError
 from support import TINY_CONFIG, refusal
 
 WORDS, WORD_BIAS = "model.embeddings.tok_embeddings.weight", "decoder.bias"

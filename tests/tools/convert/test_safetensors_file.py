@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
-from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError
 
 GENERATOR = torch.Generator().manual_seed(2)
 TENSORS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_tools.convert.tensorflow_source import open_tensorflow
-from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError
 from tensorflow_cases import V2, V2_SHARDS, bert_values, odd_values, partitioned_values
 
 INDEX, DATA = f"{V2.name}.index", f"{V2.name}.data-00000-of-00001"

@@ -18,8 +18,8 @@ from bert_tools.convert.tensorflow_names import (
 )
 from bert_tools.convert.tensorflow_source import open_tensorflow
 from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.tensor_names import tensorflow_name
 from tensorflow_cases import OBJECTS, bert_values, weight_shapes

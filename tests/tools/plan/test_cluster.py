@@ -34,11 +34,11 @@ from bert_tools.plan.cluster.workload import (
     in_one_direction,
 )
 from bert_tools.plan.sample_index import SampleIndex
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.distributed.bucket_plan import plan_buckets
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops
 from support import load_study
 

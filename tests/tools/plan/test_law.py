@@ -13,7 +13,7 @@ from bert_tools.plan.entries import Entry
 from bert_tools.plan.law import in_words
 from bert_tools.plan.scaling_law import CEREBRAS, fit_law
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from plan_cases import Asked
 from support import REPOSITORY, TOOLS
 

@@ -10,7 +10,7 @@ from bert_tools.common.log_reader import TOKEN
 from bert_tools.plan.entries import Entry
 from bert_tools.plan.result_logs import read_results
 from log_trees import RUNS, write_run, write_system
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
 from plan_cases import Asked
 from support import REPOSITORY
 

@@ -22,8 +22,8 @@ from bert_tools.plan.samples_to_target import (
 )
 from bert_tools.plan.suggest import expected_time, suggest, to_toml
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_from_tables, load_config
+from mlperf_bert.errors import ConfigError
 from plan_cases import Asked
 from support import CONFIGS, TOOLS
 

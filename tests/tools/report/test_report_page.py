@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_cases import BATCH, end_run, log_line, record, records_of, write_environment, write_run
 
-from mlperf_bert.common.errors import UserError
+from mlperf_bert.errors import UserError
 from report_pages import checked, page_of
 
 TAG = "<script>alert(1)</script><img src=x onerror=alert(2)>"

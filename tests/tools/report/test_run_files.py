@@ -16,7 +16,7 @@ from bert_tools.report.run_files import (
     read_environment,
     read_metrics,
 )
-from mlperf_bert.common.errors import UserError
+from mlperf_bert.errors import UserError
 
 GOOD = json.dumps(record(1)).encode()
 

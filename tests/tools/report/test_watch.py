@@ -9,7 +9,7 @@ import pytest
 from run_cases import Told, end_run, lines_of, record, write_run
 
 from bert_tools.report.watch import Look, look_at, rows_of
-from mlperf_bert.common.errors import UserError
+from mlperf_bert.errors import UserError
 from mlperf_bert.run.outcome import Status
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50

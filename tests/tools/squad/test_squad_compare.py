@@ -21,8 +21,8 @@ from bert_tools.squad.settings import (
     settings_of,
 )
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import STOPPED, ConfigError, DataError
-from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.errors import STOPPED, ConfigError, DataError
+from mlperf_bert.files import file_sha256
 from squad_cases import record, write_record
 
 HERE = Path(__file__)

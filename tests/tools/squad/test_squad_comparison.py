@@ -20,7 +20,7 @@ from bert_tools.squad.comparison import (
     with_interval,
 )
 from bert_tools.squad.plot import timeline_figure
-from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError
 from squad_cases import pipeline_timeline, record, write_record
 
 M0 = 16

@@ -17,12 +17,12 @@ from bert_tools.squad.fine_tune import fine_tune
 from bert_tools.squad.weights import read_model, start_from
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.console import ProgressLines
-from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
+from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, load_vocabulary
 from squad_cases import qa, set_of, small_settings
 from support import TINY_CONFIG

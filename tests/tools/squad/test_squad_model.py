@@ -31,8 +31,8 @@ from bert_tools.squad.model import (
 )
 from bert_tools.squad.weights import Start, check_fits, save_for_transformers
 from bert_tools.squad.windows import Windows
-from mlperf_bert.common.errors import CheckpointError, ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import CheckpointError, ConfigError
 from squad_cases import (
     LONGEST,
     SMALL,

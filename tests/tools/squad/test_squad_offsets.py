@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from bert_tools.squad.offsets import make_offset_encoder
 from bert_tools.squad.questions import read_questions
 from bert_tools.squad.settings import QUICK_DEV, QUICK_TRAIN
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, make_encoder
 from mlperf_bert.vocabulary.tokenizer_file import TokenizerFile, load
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, Vocabulary, basic_words

@@ -16,7 +16,7 @@ from bert_tools.squad.questions import (
     read_questions,
     write_predictions,
 )
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
 from squad_cases import qa, questions_of, set_of
 
 CONTEXT = "A node is a computer. Nodes form a cluster."

@@ -12,7 +12,7 @@ from bert_tools.squad.answers import evaluate, find_answers
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import QUICK
 from bert_tools.squad.windows import Windows, make_windows
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.word_pieces import basic_words
 from squad_cases import qa, questions_of, vocabulary_of
 

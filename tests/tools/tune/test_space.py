@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from bert_tools.tune.space import draw, read_space
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TOOLS
 
 SHIPPED = sorted((TOOLS / "tune" / "spaces").glob("*.toml"))

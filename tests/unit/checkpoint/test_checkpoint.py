@@ -27,10 +27,10 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer_alone

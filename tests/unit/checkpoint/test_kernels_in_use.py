@@ -10,8 +10,8 @@ import pytest
 from mlperf_bert.checkpoint import kernels_in_use
 from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import ConfigError
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 TRITON = ["triton", "attention: triton", "fused"]

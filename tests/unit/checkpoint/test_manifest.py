@@ -27,7 +27,7 @@ from mlperf_bert.checkpoint.manifest import (
     verify,
 )
 from mlperf_bert.checkpoint.writer import complete
-from mlperf_bert.common.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError
 
 STATE = CheckpointState(
     step=7,

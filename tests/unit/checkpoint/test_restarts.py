@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import FAULT
+from mlperf_bert.errors import FAULT
 from support import CONFIGS, REPOSITORY, run_process
 
 CONFIG = CONFIGS / "dgxa100_1x8x56x1.toml"

@@ -38,7 +38,7 @@ ENDED_WHILE_SAYING = """
 import os, signal, sys
 import mlperf_bert.__main__ as program
 from mlperf_bert.__main__ import entry
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 def refuse():
     try:

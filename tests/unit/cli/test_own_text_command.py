@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.cli import own_text
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.machine import usable_cpus
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import usable_cpus
 from own_texts import write_letters
 from support import CONFIGS, REPOSITORY, refusal, run_process
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bert_tools.squad.settings import SquadSettings, parse_engine
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import checked_setting, config_value, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of
 from mlperf_bert.distributed.spawn import run_on_ranks
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import bert
 from mlperf_bert.model.bert import check_memory
 from support import TINY_CONFIG, refusal, run_process

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import (
     config_to_tables,
     config_to_toml,
@@ -16,6 +15,7 @@ from mlperf_bert.config.files import (
     tables_to_toml,
 )
 from mlperf_bert.config.options import add_config, find_config
+from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TINY_CONFIG, refusal
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
+from mlperf_bert.errors import DataError
 from shard_sets import manifest_of
 
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)

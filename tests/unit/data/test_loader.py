@@ -12,7 +12,6 @@ import torch
 
 import dali_stand_in
 from bert_tools.bench.synthetic import synthetic_samples
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data import gather as gather_module
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
@@ -23,6 +22,7 @@ from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Lo
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
+from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
 from shard_sets import assert_same_batch, write_set
 

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from bert_tools.common.length_histogram import run_shapes
 from foreign_files import examples_of, write_fixed
 from import_cases import bring
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
@@ -28,6 +27,7 @@ from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_inde
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
+from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import HeldOutBatches
 from mlperf_bert.prepare.own_text import OwnText
 from own_texts import WORDS, make

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.sections import MASKING_RATES
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
@@ -26,6 +25,7 @@ from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import DataError
 from plain_masking import plain_masks
 from plan_cases import is_likely
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set

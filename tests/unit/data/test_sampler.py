@@ -11,7 +11,6 @@ from scipy.special import chdtrc
 
 from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.sampler import (
     MOST_QUANTILES,
@@ -27,6 +26,7 @@ from mlperf_bert.data.sampler import (
     permute,
     permute_many,
 )
+from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from plan_cases import is_likely, planner_of
 
 SEEDS = st.integers(0, 2**63 - 1)

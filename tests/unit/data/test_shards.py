@@ -17,8 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import map_file
 from mlperf_bert.data import contents, gather, shards
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.contents import ContentsCheck
@@ -29,6 +27,8 @@ from mlperf_bert.data.index import (
     read_sidecar,
 )
 from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import map_file
 from shard_sets import assert_same_batch, write_set
 from support import prepare_small
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import LOST, DataError, LostRanksError, say_error
 from mlperf_bert.distributed import failures
 from mlperf_bert.distributed.failures import (
     Watchdog,
@@ -26,7 +25,8 @@ from mlperf_bert.distributed.failures import (
     saying_failures,
 )
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import LOST, DataError, LostRanksError, say_error
 from support import run_process
 
 INFO = RankInfo(1, 4, 1, 2, 0, "slurm")
@@ -176,7 +176,7 @@ def test_a_loop_that_goes_on_no_more_is_named(
     ("module", "inner", "hangs"),
     [
         ("mlperf_bert.run.metrics", time.sleep, False),
-        ("mlperf_bert.signals.stop_request", time.sleep, False),
+        ("mlperf_bert.distributed.stop_request", time.sleep, False),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), True),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), False),
     ],
@@ -213,7 +213,9 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     assert (said() != "") == hangs
 
 
-@pytest.mark.parametrize("module", ["mlperf_bert.data.loader", "mlperf_bert.signals.whereabouts"])
+@pytest.mark.parametrize(
+    "module", ["mlperf_bert.data.loader", "mlperf_bert.distributed.whereabouts"]
+)
 def test_an_error_on_its_way_out_speaks_for_itself(module: str, said: Callable[[], str]) -> None:
     leave = function_of(module, queued, name="__exit__")
     try:
@@ -245,7 +247,7 @@ import time
 from datetime import timedelta
 from mlperf_bert.distributed.failures import Watchdog
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.whereabouts import Whereabouts
 whereabouts = Whereabouts()
 with Watchdog(RankInfo(0, 1, 0, 1, 0, "single"), whereabouts, timedelta(seconds=0.5), poll_s=0.05):
     print("begun", flush=True)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from forked_ranks import free_port
 from listening import listeners
-from mlperf_bert.common.errors import ConfigError, LostRanksError
 from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.launch import (
     RankInfo,
@@ -26,6 +25,7 @@ from mlperf_bert.distributed.launch import (
     store_of_rank_zero,
 )
 from mlperf_bert.distributed.reader_roles import mpi_process, role_of
+from mlperf_bert.errors import ConfigError, LostRanksError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 LOCAL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -13,12 +13,12 @@ import torch
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
-from mlperf_bert.common.errors import LOST, CheckpointError, DataError, LostRanksError, UserError
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import Launcher, RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import LOST, CheckpointError, DataError, LostRanksError, UserError
 from mlperf_bert.run.outcome import RunOutcome
-from mlperf_bert.signals.whereabouts import Whereabouts
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed import spawn
-from mlperf_bert.signals.signal_watch import SIGNALS
+from mlperf_bert.distributed.signal_watch import SIGNALS
+from mlperf_bert.errors import ConfigError
 
 PYTHON = sys.executable
 # Stands for `python -P -m mlperf_bert`: each argument is what the rank of that number does.
@@ -159,7 +159,7 @@ def test_ranks_that_cannot_be_started_are_one_line(stands_for_python: pytest.Mon
 PARENT = """
 import os, subprocess, sys, time
 from functools import partial
-from mlperf_bert.signals.signal_watch import end_with_parent
+from mlperf_bert.distributed.signal_watch import end_with_parent
 told = os.getpid() if sys.argv[1] == "own" else int(sys.argv[1])
 child = subprocess.Popen(["sleep", "60"], preexec_fn=partial(end_with_parent, told))
 print(child.pid, flush=True)

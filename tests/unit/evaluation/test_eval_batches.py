@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
+from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import (
     AUTO_TOKENS_CPU,
     AUTO_TOKENS_CUDA,

@@ -12,9 +12,9 @@ from checkpoint_cases import save_checkpoint
 from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.evaluation.fill import fill
 from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import typed
+from mlperf_bert.errors import typed
 from support import CONFIGS, PACKAGE, REPOSITORY, TOOLS, run_process, write_synthetic_text
 
 IMPLEMENTATION = PACKAGE.parent

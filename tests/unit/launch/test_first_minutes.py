@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlperf_bert.common import console
+from mlperf_bert.run import console
 from support import REPOSITORY
 
 RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"

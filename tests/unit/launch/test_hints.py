@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import MISTAKE, TARGET_MISSED, DataError
+from mlperf_bert.errors import MISTAKE, TARGET_MISSED, DataError
 from mlperf_bert.run.metrics import MetricsFile
 from resume_cases import run_train
 from support import REPOSITORY

@@ -19,8 +19,8 @@ from attention_cases import (
     queries_of,
     results,
 )
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
 from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, reference
 from mlperf_bert.model.attention_layout import (

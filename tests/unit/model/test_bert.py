@@ -9,10 +9,10 @@ import pytest
 import torch
 from mlperf_logging import compliance_checker
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
 from mlperf_bert.model.heads import correct_predictions, loss_sums
 from mlperf_bert.model.tensor_names import tensorflow_name

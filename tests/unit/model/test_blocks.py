@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
-from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
+from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.fp8 import (
     DTYPES,

@@ -12,8 +12,8 @@ from checkpoint_cases import save_checkpoint
 from graph_cases import ONE_RANK
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.files import load_config
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from model_cases import CPU, TINY, ragged_batch

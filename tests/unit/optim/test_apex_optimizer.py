@@ -20,12 +20,12 @@ from graph_cases import CPU, ONE_RANK
 from mlperf_bert.checkpoint.load import read_shards
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.checkpoint.writer import shard_tensors
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.bucket_plan import plan_layout
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, flat_weights
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
 from mlperf_bert.optim.optimizers import (
     BY_APEX,

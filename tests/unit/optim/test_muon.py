@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection, OptimSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
 from mlperf_bert.optim.flat_optimizer import is_exempt

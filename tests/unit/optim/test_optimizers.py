@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import OptimSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim import optimizers
 from mlperf_bert.optim.optimizers import make_optimizer_alone, param_groups, trust_ratio
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.index import LengthIndex, ShardSettings
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import DataError
 from mlperf_bert.prepare import corpus
 from mlperf_bert.prepare.corpus import (
     collect_documents,

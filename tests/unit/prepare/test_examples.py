@@ -121,7 +121,7 @@ def test_no_place_for_machine_code_is_no_error() -> None:
 
 
 COMPILE = """
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.build import compile_maker
 from mlperf_bert.prepare.examples import add_pass
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary

@@ -13,7 +13,6 @@ import pytest
 from foreign_files import WRITERS, examples_of, write_fixed
 from import_cases import NAMES, ROOM, SMALL, VOCAB, WIDTH, bring, shard_of
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import (
     LengthIndex,
     Manifest,
@@ -22,6 +21,7 @@ from mlperf_bert.data.index import (
     read_sidecar,
 )
 from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.import_examples import check_examples, read_examples
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary

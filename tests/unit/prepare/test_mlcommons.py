@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest, read_sidecar, sidecar_path
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare import mlcommons
 from mlperf_bert.prepare.mlcommons import OFFICIAL, Official, parse_parts
 from support import REPOSITORY, contents, write_synthetic_text

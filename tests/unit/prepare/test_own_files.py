@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_files
 from mlperf_bert.prepare.own_files import (
     DocumentRule,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import Manifest
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare import own_files
 from mlperf_bert.prepare import own_text as preparing
 from mlperf_bert.prepare.documents import digest_of, documents_of

@@ -13,7 +13,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from mlperf_bert.prepare.pool import finished
-from mlperf_bert.signals.signal_watch import EndingInOrder
+from mlperf_bert.distributed.signal_watch import EndingInOrder
 there, moment = Path(sys.argv[1]), sys.argv[2]
 
 def work(job):

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from import_cases import VOCAB, shard_of
-from mlperf_bert.common.atomic import remove_temporaries, replaced_file
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
 from mlperf_bert.data.shards import SampleReader, ShardArrays
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import remove_temporaries, replaced_file
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.cli import add_arguments, run
 from mlperf_bert.prepare.documents import read_text, tokenize_documents

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, make_encoder

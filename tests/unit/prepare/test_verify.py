@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from mlperf_bert.cli.verify import add_arguments, run
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.records import write_json
 from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, sidecar_path
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import write_json
 from mlperf_bert.prepare.verify import check_shard_files
 from verify_cases import (
     SPECIAL,

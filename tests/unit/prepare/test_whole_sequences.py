@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.whole_sequences import cut
 from support import prepare_small, write_synthetic_text
 from verify_cases import problems, spoil, write_vocabulary

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.run.lock import RunLock
 from resume_cases import run_train
 from support import refusal, snapshot

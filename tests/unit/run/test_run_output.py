@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.common.atomic import LineFile
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import LineFile
 from mlperf_bert.run import metrics as metrics_module
 from mlperf_bert.run.metrics import Metrics, MetricsFile, StepResult
 from mlperf_bert.run.outcome import REMEDY, RunOutcome, read_outcome

@@ -15,9 +15,9 @@ import pytest
 from forked_starts import Started, start_each
 from mlperf_bert.checkpoint.manifest import verify
 from mlperf_bert.checkpoint.resume import find_start
-from mlperf_bert.common.atomic import LineFile, check_writable, replaced_file, write_file
-from mlperf_bert.common.errors import ConfigError, DataError, UnreadableError
 from mlperf_bert.config.files import load_config
+from mlperf_bert.errors import ConfigError, DataError, UnreadableError
+from mlperf_bert.files import LineFile, check_writable, replaced_file, write_file
 from mlperf_bert.run.directory import RunDirectory
 from resume_cases import MISSED, run_train
 from support import snapshot

@@ -22,9 +22,9 @@ from graph_cases import (
     to_large,
     to_smallest,
 )
-from mlperf_bert.common.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step.captured import CapturedStep, StaticInputs
 from mlperf_bert.step.eager import EagerStep

@@ -8,8 +8,8 @@ import torch
 
 from bert_tools.plan.buckets import parameter_shapes
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import MISTAKE
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import MISTAKE
 
 LARGE = ModelSection(precision="bf16")
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.load import load_checkpoint
-from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.config.files import load_config
+from mlperf_bert.errors import TARGET_MISSED
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim import cpu_kernels
 from mlperf_bert.step.eager import weights_dtype

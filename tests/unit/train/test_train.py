@@ -14,8 +14,8 @@ from torch import Tensor
 
 from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.__main__ import main
-from mlperf_bert.common.errors import TARGET_MISSED
 from mlperf_bert.data.index import LengthIndex
+from mlperf_bert.errors import TARGET_MISSED
 from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
 from mlperf_bert.model.heads import pretraining_loss
 from mlperf_bert.step import eager

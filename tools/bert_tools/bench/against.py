@@ -47,14 +47,14 @@ from bert_tools.bench.training_run import (
     run_of_model,
 )
 from bert_tools.common.length_histogram import real_lengths, run_shapes
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection, Precision, ScheduleSection
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import IntArray, Samples
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import COMPUTED_IN, BertForPretraining
 from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.eager import training_loss_sums
 
 NUM_BATCHES = 4  # distinct ones; each is measured several times

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from bert_tools.bench.peer import usual_adamw
 from bert_tools.bench.timing import Contender, InterleavedTimes
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import OptimSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.muon import Muon, muon_update
 from mlperf_bert.optim.muon_plan import is_hidden_matrix, num_matrices
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
+from mlperf_bert.seeds import derive_seed
 
 RULES = (
     OptimSection(name="lamb", learning_rate=1e-3),

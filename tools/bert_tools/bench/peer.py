@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bert_tools.bench.timing import Contender, free_memory, reason_of
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     Architecture,
     ClipSection,
@@ -35,6 +34,7 @@ from mlperf_bert.config.sections import (
     Precision,
 )
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.optimizers import param_groups
 
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
 from bert_tools.bench.training_run import TrainingRun
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import write_file
 
 NUM_STEPS = 3
 MOST_ROWS = 10

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from bert_tools.common.length_histogram import (
     masked_counts_of,
 )
-from mlperf_bert.common.atomic import make_directory
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import (
     Manifest,
@@ -18,6 +17,7 @@ from mlperf_bert.data.index import (
     write_index,
 )
 from mlperf_bert.data.shards import IntArray, Samples, ShardArrays
+from mlperf_bert.files import make_directory
 from mlperf_bert.prepare.build import write_shard
 
 DISTINCT_SAMPLES = 4096  # drawing more takes long; further ones repeat these

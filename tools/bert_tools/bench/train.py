@@ -13,10 +13,10 @@ from bert_tools.bench.profile import in_words as profile_in_words
 from bert_tools.bench.profile import profiled
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
-from mlperf_bert.common.atomic import check_writable
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import check_writable
 from mlperf_bert.run.metrics import memory_bytes
 
 NUM_UPDATES = 4  # distinct ones; each is measured several times

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.common.length_histogram import real_lengths, run_shapes
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining, check_memory, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.captured import Step
 from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.warm_up import synthetic_batch

@@ -2,7 +2,7 @@
 
 import time
 
-from mlperf_bert.common.console import ProgressLines
+from mlperf_bert.run.console import ProgressLines
 
 
 class Counted(ProgressLines):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ def check_picture(path: Path, option: str = "--out") -> Path:
     Raises ConfigError for a path unfit for a picture, and if matplotlib is not installed; DataError
     for a path that cannot be written.
     """
-    from mlperf_bert.common.atomic import check_writable
+    from mlperf_bert.files import check_writable
 
     remedy = "name a .png file in a directory that exists"
     if os.path.isdir(path):

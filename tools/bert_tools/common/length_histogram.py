@@ -8,12 +8,12 @@ from importlib import resources
 
 import numpy as np
 
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.balance import planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.shards import IntArray
+from mlperf_bert.seeds import derive_seed
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
 PLANNED_SAMPLES = 2**16  # steps from which a run's shapes are planned

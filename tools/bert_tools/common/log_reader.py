@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import parse_json_object, read_regular_file
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import parse_json_object, read_regular_file
 
 TOKEN = ":::MLLOG "
 MAX_LOG_BYTES = 8 * 2**20  # a log of ours has 150 kB, also of a run on 1,024 ranks

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 
-from mlperf_bert.common.errors import one_line
+from mlperf_bert.errors import one_line
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = "") -> list[str]:

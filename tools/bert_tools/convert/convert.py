@@ -7,8 +7,8 @@ from typing import Any
 
 from mlperf_bert.checkpoint.huggingface.conversion import HEAD, STARTING, Conversion
 from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
-from mlperf_bert.common.errors import typed
 from mlperf_bert.config.files import config_to_tables
+from mlperf_bert.errors import typed
 from mlperf_bert.vocabulary.any_vocabulary import file_name
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import one_line
+from mlperf_bert.errors import one_line
 
 if TYPE_CHECKING:
     from mlperf_bert.checkpoint.huggingface.weights import Source

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tools.convert.crc32c import mask, masked_crc32c
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.untrusted import in_brief, open_regular_file, read_regular_file
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import in_brief, open_regular_file, read_regular_file
 
 MAX_INDEX_BYTES = 4 * 2**20  # BERT-large with its optimizer has 0.1 MB
 _FOOTER_BYTES = 48

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from bert_tools.convert.tensorflow_bundle import MAX_INDEX_BYTES, damage_of, read_bundle
 from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
 from mlperf_bert.checkpoint.huggingface.weights import Source, SourceTensor, Weight, read_settings
-from mlperf_bert.common.errors import CheckpointError, DataError
-from mlperf_bert.common.records import read_json, reading
-from mlperf_bert.common.untrusted import in_brief, read_regular_file
+from mlperf_bert.errors import CheckpointError, DataError
+from mlperf_bert.files import in_brief, read_json, read_regular_file, reading
 
 CONFIG = "bert_config.json"  # the first release's name; its keys are also Hugging Face's
 # (bytes, md5) of model.ckpt-28252.index -> the folder in which MLPerf publishes it.

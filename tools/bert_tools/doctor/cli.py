@@ -5,8 +5,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bert_tools.doctor.findings import Finding, fail
-from mlperf_bert.common.errors import ConfigError, UserError
 from mlperf_bert.config.options import add_config
+from mlperf_bert.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from mlperf_bert.config.run_config import RunConfig

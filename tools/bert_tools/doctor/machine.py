@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bert_tools.common.machine import Machine, read_machine
 from bert_tools.doctor.findings import Finding, fail, ok, warn
-from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.machine import usable_cpus
 
 LOWEST_CAPABILITY = (7, 0)  # the oldest that Triton compiles for
 _GIB = 2**30

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_tools.package.own_checks import RUNS, Problems
-from mlperf_bert.common.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError
 
 _BAD = re.compile(
     r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 # Those that know BERT, newest first. Later ones skip it and report success.
 RULESETS = ("5.0.0", "4.1.0", "4.0.0", "3.1.0", "3.0.0", "2.1.0", "2.0.0")
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
     from bert_tools.package.verdict import make_package
-    from mlperf_bert.common.atomic import make_directory
+    from mlperf_bert.files import make_directory
 
     results = args.results or args.root / "results"
     rulesets = tuple(dict.fromkeys(args.ruleset or DEFAULT_RULESETS))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from bert_tools.package.own_checks import Problems
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
 
 # With the directories, all files needed to install this and to run it again.
 CODE_FILES = (

@@ -13,9 +13,9 @@ from typing import Any
 from bert_tools.common.log_reader import read_log
 from bert_tools.package.run_facts import RunFacts, read_facts
 from bert_tools.package.system_description import read_description
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, may_begin_with
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import in_brief
 
 RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))

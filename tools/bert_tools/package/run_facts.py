@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_tools.common.log_reader import AS_WRITTEN, RunLog, is_number
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import in_brief
 
 # Records that stand once in a log of ours (mlperf_log.py): name among the facts (None: no fact),
 # and type.

@@ -14,8 +14,8 @@ from bert_tools.package.system_description import (
     read_description,
     unknown_fields,
 )
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError, say_error
+from mlperf_bert.errors import ConfigError, say_error
+from mlperf_bert.files import write_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.machine import Gpu, Machine, Nic
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import (
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import (
     MAX_JSON_BYTES,
     in_brief,
     parse_json_object,

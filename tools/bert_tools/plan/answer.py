@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.figures import check_picture, png
-from mlperf_bert.common.errors import ConfigError, one_line
+from mlperf_bert.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ class Answer:
 
 def show(answer: Answer, as_json: bool) -> None:
     """Print the answer, then draw it, so that a failing picture does not lose the results."""
-    from mlperf_bert.common.atomic import write_file
+    from mlperf_bert.files import write_file
 
     facts = {"schema_version": 1, **answer.facts}
     print(json.dumps(facts, allow_nan=False) if as_json else "\n".join(answer.lines), flush=True)

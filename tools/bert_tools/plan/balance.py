@@ -16,7 +16,6 @@ from bert_tools.common.counted import Counted
 from bert_tools.common.tables import aligned
 from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, DataSection, SamplerName
@@ -24,6 +23,7 @@ from mlperf_bert.data.balance import StepPlan, StepPlanner, balance_of
 from mlperf_bert.data.capacity import captured_waste, forward_sizes, shapes_of_sizes
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 _COLUMNS = ("sampler", "policy", "imbalance", "idle", "padding", "exchanged")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 KEYS = (
     *("round", "submitter", "division", "accelerator", "system"),

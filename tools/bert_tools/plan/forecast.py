@@ -18,9 +18,9 @@ from bert_tools.plan.cluster.machine import (
 from bert_tools.plan.cluster.simulation import Question, Simulated, simulate, timed
 from bert_tools.plan.recipes import recipe_of
 from bert_tools.plan.sample_index import SampleIndex
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import ConfigError
 
 # From logs/2026-11-22-cluster-model/tables.json; a test compares.
 HELD_OUT = (

@@ -15,7 +15,7 @@ from bert_tools.plan.answer import Answer, asked_picture
 from bert_tools.plan.entries import Entry, chosen, published_entries
 from bert_tools.plan.result_logs import Skipped, read_results
 from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
-from mlperf_bert.common.errors import ConfigError, DataError, one_line
+from mlperf_bert.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

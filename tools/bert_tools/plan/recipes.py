@@ -13,8 +13,8 @@ from typing import Literal, get_args
 
 from bert_tools.plan.samples_to_target import Recipe
 from bert_tools.plan.shipped import geometric, rounded, share_between, shipped_rows
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, MOST_OF_UNEQUAL_COUNTS, RunConfig
+from mlperf_bert.errors import ConfigError
 
 UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences per forward that uneven counts balance
 

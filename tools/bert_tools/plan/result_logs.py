@@ -13,8 +13,8 @@ from typing import Any
 from bert_tools.common.log_reader import RunLog, is_number, read_foreign_log
 from bert_tools.common.means import olympic_mean
 from bert_tools.plan.entries import Entry
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import parse_json_object, read_regular_file
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import parse_json_object, read_regular_file
 
 _BENCHMARK = "bert"
 _FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes

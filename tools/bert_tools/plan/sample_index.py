@@ -15,9 +15,9 @@ from bert_tools.common.length_histogram import (
     masked_counts_of,
     wikipedia_lengths,
 )
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
+from mlperf_bert.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

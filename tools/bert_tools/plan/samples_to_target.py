@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from bert_tools.plan.shipped import geometric, share_between, shipped_rows
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
 # AdamW without dropout; the line through the latter two, which has no third point; Muon on it.

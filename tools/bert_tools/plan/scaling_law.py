@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_tools.common.means import quantile_95
 from bert_tools.plan.entries import Entry
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 _STEEPEST = 10  # of an exponent, so that every value of the law is a number
 

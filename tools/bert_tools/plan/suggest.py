@@ -20,10 +20,10 @@ from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import UNEQUAL, Accelerator, choose_batch, knots, lamb_recipe
 from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import check_file_name, config_from_tables
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import make_directory, write_file
 
 Sections = dict[str, dict[str, Any]]
 

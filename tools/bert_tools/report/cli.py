@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError, one_line
+from mlperf_bert.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from bert_tools.report.run import Run
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace, runs: "Sequence[Run]") -> str:
-    from mlperf_bert.common.atomic import check_writable, make_directory, write_file
+    from mlperf_bert.files import check_writable, make_directory, write_file
 
     page, paths = args.out, args.run_paths
     if page is None:
@@ -63,7 +63,7 @@ def _page(args: argparse.Namespace, runs: "Sequence[Run]") -> str:
 
 def _tensorboard(args: argparse.Namespace, runs: "Sequence[Run]") -> str:
     from bert_tools.report.tensorboard import check_directory, write_scalars
-    from mlperf_bert.common.atomic import check_writable, make_directory
+    from mlperf_bert.files import check_writable, make_directory
 
     directories = _scalar_directories(args.out, runs)
     for directory in directories:

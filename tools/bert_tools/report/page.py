@@ -23,7 +23,7 @@ from bert_tools.report.measures import (
     setting_rows,
 )
 from bert_tools.report.run import Run
-from mlperf_bert.common.errors import one_line
+from mlperf_bert.errors import one_line
 
 COLOURS = 8  # in the style sheet, from --c0
 _BOX = 1000  # units of the stretched part of a chart, across and up

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import is_number
-from mlperf_bert.common.errors import ConfigError, DataError, one_line, say
-from mlperf_bert.common.untrusted import open_regular_file
+from mlperf_bert.errors import ConfigError, DataError, one_line, say
+from mlperf_bert.files import open_regular_file
 
 MAX_RUNS = 32  # as many as the page has colours and dashes
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bert_tools.report.run import Run
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import write_file
 
 _NOT_SCALARS = ("step", "samples")
 

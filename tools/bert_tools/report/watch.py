@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError, DataError, UserError, one_line
-from mlperf_bert.signals.signal_watch import SignalPipe
+from mlperf_bert.distributed.signal_watch import SignalPipe
+from mlperf_bert.errors import ConfigError, DataError, UserError, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -268,7 +268,7 @@ def _accuracy(look: Look) -> str:
 
 def duration(seconds: float) -> str:
     """A duration as `0:12:31`, or as `3 d 4 h` from one day on."""
-    from mlperf_bert.common.console import as_clock
+    from mlperf_bert.run.console import as_clock
 
     if not seconds < _LONGEST_S:
         return "over 9,999 d"

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.windows import Windows
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.sampler import Int64Array, permute
 from mlperf_bert.model.blocks import precise
+from mlperf_bert.seeds import derive_seed
 
 _BY_TOKENS = Balance(policy="presort_global")
 

@@ -18,7 +18,7 @@ from bert_tools.squad.settings import (
     parse_engine,
     settings_of,
 )
-from mlperf_bert.common.errors import STOPPED, CheckpointError, ConfigError, one_line, typed
+from mlperf_bert.errors import STOPPED, CheckpointError, ConfigError, one_line, typed
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +75,10 @@ def _train(args: argparse.Namespace) -> int:
     from bert_tools.squad.fine_tune import WEIGHTS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
+    from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.distributed.spawn import run_on_ranks
+    from mlperf_bert.distributed.whereabouts import Whereabouts
     from mlperf_bert.run.lock import RunLock
-    from mlperf_bert.signals.signal_watch import SignalWatch
-    from mlperf_bert.signals.whereabouts import Whereabouts
 
     settings = settings_of(args, parse_engine(args.engine), args.seed)
     info = read_rank_info()
@@ -134,7 +134,7 @@ def _compare(args: argparse.Namespace) -> int:
     from bert_tools.common.figures import new_figure
     from bert_tools.squad import compare
     from bert_tools.squad.fine_tune import VOCABULARY, write_vocabulary
-    from mlperf_bert.common.atomic import make_directory
+    from mlperf_bert.files import make_directory
 
     new_figure(1, 1)  # pictures come last; a missing matplotlib is reported now
     batches, settings = _plan(args)
@@ -217,8 +217,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from bert_tools.squad.questions import read_questions, write_predictions
     from bert_tools.squad.weights import read_model
     from bert_tools.squad.windows import make_windows
-    from mlperf_bert.common.errors import say
     from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.errors import say
 
     if not math.isfinite(args.threshold):
         raise ConfigError("--threshold", f"is {args.threshold}", "give a finite number, such as 0")

@@ -11,11 +11,9 @@ from bert_tools.common.figures import png
 from bert_tools.squad.comparison import RESULT, RunRecord, compare_runs, in_words, read_run
 from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import STOPPED, ConfigError, DataError, say
-from mlperf_bert.common.records import write_json
-from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.distributed.spawn import run_on_ranks
+from mlperf_bert.errors import STOPPED, ConfigError, DataError, say
+from mlperf_bert.files import file_sha256, write_file, write_json
 
 RUNS, RECORD, TABLE, PICTURE = "runs", "result.json", "table.md", "timeline.png"
 _GOES_ON = "finished runs are kept, and the same command continues"

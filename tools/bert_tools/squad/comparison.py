@@ -15,7 +15,7 @@ from bert_tools.common.means import mean_and_half_width
 from bert_tools.common.tables import markdown
 from bert_tools.squad.bubble import Span
 from bert_tools.squad.noise_scale import efficiency
-from mlperf_bert.common.errors import ConfigError, DataError, one_line
+from mlperf_bert.errors import ConfigError, DataError, one_line
 
 RESULT = "squad_result.json"
 SCHEMA_VERSION = 2  # of runs and of comparisons

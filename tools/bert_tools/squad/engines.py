@@ -55,9 +55,9 @@ from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSet
 from bert_tools.squad.weights import Start
 from bert_tools.squad.windows import Windows
 from mlperf_bert.checkpoint.huggingface.weights import FAMILIES
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
+from mlperf_bert.seeds import derive_seed
 
 MakeBatch = Callable[[Int64Array], SpanBatch]  # lists of windows' numbers, on the engine's device
 REPLICA, STAGE = "replica", "stage"

@@ -35,18 +35,17 @@ from bert_tools.squad.weights import (
 )
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.console import ProgressLines, as_clock
-from mlperf_bert.common.errors import ConfigError, say
-from mlperf_bert.common.machine import usable_cpus
-from mlperf_bert.common.records import write_json
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero
+from mlperf_bert.distributed.stop_request import StopRequest
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import ConfigError, say
+from mlperf_bert.files import make_directory, write_file, write_json
+from mlperf_bert.machine import usable_cpus
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
+from mlperf_bert.run.console import ProgressLines, as_clock
 from mlperf_bert.run.metrics import memory_bytes
-from mlperf_bert.signals.stop_request import StopRequest
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary, vocabulary_of
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from bert_tools.bench.flops import PASSES, PER_MULTIPLY_ADD, model_flops
 from bert_tools.squad.batches import SpanBatch, span_loss_sum
 from bert_tools.squad.settings import SquadPrecision
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.bert import initial_weights

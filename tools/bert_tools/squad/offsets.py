@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import Vocabulary

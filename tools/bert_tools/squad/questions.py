@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import in_brief, parse_json_object, read_regular_file, write_file
 
 REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
 _REMEDY_ANSWERS = 'give a JSON object: id of every question -> its answer in text, "" for none'

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import Bounds, ModelSection, bounds_of, check_bounds, option_name
+from mlperf_bert.errors import ConfigError
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]

@@ -37,11 +37,9 @@ from mlperf_bert.checkpoint.manifest import (
     verify_files,
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
-from mlperf_bert.common.atomic import new_directory, write_file
-from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.common.records import read_json, reading
-from mlperf_bert.common.untrusted import file_sha256
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import CheckpointError, ConfigError
+from mlperf_bert.files import file_sha256, new_directory, read_json, reading, write_file
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 _SPARE_BYTES = 16 * 2**20  # limit on tokenizer files

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bert_tools.squad.offsets import Tokens, make_offset_encoder
 from bert_tools.squad.questions import Question, Questions
-from mlperf_bert.common.errors import ConfigError, one_line
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.files import in_brief
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 _COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import TARGET_MISSED, ConfigError, DataError
 from mlperf_bert.config.options import add_config
+from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError
 
 if TYPE_CHECKING:
     from bert_tools.tune.study import StudySettings

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.files import checked_setting, config_value, read_toml
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import in_brief
 
 Value = bool | int | float | str
 Scale = Literal["linear", "log", "log_below_one"]

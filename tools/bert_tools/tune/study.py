@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_tools.tune.objective import Curve, Objective, Result, judged, read_curve
 from bert_tools.tune.space import Space, Value, draw, space_as_json
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import (
+from mlperf_bert.config.files import (
+    checked_setting,
+    config_from_tables,
+    config_to_tables,
+    config_to_toml,
+)
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.signal_watch import end_with_parent
+from mlperf_bert.errors import (
     MISTAKE,
     TARGET_MISSED,
     ConfigError,
@@ -29,16 +36,8 @@ from mlperf_bert.common.errors import (
     one_line,
     say,
 )
-from mlperf_bert.common.untrusted import file_sha256, not_through_a_link
-from mlperf_bert.config.files import (
-    checked_setting,
-    config_from_tables,
-    config_to_tables,
-    config_to_toml,
-)
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.files import file_sha256, not_through_a_link, write_file
 from mlperf_bert.run.outcome import read_outcome
-from mlperf_bert.signals.signal_watch import end_with_parent
 
 if TYPE_CHECKING:
     from optuna import Study

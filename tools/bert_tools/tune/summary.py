@@ -18,10 +18,9 @@ from bert_tools.tune.study import (
     in_words,
     with_values,
 )
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import one_line
-from mlperf_bert.common.records import write_json
 from mlperf_bert.config.files import config_from_tables, config_to_toml
+from mlperf_bert.errors import one_line
+from mlperf_bert.files import write_file, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

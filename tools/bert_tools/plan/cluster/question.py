@@ -17,9 +17,9 @@ from bert_tools.plan.cluster.simulation import (
 )
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import wikipedia_index
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
 
 _NOTE = "A simulation, not a measurement: its constants were fitted on published A100 runs."
 _SIZES = ("nodes", "gpus_per_node", "local_batch_size")

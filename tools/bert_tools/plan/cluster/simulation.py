@@ -25,7 +25,6 @@ from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even
 from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     PUBLISHED_STRATA,
     BalancePolicy,
@@ -34,6 +33,7 @@ from mlperf_bert.config.sections import (
     SamplerName,
 )
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
+from mlperf_bert.errors import ConfigError
 
 MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
 MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from bert_tools.plan.cluster.machine import AttentionLayout, Layout, Scope, Software
 from bert_tools.plan.sample_index import SampleIndex
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, SamplerName
 from mlperf_bert.data.balance import Assignment, Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.data.token_packets import gathered_bytes
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 Float64Array = NDArray[np.float64]

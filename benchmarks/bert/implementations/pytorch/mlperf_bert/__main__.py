@@ -17,12 +17,13 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from mlperf_bert import git_commit, package_version
-from mlperf_bert.common.code_caches import (
+from mlperf_bert.compiled import (
     keep_this_directory_from_children,
     remove_temporary,
     set_code_caches,
 )
-from mlperf_bert.common.errors import (
+from mlperf_bert.distributed.signal_watch import Ended, EndingInOrder, end_with_script
+from mlperf_bert.errors import (
     FAULT,
     INTERRUPTED,
     MISTAKE,
@@ -35,7 +36,6 @@ from mlperf_bert.common.errors import (
     say,
     say_error,
 )
-from mlperf_bert.signals.signal_watch import Ended, EndingInOrder, end_with_script
 
 _MAKE_ROOM = "make room there, or write to another place"
 _REMEDIES = {

@@ -29,8 +29,6 @@ from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState, read_config
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
 from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.contents import ContentsCheck
@@ -42,7 +40,10 @@ from mlperf_bert.distributed.failures import saying_failures
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
+from mlperf_bert.distributed.stop_request import StopRequest
 from mlperf_bert.distributed.sum_check import check_sums
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
 from mlperf_bert.model.bert import check_memory, make_model
 from mlperf_bert.model.tensor_names import tensorflow_name
@@ -52,15 +53,14 @@ from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.outcome import RunOutcome, Status
 from mlperf_bert.run.progress import Reporter
 from mlperf_bert.run.slowest_rank import SlowestRank
-from mlperf_bert.signals.stop_request import StopRequest
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.captured import use_capturable_stream
 from mlperf_bert.step.make_step import make_step
 from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.step.warm_up import warm_up
 
 if TYPE_CHECKING:
-    from mlperf_bert.common.console import ProgressLines
+    from mlperf_bert.run.console import ProgressLines
     from mlperf_bert.run.hints import Hints
 
 MAX_SKIPPED_IN_A_ROW = 10

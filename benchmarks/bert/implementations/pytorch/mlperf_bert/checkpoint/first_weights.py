@@ -18,14 +18,14 @@ from mlperf_bert.checkpoint.manifest import (
     read_state,
     resolve,
 )
-from mlperf_bert.common.errors import CheckpointError, ConfigError
-from mlperf_bert.common.untrusted import is_there
 from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
 from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.sampler import num_quantiles
+from mlperf_bert.errors import CheckpointError, ConfigError
+from mlperf_bert.files import is_there
 
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 # A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).

@@ -8,9 +8,9 @@ for bit only if all its ranks and all its attempts use the same ones.
 from collections.abc import Iterator, Sequence
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 
 _MOST_NAMED = 8  # ranks that a message names

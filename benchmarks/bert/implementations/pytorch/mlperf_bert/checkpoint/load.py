@@ -28,10 +28,10 @@ from mlperf_bert.checkpoint.manifest import (
     verify_files,
 )
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, read_tensors
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.distributed.bucket_plan import Segment
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_every_rank, on_rank_zero
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 

@@ -14,20 +14,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.common.errors import CheckpointError, DataError, UnreadableError
-from mlperf_bert.common.records import check_version, parse, read_json, reading, write_json
-from mlperf_bert.common.untrusted import (
+from mlperf_bert.config.files import config_from_tables
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import AttentionName, KernelsName
+from mlperf_bert.errors import CheckpointError, DataError, UnreadableError
+from mlperf_bert.files import (
+    check_version,
     file_sha256,
     in_brief,
     is_file,
     is_there,
     names_in,
+    parse,
+    read_json,
     read_regular_file,
+    reading,
     reading_error,
+    write_json,
 )
-from mlperf_bert.config.files import config_from_tables
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import AttentionName, KernelsName
 from mlperf_bert.run.outcome import Status
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 

@@ -17,11 +17,10 @@ from mlperf_bert.checkpoint.manifest import (
     resolve,
     verify,
 )
-from mlperf_bert.common.errors import CheckpointError, ConfigError, DataError, UnreadableError
-from mlperf_bert.common.records import read_json
-from mlperf_bert.common.untrusted import is_there, open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import CLIPPED_TOGETHER
+from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
+from mlperf_bert.files import is_there, open_regular_file, read_json, reading_error
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import Start
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.evaluation.evaluate import Evaluated
 from mlperf_bert.run.metrics import Metrics
 from mlperf_bert.run.outcome import RunOutcome, Status

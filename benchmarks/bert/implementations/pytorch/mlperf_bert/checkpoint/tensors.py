@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import ELSE, FileEntry
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import file_sha256
 
 # Beginnings of the names that only a model with next-sentence prediction has.
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")

@@ -53,14 +53,13 @@ from mlperf_bert.checkpoint.manifest import (
     sweep,
 )
 from mlperf_bert.checkpoint.tensors import write_tensors
-from mlperf_bert.common.atomic import NO_ROOM, write_file
-from mlperf_bert.common.errors import CheckpointError, UserError
-from mlperf_bert.common.untrusted import is_there
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.flat_reducer import renamed
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
+from mlperf_bert.errors import CheckpointError, UserError
+from mlperf_bert.files import NO_ROOM, is_there, write_file
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 POLL_S = 0.1

@@ -5,7 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.options import (
     FILE_OR_NAME,
     SHIPPED,
@@ -14,6 +13,7 @@ from mlperf_bert.config.options import (
     find_config,
 )
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
 
 # Characters that neither the shell (it splits and expands the line) nor sbatch's --export splits.
 _PLAIN = re.compile(r"[\w./@%+=:~-]*")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError, one_line, say
+from mlperf_bert.errors import ConfigError, one_line, say
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +64,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.data.shards import SampleReader
     from mlperf_bert.distributed.session import in_session, on_every_rank
+    from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.evaluation.evaluate import Evaluator
     from mlperf_bert.model.bert import make_model
-    from mlperf_bert.signals.signal_watch import SignalWatch
     from mlperf_bert.step.eager import weights_dtype
 
     config = read_config(args.checkpoint)

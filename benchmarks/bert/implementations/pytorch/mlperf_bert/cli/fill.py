@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError, say
+from mlperf_bert.errors import ConfigError, say
 
 if TYPE_CHECKING:
     import torch

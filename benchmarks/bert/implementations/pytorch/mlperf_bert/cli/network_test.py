@@ -26,9 +26,9 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.distributed.sum_check import measure
-    from mlperf_bert.signals.signal_watch import SignalWatch
 
     config = load_config(args.config, args.set)
     parallel = config.parallel

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.checkpoint.huggingface.card import CARD
-from mlperf_bert.common.console import ProgressLines, as_clock
-from mlperf_bert.common.errors import (
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import (
     STOPPED,
     TARGET_MISSED,
     ConfigError,
@@ -26,11 +28,9 @@ from mlperf_bert.common.errors import (
     say,
     typed,
 )
-from mlperf_bert.common.machine import usable_cpus
-from mlperf_bert.config.files import load_config
-from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.machine import usable_cpus
 from mlperf_bert.prepare.cli import SEED, add_of_own_text
+from mlperf_bert.run.console import ProgressLines, as_clock
 
 if TYPE_CHECKING:
     import torch
@@ -411,8 +411,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     from mlperf_bert.checkpoint.huggingface.card import FACTS_VERSION, OWN_TEXT
     from mlperf_bert.checkpoint.huggingface.export import export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
-    from mlperf_bert.common.atomic import write_file
-    from mlperf_bert.common.records import write_json
+    from mlperf_bert.files import write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
 
     if (exported / CARD).exists():
@@ -493,7 +492,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
 
 def _text_facts(data: Path) -> dict[str, int]:
     """Counts from corpus.json; empty for data that were not made from a user's text."""
-    from mlperf_bert.common.records import read_json, reading
+    from mlperf_bert.files import read_json, reading
 
     path = data / "corpus.json"
     if not path.exists():

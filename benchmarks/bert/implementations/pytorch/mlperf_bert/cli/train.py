@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import STOPPED, TARGET_MISSED, ConfigError
 from mlperf_bert.config.options import add_config, add_init_checkpoint
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.signals.signal_watch import write_status
+from mlperf_bert.distributed.signal_watch import write_status
+from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -133,19 +133,19 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.common.console import ProgressLines
-    from mlperf_bert.signals.whereabouts import Whereabouts
+    from mlperf_bert.distributed.whereabouts import Whereabouts
+    from mlperf_bert.run.console import ProgressLines
 
     whereabouts = Whereabouts()
     # Before torch is loaded, which takes long from a cold disk.
     shown = ProgressLines(stderr=False, speaks=own_info.rank == 0)
     shown.never_silent(lambda: whereabouts.in_words)
 
-    from mlperf_bert.common.seeds import SEED_BITS
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
+    from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.run.directory import RunDirectory
-    from mlperf_bert.signals.signal_watch import SignalWatch
+    from mlperf_bert.seeds import SEED_BITS
     from mlperf_bert.train import train
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
@@ -211,10 +211,9 @@ def _agree_on_start(
     """The run's start as rank 0 finds it, which looks only after it owns the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
-    from mlperf_bert.common.atomic import write_file
-    from mlperf_bert.common.untrusted import is_there
     from mlperf_bert.distributed.launch import restart_count
     from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
+    from mlperf_bert.files import is_there, write_file
 
     # torchrun counts a node's restarts by failures of its own ranks.
     is_restart = max(from_all_ranks(info, restart_count())) > 0

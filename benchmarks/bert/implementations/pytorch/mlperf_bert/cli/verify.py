@@ -6,7 +6,7 @@ Heavy imports wait until the command runs.
 import argparse
 from pathlib import Path
 
-from mlperf_bert.common.machine import usable_cpus
+from mlperf_bert.machine import usable_cpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

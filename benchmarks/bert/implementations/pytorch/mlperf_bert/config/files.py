@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.untrusted import in_brief, read_regular_file
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ParallelSection, bounds_of
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import in_brief, read_regular_file
 
 Tables = dict[str, dict[str, Any]]
 TakeModel = Callable[[Path, dict[str, Any]], None]  # directory of weights, settings of [model]

@@ -5,7 +5,7 @@ import difflib
 import os
 from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 FILE_OR_NAME = "TOML file, or the name of one that is shipped"

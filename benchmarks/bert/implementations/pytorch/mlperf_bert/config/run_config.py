@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import (
     CLIPPED_TOGETHER,
     MOST_BATCH,
@@ -25,6 +24,7 @@ from mlperf_bert.config.sections import (
     RunSection,
     ScheduleSection,
 )
+from mlperf_bert.errors import ConfigError
 
 CLOSED_TARGET_ACCURACY = 0.72
 CLOSED_MOST_BATCH = 16_384  # global batch of the largest reference convergence point

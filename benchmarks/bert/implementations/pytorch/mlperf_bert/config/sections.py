@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import in_brief
 
 Architecture = Literal["bert", "modern"]
 ARCHITECTURES: dict[Architecture, str] = {"bert": "BERT", "modern": "ModernBERT"}  # as published

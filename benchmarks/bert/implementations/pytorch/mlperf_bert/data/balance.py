@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, LossNormalization
 from mlperf_bert.data.index import CountsByLength, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
+from mlperf_bert.seeds import derive_seed
 
 Float64Array = NDArray[np.float64]
 RESOLUTION = 2048  # steps in which longer lengths are counted

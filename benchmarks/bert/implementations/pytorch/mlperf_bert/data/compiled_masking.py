@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.compiled import compiled
 
 # Of unsigned 64 bits, because numba makes floats of signed and unsigned ones together.
 WORD = np.uint64(0xFFFFFFFF)

@@ -14,11 +14,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import digest_error, open_regular_file, reading_error
 from mlperf_bert.data.index import ShardEntry
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import digest_error, open_regular_file, reading_error
 
 if TYPE_CHECKING:
     from hashlib import _Hash

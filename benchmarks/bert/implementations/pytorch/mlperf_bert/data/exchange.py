@@ -13,13 +13,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.data.balance import StepPlan, deal
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.loader import BatchSource
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
+from mlperf_bert.errors import DataError, UserError
 
 _LEAVING = -1  # sent in place of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)

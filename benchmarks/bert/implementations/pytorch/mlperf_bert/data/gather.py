@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled, usable_cache
+from mlperf_bert.compiled import compiled, usable_cache
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.shards import IntArray, SampleReader, ShardArrays, span_error

@@ -20,18 +20,21 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.records import (
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import (
     bare_name,
     check_version,
+    file_digest,
+    in_brief,
+    make_directory,
+    map_file,
     parse,
     read_json,
     reading,
     without_defaults,
+    write_file,
     write_json,
 )
-from mlperf_bert.common.untrusted import file_digest, in_brief, map_file
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES, VocabularyFile
 
 SHARD_FORMAT_VERSION = 1

@@ -19,13 +19,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.gather import ADVISED_STEPS, Gatherer, ReadAhead
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
+from mlperf_bert.errors import ConfigError
 
 PREFETCHED_STEPS = 2
 _DALI_INPUT = "block"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
@@ -26,6 +25,7 @@ from mlperf_bert.data.staging import CapacityStaging, Staging
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from mlperf_bert.common.compiled import usable_cache
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.compiled import usable_cache
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import Manifest, masked_count_table, special_ids
 from mlperf_bert.data.sampler import Int64Array
+from mlperf_bert.errors import DataError
 
 _DRAWN = ("masked_token_index", "labels")  # the rest of a batch does not change
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlperf_bert.common.errors import DataError, UserError
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.loader import BatchSource
@@ -24,6 +23,7 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import Bytes, join, narrowed, pack, split, take, unpack
+from mlperf_bert.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import SamplerName
+from mlperf_bert.errors import ConfigError
 
 MOST_QUANTILES = 64
 NUM_STRATA = 4  # strata of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens

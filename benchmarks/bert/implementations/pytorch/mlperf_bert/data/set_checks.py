@@ -13,8 +13,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import check_digest, check_size
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
@@ -26,6 +24,8 @@ from mlperf_bert.data.index import (
     sidecar_path,
 )
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import check_digest, check_size
 
 SHARD_REMEDY = (
     "delete this shard, its sidecar and index/dataset.json, then run the same "

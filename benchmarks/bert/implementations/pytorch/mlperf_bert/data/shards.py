@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import check_size, map_file
 from mlperf_bert.data.index import SIDECAR_REMEDY, Manifest, Sidecar, read_sidecar
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import check_size, map_file
 
 IntArray = NDArray[np.int64]
 

@@ -12,7 +12,9 @@ from typing import Self
 
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import (
+from mlperf_bert.distributed.launch import RankInfo, host_name
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import (
     LOST,
     LostRanksError,
     UserError,
@@ -20,8 +22,6 @@ from mlperf_bert.common.errors import (
     one_line,
     say_error,
 )
-from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.signals.whereabouts import Whereabouts
 
 # A rank that hangs by itself reports it before the ranks that wait for it give up and have it
 # killed; so waiting ranks get more time, first in their collectives.

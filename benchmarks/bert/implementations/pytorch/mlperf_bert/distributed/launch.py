@@ -23,8 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlperf_bert.common.errors import ConfigError, LostRanksError
-from mlperf_bert.common.machine import usable_cpus
+from mlperf_bert.errors import ConfigError, LostRanksError
+from mlperf_bert.machine import usable_cpus
 
 if TYPE_CHECKING:
     import torch

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
     from mpi4py import MPI

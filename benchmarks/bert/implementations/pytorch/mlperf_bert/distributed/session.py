@@ -14,15 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlperf_bert.common.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    LostRanksError,
-    UserError,
-    one_line,
-    say_error,
-)
 from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.distributed.failures import GRACE, Watchdog, naming_failures
 from mlperf_bert.distributed.launch import (
@@ -33,8 +24,17 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
-from mlperf_bert.signals.signal_watch import end_with_parent
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import end_with_parent
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LostRanksError,
+    UserError,
+    one_line,
+    say_error,
+)
 
 Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)

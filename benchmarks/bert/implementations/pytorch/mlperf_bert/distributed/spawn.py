@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from mlperf_bert.common.atomic import private_directory
-from mlperf_bert.common.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
-from mlperf_bert.common.machine import memory_bytes
 from mlperf_bert.distributed.launch import MEETING
-from mlperf_bert.signals.signal_watch import CaughtSignals, end_with_parent
+from mlperf_bert.distributed.signal_watch import CaughtSignals, end_with_parent
+from mlperf_bert.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
+from mlperf_bert.files import private_directory
+from mlperf_bert.machine import memory_bytes
 
 _RANK_BYTES = 256 * 2**20  # memory of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer

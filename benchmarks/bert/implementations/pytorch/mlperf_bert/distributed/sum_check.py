@@ -11,9 +11,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.common.errors import UserError
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.session import from_all_ranks
+from mlperf_bert.errors import UserError
 
 _SMALL_BYTES = 4 * 2**20
 _LARGE_BYTES = 64 * 2**20

@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.machine import memory_bytes
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import memory_bytes
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks
@@ -38,6 +37,7 @@ from mlperf_bert.model.modern import (
     PredictionHead,
     spread_of,
 )
+from mlperf_bert.seeds import derive_seed
 
 COMPUTED_IN = MappingProxyType(
     {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
+from mlperf_bert.compiled import why_triton_cannot_compile
 from mlperf_bert.config.sections import AttentionName, ModelSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.attention import (
     AttentionPolicy,
     flash,

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.compiled import compiled
 from mlperf_bert.model.dropout_keys import (
     MASK,
     ROUNDS,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, views
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.flat_optimizer import (
     Constants,
     FlatOptimizer,

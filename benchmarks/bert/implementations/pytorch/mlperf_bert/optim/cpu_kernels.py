@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.common.compiled import compiled_arithmetic
+from mlperf_bert.compiled import compiled_arithmetic
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 

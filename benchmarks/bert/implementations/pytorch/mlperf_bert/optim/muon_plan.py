@@ -13,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor
+from mlperf_bert.errors import ConfigError
 
 NEWTON_SCHULZ_STEPS = 5
 STACK_ELEMENTS = 2**25  # of matrices multiplied together: 64 MiB in bfloat16

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
+from mlperf_bert.compiled import why_triton_cannot_compile
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.distributed.bucket_plan import plan_layout
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.apex_optimizer import ApexAdamW, ApexLAMB
 from mlperf_bert.optim.flat_optimizer import (
     Constants,

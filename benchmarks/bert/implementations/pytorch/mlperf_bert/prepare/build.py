@@ -20,15 +20,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.atomic import (
-    make_directory,
-    remove_temporaries,
-    replaced_file,
-    write_file,
-)
-from mlperf_bert.common.compiled import usable_cache
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import file_sha256
+from mlperf_bert.compiled import usable_cache
 from mlperf_bert.data.compiled_masking import draw_masks
 from mlperf_bert.data.index import (
     Baseline,
@@ -44,6 +36,14 @@ from mlperf_bert.data.index import (
 )
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard, ShardArrays
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import (
+    file_sha256,
+    make_directory,
+    remove_temporaries,
+    replaced_file,
+    write_file,
+)
 from mlperf_bert.prepare.contents import Tally, baseline_of, check_arrays
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,

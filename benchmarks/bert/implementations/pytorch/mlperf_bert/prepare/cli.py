@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.common.errors import ConfigError
-from mlperf_bert.common.machine import usable_cpus
 from mlperf_bert.config.options import find_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import usable_cpus
 
 if TYPE_CHECKING:
     from mlperf_bert.data.index import Manifest, ShardSettings

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import DataError
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.index import Baseline, Manifest, masked_count_table
 from mlperf_bert.data.shards import ShardArrays
+from mlperf_bert.errors import DataError
 
 TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]

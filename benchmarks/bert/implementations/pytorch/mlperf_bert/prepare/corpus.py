@@ -17,10 +17,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError, DataError
 from mlperf_bert.config.run_config import EMBEDDED_RECIPE
 from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import make_directory, write_file
 from mlperf_bert.prepare.documents import EVAL_DUPE_FACTOR, digest_of, split_sentences
 
 HELD_OUT_FRACTION = 0.10

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
 from mlperf_bert.vocabulary.any_vocabulary import Encoder
 
 # Passes over held-out text, with new segments and masks: one gives too few masked tokens for a

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.compiled import compiled
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents

@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import file_digest
 from mlperf_bert.data.index import Manifest, ShardSettings
 from mlperf_bert.data.shards import ShardArrays
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import file_digest
 from mlperf_bert.prepare.build import (
     ShardJob,
     check_settings,

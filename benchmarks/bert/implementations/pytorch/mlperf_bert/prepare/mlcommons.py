@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_bert.common.atomic import make_directory, replaced_file
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import file_digest, file_sha256, open_regular_file
 from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar, sidecar_path
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import (
+    file_digest,
+    file_sha256,
+    make_directory,
+    open_regular_file,
+    replaced_file,
+)
 from mlperf_bert.prepare.build import (
     ShardJob,
     check_settings,

@@ -27,8 +27,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import open_regular_file
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import open_regular_file
 
 Form = Literal["text", "json_lines"]
 Packing = Literal["plain", "gzip", "zstd", "parquet"]  # a row of Parquet is read like a JSON object

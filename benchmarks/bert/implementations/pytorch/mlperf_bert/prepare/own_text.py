@@ -22,11 +22,17 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from mlperf_bert.common.atomic import make_directory, write_file
-from mlperf_bert.common.errors import ConfigError, DataError, one_line
-from mlperf_bert.common.records import read_json, reading, write_json
-from mlperf_bert.common.untrusted import file_digest, in_brief
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.errors import ConfigError, DataError, one_line
+from mlperf_bert.files import (
+    file_digest,
+    in_brief,
+    make_directory,
+    read_json,
+    reading,
+    write_file,
+    write_json,
+)
 from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.documents import clean_document, digest_of, documents_of
 from mlperf_bert.prepare.own_files import (

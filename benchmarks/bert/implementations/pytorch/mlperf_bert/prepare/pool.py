@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TextIO, TypeVar
 
-from mlperf_bert.common.console import count_bytes
-from mlperf_bert.common.errors import DataError
+from mlperf_bert.errors import DataError
+from mlperf_bert.run.console import count_bytes
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.documents import digest_of, documents_of
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.vocabulary.word_pieces import MAX_WORD_CHARS, SPECIAL_TOKENS, basic_words

@@ -14,9 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.atomic import is_temporary
-from mlperf_bert.common.errors import ConfigError, DataError, one_line
-from mlperf_bert.common.untrusted import check_digest, check_size, names_in
 from mlperf_bert.data.contents import SMALL_BYTES
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
@@ -39,6 +36,8 @@ from mlperf_bert.data.set_checks import (
     wrong_settings,
 )
 from mlperf_bert.data.shards import Shard
+from mlperf_bert.errors import ConfigError, DataError, one_line
+from mlperf_bert.files import check_digest, check_size, is_temporary, names_in
 from mlperf_bert.prepare.contents import Tally, check_arrays, check_labels, check_unknown
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary

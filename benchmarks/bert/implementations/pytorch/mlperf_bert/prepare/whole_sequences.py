@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.compiled import compiled
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import ShardSettings, masked_count_table

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 
 from mlperf_bert import git_commit
-from mlperf_bert.common.atomic import write_file
-from mlperf_bert.common.errors import ConfigError, UserError
-from mlperf_bert.common.untrusted import is_there, names_in
 from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
+from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.files import is_there, names_in, write_file
 from mlperf_bert.run.outcome import RunOutcome
 
 _ASIDE = "interrupted"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from mlperf_bert.common.errors import typed
+from mlperf_bert.errors import typed
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from mlperf_bert.common.errors import ConfigError, say
-from mlperf_bert.common.untrusted import not_through_a_link
+from mlperf_bert.errors import ConfigError, say
+from mlperf_bert.files import not_through_a_link
 
 _TRIES = 100  # while other owners end, who remove the file
 _TAKEN = (errno.EAGAIN, errno.EACCES)

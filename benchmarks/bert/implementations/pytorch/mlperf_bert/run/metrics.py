@@ -23,12 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlperf_bert.common.atomic import LineFile, replaced_file
-from mlperf_bert.common.untrusted import open_regular_file, reading_error
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
+from mlperf_bert.files import LineFile, open_regular_file, reading_error, replaced_file
 from mlperf_bert.run.slowest_rank import Slowest
 
 _STATUS = Path("/proc/self/status")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlperf_bert
-from mlperf_bert.common.atomic import whole_or_nothing
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import whole_or_nothing
 
 # The checkers search whole lines for these words, so only records of these names may hold them
 # (mlperf_logging.rcp_checker); a metric called "train_samples_per_s" would be read as a count.

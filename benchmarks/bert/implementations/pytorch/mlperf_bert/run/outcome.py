@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from mlperf_bert.common.records import check_version, parse, read_json, reading, write_json
-from mlperf_bert.common.untrusted import in_brief
+from mlperf_bert.files import check_version, in_brief, parse, read_json, reading, write_json
 
 OUTCOME_SCHEMA_VERSION = 1
 REMEDY = "delete it, and --resume auto makes it again, or goes on from the last checkpoint"

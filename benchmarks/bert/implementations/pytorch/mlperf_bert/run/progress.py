@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from mlperf_bert.common.atomic import LineFile
-from mlperf_bert.common.console import ProgressLines, as_clock
+from mlperf_bert.files import LineFile
+from mlperf_bert.run.console import ProgressLines, as_clock
 
 
 class Reporter:

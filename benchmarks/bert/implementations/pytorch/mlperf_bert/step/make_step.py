@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mlperf_bert.common.errors import ConfigError
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.bucket_plan import (
@@ -25,6 +24,7 @@ from mlperf_bert.distributed.flat_reducer import (
 )
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import check_nodes
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlperf_bert.common.errors import CheckpointError, ConfigError
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlperf_bert.common.errors import ConfigError, DataError
-from mlperf_bert.common.untrusted import in_brief, parse_json_object, read_regular_file
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.files import in_brief, parse_json_object, read_regular_file
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 # Names of each role's token in BERT's and RoBERTa's families; the first one present is used.

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlperf_bert.common.errors import DataError
-from mlperf_bert.common.untrusted import in_brief, read_regular_file
+from mlperf_bert.errors import DataError
+from mlperf_bert.files import in_brief, read_regular_file
 
 # The file that holds a set's vocabulary: word pieces, or a tokenizer of `tokenizers`.
 VocabularyFile = Literal["vocab.txt", "tokenizer.json"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.common.records import check_version, parse, read_json, reading
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES
+from mlperf_bert.files import check_version, parse, read_json, reading
 
 CARD = "README.md"
 OWN_TEXT = "own_text.json"

@@ -29,14 +29,14 @@ from mlperf_bert.checkpoint.manifest import (
     step_of,
 )
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, write_tensors
-from mlperf_bert.common.atomic import new_directory, write_file
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.seeds import derive_seed
 from mlperf_bert.config.files import config_from_tables, config_to_tables, read_toml, tables_to_toml
 from mlperf_bert.config.options import find_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import new_directory, write_file
 from mlperf_bert.model.bert import BertForPretraining, initial_weights
+from mlperf_bert.seeds import derive_seed
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 
 Missing = Literal["refuse", "draw"]

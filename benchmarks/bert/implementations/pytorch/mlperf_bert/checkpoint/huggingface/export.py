@@ -34,9 +34,9 @@ from mlperf_bert.checkpoint.tensors import (
     read_tensors,
     write_tensors,
 )
-from mlperf_bert.common.atomic import new_directory, write_file
-from mlperf_bert.common.errors import CheckpointError
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import new_directory, write_file
 from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files

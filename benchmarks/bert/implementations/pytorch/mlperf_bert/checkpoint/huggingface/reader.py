@@ -24,9 +24,8 @@ from mlperf_bert.checkpoint.huggingface.weights import (
 )
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
-from mlperf_bert.common.errors import CheckpointError, DataError, one_line
-from mlperf_bert.common.records import bare_name, read_json, reading
-from mlperf_bert.common.untrusted import file_size, in_brief, is_there
+from mlperf_bert.errors import CheckpointError, DataError, one_line
+from mlperf_bert.files import bare_name, file_size, in_brief, is_there, read_json, reading
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.records import read_json, reading
-from mlperf_bert.common.untrusted import is_there, parse_json_object
 from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import is_there, parse_json_object, read_json, reading
 from mlperf_bert.vocabulary.any_vocabulary import (
     MASK,
     AnyVocabulary,

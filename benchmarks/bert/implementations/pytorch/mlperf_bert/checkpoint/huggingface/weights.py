@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.common.errors import CheckpointError
-from mlperf_bert.common.untrusted import in_brief
 from mlperf_bert.config.sections import Architecture, ModelSection
+from mlperf_bert.errors import CheckpointError
+from mlperf_bert.files import in_brief
 
 # Their setting -> ours, of the section [model]; sizes have no default.
 SIZES = MappingProxyType(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.errors import DataError, one_line
-from mlperf_bert.common.untrusted import (
+from mlperf_bert.errors import DataError, one_line
+from mlperf_bert.files import (
     check_digest,
     check_size,
     file_digest,

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from mlperf_bert.common.errors import INTERRUPTED, STOPPED, UserError, say
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.errors import INTERRUPTED, STOPPED, UserError, say
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
 TWICE_S = 1.0  # within this time one Ctrl-C may arrive twice: from the terminal and from a launcher

@@ -11,16 +11,16 @@ from pathlib import Path
 import numba
 import pytest
 
-from mlperf_bert.common import compiled
-from mlperf_bert.common.atomic import private_directory
-from mlperf_bert.common.code_caches import remove_temporary, set_code_caches
-from mlperf_bert.common.errors import ConfigError
+from mlperf_bert import compiled
+from mlperf_bert.compiled import remove_temporary, set_code_caches
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import private_directory
 from support import refusal
 
 SOMEBODY = 65534
 VARIABLES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 PROGRAM = """
-from mlperf_bert.common.compiled import compiled
+from mlperf_bert.compiled import compiled
 @compiled
 def double(number):
     return 2 * number
@@ -189,7 +189,7 @@ def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named: Path) -> None
 
 HOLDS = """
 import sys, time
-from mlperf_bert.common.atomic import private_directory
+from mlperf_bert.files import private_directory
 directory, lock = private_directory()
 print(directory, flush=True)
 sys.stdin.read()

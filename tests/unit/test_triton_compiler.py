@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.common.triton_compiler import why_triton_cannot_compile
+from mlperf_bert.compiled import why_triton_cannot_compile
 
 C_MODULE = """
 #include <Python.h>
@@ -105,7 +105,7 @@ def test_triton_compiles_where_it_is_said_that_it_can(
 
 def test_triton_is_not_imported_to_find_out() -> None:
     code = (
-        "import sys; from mlperf_bert.common import triton_compiler as it; "
+        "import sys; from mlperf_bert import compiled as it; "
         "it.why_triton_cannot_compile(); print('triton' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.signals.signal_watch import CaughtSignals
+from mlperf_bert.distributed.signal_watch import CaughtSignals
 
 CHECK_S = 1.0  # seconds between two agreements, about
 MOST_STEPS = 1000  # steps between two agreements

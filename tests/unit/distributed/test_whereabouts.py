@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlperf_bert.signals.whereabouts import Doing, Whereabouts
+from mlperf_bert.distributed.whereabouts import Doing, Whereabouts
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlperf_bert.common import errors
-from mlperf_bert.signals import signal_watch, stop_request
-from mlperf_bert.signals.signal_watch import (
+from mlperf_bert import errors
+from mlperf_bert.distributed import signal_watch, stop_request
+from mlperf_bert.distributed.signal_watch import (
     SIGNALS,
     CaughtSignals,
     CtrlC,
     SignalWatch,
     write_status,
 )
-from mlperf_bert.signals.stop_request import StopRequest
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.stop_request import StopRequest
+from mlperf_bert.distributed.whereabouts import Whereabouts
 from support import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -116,9 +116,9 @@ def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
 # The main thread is in a call that signals do not interrupt, as in a wait for other ranks.
 STUCK = """
 import ctypes
-from mlperf_bert.signals.signal_watch import SignalWatch
-from mlperf_bert.signals.stop_request import StopRequest
-from mlperf_bert.signals.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import SignalWatch
+from mlperf_bert.distributed.stop_request import StopRequest
+from mlperf_bert.distributed.whereabouts import Whereabouts
 whereabouts = Whereabouts()
 whereabouts.at("step", 1)
 with SignalWatch(whereabouts, speaks=True):

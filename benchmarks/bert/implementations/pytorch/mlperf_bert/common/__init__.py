@@ -1,1 +1,0 @@
-"""Shared by all rooms: errors, untrusted input, all-or-nothing writing, facts of the machine."""

@@ -1,1 +1,0 @@
-"""Stop requests, signs of life and where a run is."""
