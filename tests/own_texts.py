@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import support
+from bert_tools.own_text.prepare import OwnText, prepare_own_text
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]

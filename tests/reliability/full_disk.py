@@ -109,9 +109,10 @@ COMMANDS: dict[str, Words] = {
         *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
         *("--out", d / "set", "--workers", 2),
     ),
-    "prepare --corpus": lambda i, d: prepare(
-        *("--corpus", i.root / "own" / "text.txt", "--out", d / "set", "--workers", 1),
-        *("--documents", "empty-line", "--held-out", 0.2, "--vocab-size", 300),
+    "own-text --only prepare": lambda i, d: (
+        *("own-text", i.root / "own" / "text.txt", "--out", d / "set", "--only", "prepare"),
+        *("--documents", "empty-line", "--held-out", 0.2, "--config", "own_text_cpu"),
+        *("--set=model.vocab_size=300", "--set=data.max_seq_length=32"),
     ),
     "prepare --embedded": lambda i, d: (
         *("prepare", "--embedded", "--config", CONFIGS / "cpu_tiny.toml", "--out", d / "set"),

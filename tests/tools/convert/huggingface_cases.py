@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
 from bert_tools.convert.convert import report_of
+from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
+from bert_tools.huggingface.reader import open_huggingface
 from checkpoint_cases import save_checkpoint
-from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion, write_checkpoint
-from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
 from mlperf_bert.config.files import load_config

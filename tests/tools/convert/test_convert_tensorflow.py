@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import tensorflow_cases as cases
 from bert_tools.convert.tensorflow_source import PUBLISHED
+from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
 from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINTS
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch

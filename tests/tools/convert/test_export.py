@@ -20,8 +20,8 @@ from huggingface_cases import (
     trained,
 )
 
+from bert_tools.huggingface.export import export_huggingface
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.export import export_huggingface
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from resume_cases import run_train

@@ -22,8 +22,8 @@ from huggingface_cases import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.errors import CheckpointError
 
 FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")

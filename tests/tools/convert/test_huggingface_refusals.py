@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing(
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mlperf_bert.checkpoint.huggingface.conversion.write_tensors", fail)
+    monkeypatch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
     shutil.copytree(plain, tmp_path / "bert")
     assert_refused(tmp_path, words, capsys, "bert", "No space left")
 

@@ -22,10 +22,10 @@ from huggingface_cases import (
 )
 from safetensors.torch import load_file, save_file
 
+from bert_tools.huggingface.export import export_huggingface
+from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.first_weights import take_model
-from mlperf_bert.checkpoint.huggingface.export import export_huggingface
-from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import CheckpointError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from huggingface_cases import a_batch, load_ours, real_rows, tensors_of
 
+from bert_tools.huggingface.weights import FAMILIES
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.huggingface.weights import FAMILIES
 from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from support import REPOSITORY

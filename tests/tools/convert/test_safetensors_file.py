@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mlperf_bert.checkpoint.huggingface.reader import read_safetensors
+from bert_tools.huggingface.reader import read_safetensors
 from mlperf_bert.errors import CheckpointError
 
 GENERATOR = torch.Generator().manual_seed(2)

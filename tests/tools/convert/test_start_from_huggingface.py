@@ -8,9 +8,9 @@ import pytest
 import torch
 from huggingface_cases import NUM_WORDS, PADDED, WORD_BIAS, WORDS, save_theirs, tensors_of
 
+from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.first_weights import recorded_model, take_model
-from mlperf_bert.checkpoint.huggingface.weights import PADDING_BIAS
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from own_texts import write_letters

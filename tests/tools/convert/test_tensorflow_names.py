@@ -17,7 +17,7 @@ from bert_tools.convert.tensorflow_names import (
     sort_names,
 )
 from bert_tools.convert.tensorflow_source import open_tensorflow
-from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
+from bert_tools.huggingface.weights import SourceTensor
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining

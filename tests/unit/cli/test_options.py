@@ -11,7 +11,7 @@ from mlperf_bert.__main__ import COMMANDS, _parser, main
 from mlperf_bert.config.options import find_config
 
 READ = {
-    *("--checkpoint", "--corpus", "--data", "--dev", "--hdf5", "--init-checkpoint"),
+    *("--checkpoint", "--data", "--dev", "--hdf5", "--init-checkpoint"),
     *("--join", "--mlcommons", "--model", "--predictions", "--results", "--root", "--space"),
     *("--text", "--train", "--vocab"),
 }

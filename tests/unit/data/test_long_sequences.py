@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_tools.common.length_histogram import run_shapes
+from bert_tools.own_text.prepare import OwnText
 from foreign_files import examples_of, write_fixed
 from import_cases import bring
 from mlperf_bert.config.files import load_config
@@ -29,7 +30,6 @@ from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import HeldOutBatches
-from mlperf_bert.prepare.own_text import OwnText
 from own_texts import WORDS, make
 from resume_cases import run_train
 from support import metrics_losses, prepare_small, refusal

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.checkpoint.huggingface.conversion import HEAD, STARTING, Conversion
+from bert_tools.huggingface.conversion import HEAD, STARTING, Conversion
 from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.errors import typed

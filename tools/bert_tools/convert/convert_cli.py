@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.errors import one_line
 
 if TYPE_CHECKING:
-    from mlperf_bert.checkpoint.huggingface.weights import Source
+    from bert_tools.huggingface.weights import Source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, and print the fate of every tensor."""
     from bert_tools.convert.convert import in_words, report_of
-    from mlperf_bert.checkpoint.huggingface.conversion import plan_conversion, write_checkpoint
+    from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.missing)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _open(source_format: str, path: Path) -> "Source":
     if source_format == "huggingface":
-        from mlperf_bert.checkpoint.huggingface.reader import open_huggingface
+        from bert_tools.huggingface.reader import open_huggingface
 
         return open_huggingface(path)
     from bert_tools.convert.tensorflow_source import open_tensorflow_source

@@ -23,7 +23,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bert_tools.convert.tensorflow_bundle import BundleTensor, damage_of, fields
-from mlperf_bert.checkpoint.huggingface.weights import SourceTensor
+from bert_tools.huggingface.weights import SourceTensor
 from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
 
 _OF_THE_MODEL = ("bert/", "cls/")

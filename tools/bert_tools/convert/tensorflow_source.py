@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from bert_tools.convert.tensorflow_bundle import MAX_INDEX_BYTES, damage_of, read_bundle
 from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
-from mlperf_bert.checkpoint.huggingface.weights import Source, SourceTensor, Weight, read_settings
+from bert_tools.huggingface.weights import Source, SourceTensor, Weight, read_settings
 from mlperf_bert.errors import CheckpointError, DataError
 from mlperf_bert.files import in_brief, read_json, read_regular_file, reading
 

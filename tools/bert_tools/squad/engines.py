@@ -39,6 +39,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_tools.huggingface.weights import FAMILIES
 from bert_tools.squad.answers import Scores
 from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader, evaluation_batches
 from bert_tools.squad.bubble import StageClock
@@ -54,7 +55,6 @@ from bert_tools.squad.model import (
 from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
 from bert_tools.squad.weights import Start
 from bert_tools.squad.windows import Windows
-from mlperf_bert.checkpoint.huggingface.weights import FAMILIES
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.seeds import derive_seed

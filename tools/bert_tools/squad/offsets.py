@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.checkpoint.huggingface.tokenizer import word_piece_tokenizer
+from bert_tools.huggingface.tokenizer import word_piece_tokenizer
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile

@@ -11,22 +11,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bert_tools.squad.model import draw_weights, parameter_shapes
-from mlperf_bert import package_version
-from mlperf_bert.checkpoint.huggingface.export import config_json
-from mlperf_bert.checkpoint.huggingface.reader import (
+from bert_tools.huggingface.export import config_json
+from bert_tools.huggingface.reader import (
     CONFIG,
     SINGLE,
     StoredTensor,
     read_safetensors,
 )
-from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary, tokenizer_files
-from mlperf_bert.checkpoint.huggingface.weights import (
+from bert_tools.huggingface.tokenizer import find_vocabulary, tokenizer_files
+from bert_tools.huggingface.weights import (
     FAMILIES,
     MOST_SPARE_ROWS,
     read_settings,
     with_rows,
 )
+from bert_tools.squad.model import draw_weights, parameter_shapes
+from mlperf_bert import package_version
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     MODEL,

@@ -47,12 +47,12 @@ DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
 # without the package of the tools; commands that are not installed are not offered.
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
-    "own-text": ("mlperf_bert.cli.own_text", "your own text to a trained and exported encoder"),
+    "own-text": ("bert_tools.own_text.cli", "your own text to a trained and exported encoder"),
     "watch": ("bert_tools.report.watch", "how running jobs are doing, in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
     "convert": ("bert_tools.convert.convert_cli", "weights of other programs to a checkpoint"),
-    "export": ("mlperf_bert.cli.export", "a checkpoint to what other programs load"),
-    "fill": ("mlperf_bert.cli.fill", "words that a checkpoint predicts for [MASK]"),
+    "export": ("bert_tools.huggingface.export_cli", "a checkpoint to what other programs load"),
+    "fill": ("bert_tools.huggingface.fill_cli", "words that a checkpoint predicts for [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
     "verify": ("mlperf_bert.cli.verify", "check prepared data"),
     "network-test": (

@@ -25,7 +25,6 @@ _NUMBERS = {
     "seed": SEED,
 }
 _OF_EXAMPLES = ("vocab", "segments", *_NUMBERS)
-_VOCAB_SIZE = 30_522
 
 _Prepare = Callable[[argparse.Namespace], int]
 _Option = tuple[str, dict[str, Any]]
@@ -33,7 +32,7 @@ _Option = tuple[str, dict[str, Any]]
 
 def _option(name: str, text: str, metavar: str = "", **words: Any) -> _Option:
     if metavar:
-        kinds = {"N": int, "FILE": Path, "DIR": Path, "PATH": Path, "TEXTDIR": Path, "SHARE": float}
+        kinds = {"N": int, "FILE": Path, "DIR": Path, "TEXTDIR": Path}
         words = {"type": kinds.get(metavar), "metavar": metavar, **words}
     return name, {"help": text, **words}
 
@@ -68,28 +67,6 @@ _OPTIONS: tuple[_Option, ...] = (
         "split_sentences",
         "with --text: paragraphs, with an empty line between documents",
         action="store_true",
-    ),
-    _option(
-        "corpus",
-        "your own text: a directory or a file of plain text or JSON lines, packed or not",
-        "PATH",
-    ),
-    _option(
-        "vocab_size",
-        f"with --corpus: size of the vocabulary made of it (default {_VOCAB_SIZE:,})",
-        "N",
-    ),
-    _option(
-        "documents",
-        "with --corpus: where a document of plain text ends (default: file, or empty-line for "
-        "fewer than 32 files)",
-        choices=("empty-line", "line", "file"),
-    ),
-    _option("text_field", "with --corpus: of JSON lines and Parquet (default text)", "NAME"),
-    _option(
-        "held_out",
-        "with --corpus: of the documents (default: 1/16, less of more than 64 MB)",
-        "SHARE",
     ),
     _option("mlcommons", "the official text: part-*-of-00500, eval.txt, vocab.txt", "TEXTDIR"),
     _option(
@@ -131,14 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (source if name in _SOURCES else parser).add_argument(_spelled(name), **words)
 
 
-def add_of_own_text(parser: argparse.ArgumentParser) -> None:
-    """Add those options of `--corpus` that `own-text` has too."""
-    for name, words in _OPTIONS:
-        if name in ("documents", "text_field", "held_out"):
-            text = words["help"].removeprefix("with --corpus: ")
-            parser.add_argument(_spelled(name), **{**words, "help": text})
-
-
 def run(args: argparse.Namespace) -> int:
     """Run `prepare`. Raises ConfigError or DataError for what the user can mend."""
     name = next(name for name in _SOURCES if _is_given(args, name))
@@ -159,26 +128,6 @@ def _prepare_text(args: argparse.Namespace) -> int:
         args.text, _needed_vocabulary(args), args.out, settings, workers=_workers(args)
     )
     print(_summary(args.out, manifest))
-    return 0
-
-
-def _prepare_corpus(args: argparse.Namespace) -> int:
-    """`prepare --corpus`: a user's own text, cleaned and split, to both sets, and a vocabulary."""
-    from mlperf_bert.prepare.own_text import OwnText, prepare_own_text
-
-    if args.vocab is not None and args.vocab_size is not None:
-        raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")
-    wanted = OwnText(
-        source=args.corpus,
-        documents=args.documents,
-        text_field=args.text_field or "text",
-        held_out_share=args.held_out,
-        vocab_path=args.vocab,
-        vocab_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
-        settings=_settings(args),
-    )
-    if not prepare_own_text(wanted, args.out, workers=_workers(args)):
-        print(f"{args.out}: already prepared with these settings")
     return 0
 
 
@@ -256,10 +205,6 @@ def _prepare_embedded(args: argparse.Namespace) -> int:
 # The argument that chooses a source -> its function, and the options that go with it.
 _SOURCES: dict[str, tuple[_Prepare, tuple[str, ...]]] = {
     "text": (_prepare_text, (*_OF_EXAMPLES, "workers", "pick_eval", "split_sentences")),
-    "corpus": (
-        _prepare_corpus,
-        (*_OF_EXAMPLES, "workers", "vocab_size", "documents", "text_field", "held_out"),
-    ),
     "mlcommons": (_prepare_mlcommons, ("vocab", "workers", "parts", "join")),
     "hdf5": (
         _prepare_import,

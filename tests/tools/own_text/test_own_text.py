@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from bert_tools.own_text import files as own_files
+from bert_tools.own_text import prepare as preparing
+from bert_tools.own_text.prepare import Cleaned, OwnText, Part, fitting_share, prepare_own_text
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare import own_files
-from mlperf_bert.prepare import own_text as preparing
 from mlperf_bert.prepare.documents import digest_of, documents_of
-from mlperf_bert.prepare.own_text import Cleaned, OwnText, Part, fitting_share, prepare_own_text
 from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
@@ -149,7 +149,7 @@ def test_copies_of_a_document_stay_on_one_side_and_are_evaluated_once(
 def test_long_documents_stay_on_one_side(
     wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
-    monkeypatch.setattr("mlperf_bert.prepare.own_files.SECTION_CHARS", 200)
+    monkeypatch.setattr("bert_tools.own_text.files.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
     for number in range(30):
         text = "\n\n".join(texts[5 * number : 5 * number + 5])
@@ -425,7 +425,7 @@ def test_a_stopped_run_goes_on_with_the_same_text_alone(
 ) -> None:
     out, original = tmp_path / "out", wanted.source.read_text()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("mlperf_bert.prepare.own_text.prepare_pair", _interrupt)
+        patched.setattr("bert_tools.own_text.prepare.prepare_pair", _interrupt)
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from mlperf_bert.checkpoint.huggingface.card import CARD, model_card, read_facts
-from mlperf_bert.checkpoint.huggingface.conversion import parameter_shapes
-from mlperf_bert.checkpoint.huggingface.reader import CONFIG, SINGLE
-from mlperf_bert.checkpoint.huggingface.tokenizer import tokenizer_files
-from mlperf_bert.checkpoint.huggingface.weights import (
+from bert_tools.huggingface.card import CARD, model_card, read_facts
+from bert_tools.huggingface.conversion import parameter_shapes
+from bert_tools.huggingface.reader import CONFIG, SINGLE
+from bert_tools.huggingface.tokenizer import tokenizer_files
+from bert_tools.huggingface.weights import (
     FAMILIES,
     rows_that_matter,
     stated_settings,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert_tools.huggingface.fill import fill
 from checkpoint_cases import save_checkpoint
 from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
@@ -15,7 +16,6 @@ from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.evaluation.fill import fill
 from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and print what was written."""
-    from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+    from bert_tools.huggingface.export import export_huggingface
 
     done = export_huggingface(args.checkpoint, args.out, args.vocab)
     if args.json:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlperf_bert.checkpoint.huggingface.weights import (
+from bert_tools.huggingface.weights import (
     FAMILIES,
     Family,
     Source,

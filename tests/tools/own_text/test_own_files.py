@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare import own_files
-from mlperf_bert.prepare.own_files import (
+from bert_tools.own_text import files as own_files
+from bert_tools.own_text.files import (
     DocumentRule,
     Form,
     Rules,
@@ -25,7 +24,8 @@ from mlperf_bert.prepare.own_files import (
     sections,
     unread_files,
 )
-from mlperf_bert.prepare.own_text import clean, plan_jobs
+from bert_tools.own_text.prepare import clean, plan_jobs
+from mlperf_bert.errors import ConfigError, DataError
 from own_texts import made_up_texts
 
 KINDS = ("train", "held_out")

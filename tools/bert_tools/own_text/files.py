@@ -147,7 +147,7 @@ def _text_file(path: Path, name: str) -> TextFile:
     form, packing = _kind(name)
     if packing in ("zstd", "parquet") and find_spec("pyarrow") is None:
         remedy = "run in the checkout: tools/venv.sh parquet, or move them out of the directory"
-        raise ConfigError("--corpus", f"has {path.suffix} files, which need a package", remedy)
+        raise ConfigError("TEXT", f"has {path.suffix} files, which need a package", remedy)
     try:
         size_bytes = path.stat().st_size
     except OSError as error:

@@ -22,6 +22,17 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_tools.own_text.files import (
+    DocumentRule,
+    Rules,
+    TextFile,
+    find_files,
+    next_document,
+    rules_of,
+    sections,
+    text_bytes,
+    unread_files,
+)
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.files import (
@@ -35,17 +46,6 @@ from mlperf_bert.files import (
 )
 from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.documents import clean_document, digest_of, documents_of
-from mlperf_bert.prepare.own_files import (
-    DocumentRule,
-    Rules,
-    TextFile,
-    find_files,
-    next_document,
-    rules_of,
-    sections,
-    text_bytes,
-    unread_files,
-)
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.prepare.verify import verify

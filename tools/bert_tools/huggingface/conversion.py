@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_tools.huggingface.tokenizer import find_vocabulary
+from bert_tools.huggingface.weights import MOST_SPARE_ROWS, Source, with_rows
 from mlperf_bert import git_commit, package_version
 from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
-from mlperf_bert.checkpoint.huggingface.tokenizer import find_vocabulary
-from mlperf_bert.checkpoint.huggingface.weights import MOST_SPARE_ROWS, Source, with_rows
 from mlperf_bert.checkpoint.manifest import (
     MANIFEST,
     MODEL,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_bert.checkpoint.huggingface.card import CARD
+from bert_tools.huggingface.card import CARD
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
 from mlperf_bert.config.run_config import RunConfig
@@ -29,17 +29,17 @@ from mlperf_bert.errors import (
     typed,
 )
 from mlperf_bert.machine import usable_cpus
-from mlperf_bert.prepare.cli import SEED, add_of_own_text
 from mlperf_bert.run.console import ProgressLines, as_clock
 
 if TYPE_CHECKING:
     import torch
 
-    from mlperf_bert.checkpoint.huggingface.card import Facts
+    from bert_tools.huggingface.card import Facts
+    from bert_tools.own_text.prepare import OwnText
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.model.bert import BertForPretraining
-    from mlperf_bert.prepare.own_text import OwnText
 
+SEED = 12_345  # of the examples: the reference's
 DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
 CONVERTED = "first_weights"  # there too, if the first weights were in Hugging Face's form
 # Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
@@ -113,11 +113,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
     parser.add_argument("--architecture", choices=("bert", "modern"), help="default: bert")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
-    add_of_own_text(parser)
+    parser.add_argument(
+        "--documents",
+        choices=("empty-line", "line", "file"),
+        help="where a document of plain text ends (default: file, or empty-line for fewer than "
+        "32 files)",
+    )
+    text_field_help = "of JSON lines and Parquet (default text)"
+    parser.add_argument("--text-field", metavar="NAME", help=text_field_help)
+    held_out_help = "of the documents (default: 1/16, less of more than 64 MB)"
+    parser.add_argument("--held-out", type=float, metavar="SHARE", help=held_out_help)
     add_init_checkpoint(parser)
     data_help = "where prepared data go (default: OUT/data)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
-    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=argparse.SUPPRESS)
+    only_help = "one step: choose the model, prepare the data, or finish (measure and export)"
+    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=only_help)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,7 +157,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
         remedy = "start it once, it starts its own ranks; or use CORPUS= of run_and_time.sh"
         raise ConfigError("own-text", "was started once for each rank", remedy)
     print(f"own text: looking at {args.text}", flush=True)
-    from mlperf_bert.prepare.own_text import check_place  # which takes a while
+    from bert_tools.own_text.prepare import check_place  # which takes a while
 
     for place in (args.out, args.data):
         check_place(args.text, place)
@@ -175,7 +185,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """One step, for run_and_time.sh, which says itself how training ended."""
+    """One step, as run_and_time.sh takes them: it says itself how training ended."""
     if args.only == "finish":
         _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
         return 0
@@ -183,6 +193,7 @@ def _only(args: argparse.Namespace) -> int:
     if args.only == "choose":  # the config's file, a name for the prepared data, the settings
         print(plan.config_path, _name_of_data(args, plan), *plan.settings, sep="\n")
     else:
+        args.data = args.data or args.out / DATA
         print(f"{plan.in_words()}\n{_expected(plan)}", flush=True)
         _prepare(args, plan)
     return 0
@@ -197,12 +208,12 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
     A masked-LM head that a Hugging Face directory lacks is drawn. A resumed call needs only
     `converted`. Raises CheckpointError, ConfigError or DataError.
     """
-    from mlperf_bert.checkpoint.huggingface.conversion import (
+    from bert_tools.huggingface.conversion import (
         HEAD,
         plan_conversion,
         write_checkpoint,
     )
-    from mlperf_bert.checkpoint.huggingface.reader import is_huggingface, open_huggingface
+    from bert_tools.huggingface.reader import is_huggingface, open_huggingface
     from mlperf_bert.checkpoint.manifest import read_manifest
 
     if not given.exists():
@@ -230,7 +241,7 @@ def _choose(args: argparse.Namespace) -> Plan:
     """
     import torch
 
-    from mlperf_bert.prepare.own_files import find_files, text_bytes
+    from bert_tools.own_text.files import find_files, text_bytes
     from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
     halves = (each.partition("=") for each in args.set)
@@ -324,16 +335,16 @@ def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
 
 
 def _prepare(args: argparse.Namespace, plan: Plan) -> None:
-    """What `prepare --corpus` does, in the config's sizes. Raises ConfigError and DataError."""
-    from mlperf_bert.prepare.own_text import prepare_own_text
+    """Make the data in the config's sizes. Raises ConfigError and DataError."""
+    from bert_tools.own_text.prepare import prepare_own_text
 
     if not prepare_own_text(_wanted(args, plan), args.data, workers=len(usable_cpus())):
         print(f"{args.data}: already prepared with these settings")
 
 
 def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
+    from bert_tools.own_text.prepare import OwnText
     from mlperf_bert.data.index import ShardSettings
-    from mlperf_bert.prepare.own_text import OwnText
 
     names = ["max_seq_length", "max_predictions", "dupe_factor"]
     values: dict[str, Any] = {name: getattr(plan.config.data, name) for name in names}
@@ -352,7 +363,7 @@ def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
 
 def _name_of_data(args: argparse.Namespace, plan: Plan) -> str:
     """A name unique to the text and its preparation; `prepare` reports text that cannot be read."""
-    from mlperf_bert.prepare.own_text import text_digest
+    from bert_tools.own_text.prepare import text_digest
 
     try:
         made_of = f"{text_digest(args.text, args.vocab)} {_wanted(args, plan)}"
@@ -408,8 +419,8 @@ def _seconds_a_forward(config: RunConfig) -> float:
 
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     """Measure what a run saved, export it with a card; 0, or 3 where training diverged."""
-    from mlperf_bert.checkpoint.huggingface.card import FACTS_VERSION, OWN_TEXT
-    from mlperf_bert.checkpoint.huggingface.export import export_huggingface
+    from bert_tools.huggingface.card import FACTS_VERSION, OWN_TEXT
+    from bert_tools.huggingface.export import export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.files import write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
@@ -437,7 +448,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     """The held-out accuracy before and after training, an example, and counts of the text."""
-    from mlperf_bert.checkpoint.huggingface.card import Facts
+    from bert_tools.huggingface.card import Facts
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve
     from mlperf_bert.data.set_checks import open_index
@@ -509,8 +520,8 @@ def _text_facts(data: Path) -> dict[str, int]:
 
 def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
     """A held-out sentence with one word masked, and the words that the model predicts."""
+    from bert_tools.huggingface.fill import fill
     from mlperf_bert.checkpoint.manifest import read_manifest, resolve
-    from mlperf_bert.evaluation.fill import fill
     from mlperf_bert.vocabulary.any_vocabulary import MASK, vocabulary_of
 
     path = data / "text" / "eval.txt"  # the docs allow deleting it

@@ -13,8 +13,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from bert_tools.own_text import cli as own_text
 from mlperf_bert.__main__ import main
-from mlperf_bert.cli import own_text
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
 from own_texts import write_letters

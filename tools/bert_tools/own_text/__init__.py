@@ -1,0 +1,1 @@
+"""Your own text to a trained and exported encoder."""
