@@ -84,24 +84,6 @@ def inputs() -> dict[str, np.ndarray]:
     return {name: array.astype(np.int64) for name, array in arrays.items()}
 
 
-def second_release(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights as TensorFlow 2's model library names and shapes them: heads are a dimension."""
-    found = {}
-    for name, value in values.items():
-        if "adam" in name or name == "global_step":
-            continue
-        for old, new in SECOND_RELEASE:
-            name = name.replace(old, new)
-        if "attention_output/kernel" in name:
-            value = value.reshape(HEADS, HIDDEN // HEADS, HIDDEN)
-        elif "self_attention/" in name and "output" not in name:
-            value = value.reshape(*value.shape[:-1], HEADS, HIDDEN // HEADS)
-        elif "logits/kernel" in name:
-            value = value.T
-        found[name] = value
-    return found
-
-
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Multiples of 2**-16 between -0.5 and 0.5 that look random: float32 [shape]."""
     size = int(np.prod(shape, dtype=np.int64))
@@ -125,25 +107,6 @@ def odd_values() -> dict[str, np.ndarray]:
 
 
 # What its converter exchanges in names (tensorflow/models, tf1_checkpoint_converter_lib), in order.
-SECOND_RELEASE = (
-    ("bert/", ""),
-    ("encoder", "transformer"),
-    ("embeddings/word_embeddings", "word_embeddings/embeddings"),
-    ("embeddings/token_type_embeddings", "type_embeddings/embeddings"),
-    ("embeddings/position_embeddings", "position_embedding/embeddings"),
-    ("embeddings/LayerNorm", "embeddings/layer_norm"),
-    ("attention/self", "self_attention"),
-    ("attention/output/dense", "self_attention/attention_output"),
-    ("attention/output/LayerNorm", "self_attention_layer_norm"),
-    ("intermediate/dense", "intermediate"),
-    ("output/dense", "output"),
-    ("output/LayerNorm", "output_layer_norm"),
-    ("pooler/dense", "pooler_transform"),
-    ("cls/predictions", "bert/cls/predictions"),
-    ("cls/predictions/output_bias", "cls/predictions/output_bias/bias"),
-    ("cls/seq_relationship/output_bias", "predictions/transform/logits/bias"),
-    ("cls/seq_relationship/output_weights", "predictions/transform/logits/kernel"),
-)
 
 PARTITIONED = {"rows": (3, 0), "columns": (2, 1)}  # parts, axis
 

@@ -17,7 +17,7 @@ from bert_tools.convert.tensorflow_source import PUBLISHED
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
-from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINTS
+from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINT
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.tensor_names import tensorflow_name
@@ -105,24 +105,20 @@ def test_the_published_one_is_known_by_its_digest(
 ) -> None:
     for size, digest in PUBLISHED:
         assert size > 1000 and len(digest) == 32 and int(digest, 16)
-    assert tuple(f"MLPerf {folder}" for folder in PUBLISHED.values()) == MLPERF_CHECKPOINTS
+    assert [f"MLPerf {folder}" for folder in PUBLISHED.values()] == [MLPERF_CHECKPOINT]
     table = (source / f"{cases.V2.name}.index").read_bytes()
     digest = hashlib.md5(table).hexdigest()
     published = {(len(table), digest): "tf1_ckpt"}
     monkeypatch.setattr("bert_tools.convert.tensorflow_source.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
-    assert read_manifest(tmp_path / "ours").origin["published"] == MLPERF_CHECKPOINTS[0]
+    assert read_manifest(tmp_path / "ours").origin["published"] == MLPERF_CHECKPOINT
 
 
-def test_objects_are_the_same_weights(source: Path, tmp_path: Path) -> None:
-    other = cases.OBJECTS
-    shutil.copytree(other.parent, tmp_path / "other")
-    for name in ("bert_config.json", "vocab.txt"):
-        shutil.copy(source / name, tmp_path / "other")
-    assert convert(source, tmp_path / "a") == 0
-    assert convert(tmp_path / "other" / other.name, tmp_path / "b") == 0
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
-    assert weights[0] == weights[1]
+def test_objects_of_the_second_release_are_refused(tmp_path: Path, capsys: Any) -> None:
+    assert convert(cases.OBJECTS, tmp_path / "ours", "--vocab", str(cases.OBJECTS)) == 2
+    error = capsys.readouterr().err
+    assert "objects of a TensorFlow 2 program" in error and "tf1_ckpt" in error
+    assert error.count("\n") == 1 and not (tmp_path / "ours").exists()
 
 
 def test_heads_are_not_guessed(source: Path, tmp_path: Path, capsys: Any) -> None:

@@ -16,7 +16,6 @@ from bert_tools.convert.tensorflow_source import open_tensorflow
 from support import REPOSITORY
 from tensorflow_cases import (
     FIXTURES,
-    OBJECTS,
     SCORES,
     V2,
     V2_SHARDS,
@@ -61,7 +60,7 @@ def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python: Path, tmp_pa
     anew.mkdir()
     _make(tensorflow_python, "make_tensorflow_fixtures.py", anew)
     assert {path.relative_to(anew) for path in anew.rglob("*") if path.is_file()} == NAMES
-    for path in (V2, V2_SHARDS, OBJECTS):
+    for path in (V2, V2_SHARDS):
         assert_same_tensors(anew / path.relative_to(FIXTURES), path)
     found, expected = np.load(anew / SCORES.name), np.load(SCORES)
     assert found.files == expected.files

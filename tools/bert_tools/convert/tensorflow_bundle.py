@@ -21,7 +21,6 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.convert.crc32c import mask, masked_crc32c
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.files import in_brief, open_regular_file, read_regular_file
 
@@ -94,22 +93,6 @@ class BundleTensor:
             if self.dtype == "bfloat16":  # the upper half of a float32
                 found = (found.astype(np.uint32) << 16).view(np.float32)
             return found.reshape(self.shape)
-
-    def read_text(self) -> bytes:
-        """The text of a tensor without dimensions. Raises CheckpointError, as `read`.
-
-        Its length and a checksum of the length stand before it. The tensor's checksum covers the
-        length as four bytes, the length's checksum and the text.
-        """
-        with damage_of(self.path, in_brief(self.name)):
-            if self.dtype != "string" or self.shape:
-                raise ValueError("is no text")
-            contents = self._contents()
-            size, place = varint(contents.data, 0)
-            length = google_crc32c.value((size & 0xFFFFFFFF).to_bytes(4, "little"))
-            if mask(google_crc32c.extend(length, contents[place:])) != self.crc:
-                raise ValueError("has a wrong checksum")
-            return contents[place + 4 :].tobytes()
 
     def _contents(self) -> NDArray[np.uint8]:
         with open_regular_file(self.path) as file:
@@ -243,6 +226,16 @@ def fields(message: memoryview) -> Iterator[tuple[int, Any]]:
         contents = message[place : place + size]
         yield number, contents if kind == _BYTES else int.from_bytes(contents, "little")
         place += size
+
+
+def masked_crc32c(contents: bytes | NDArray[Any]) -> int:
+    """The CRC32C of bytes, or of an array's memory, rotated by 15 bits and with a constant added.
+
+    TensorFlow stores it so, that checksums of data with checksums in them do not cancel out. Raises
+    ValueError if that memory has gaps.
+    """
+    crc = google_crc32c.value(contents)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def varint(message: memoryview, place: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Reader of a TensorFlow checkpoint (V2): its tensors one by one, and BERT's under our names.
 
-It also recognises the two checkpoints that MLPerf's BERT starts from, by the published sizes and
-digests (https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Only the
-table of tensors counts for this: it holds every tensor's CRC32C, which is checked on reading.
+It also recognises the checkpoint that MLPerf's BERT starts from, by its published size and digest
+(https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Only the table of
+tensors counts for this: it holds every tensor's CRC32C, which is checked on reading.
 """
 
 import hashlib
@@ -13,19 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bert_tools.convert.tensorflow_bundle import MAX_INDEX_BYTES, damage_of, read_bundle
-from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, as_first_release, sort_names
+from bert_tools.convert.tensorflow_names import OBJECT_GRAPH, sort_names
 from bert_tools.huggingface.weights import Source, SourceTensor, Weight, read_settings
 from mlperf_bert.errors import CheckpointError, DataError
 from mlperf_bert.files import in_brief, read_json, read_regular_file, reading
 
 CONFIG = "bert_config.json"  # the first release's name; its keys are also Hugging Face's
 # (bytes, md5) of model.ckpt-28252.index -> the folder in which MLPerf publishes it.
-PUBLISHED = MappingProxyType(
-    {
-        (17_371, "f97de3ae180eb8d479555c939d50d048"): "tf1_ckpt",
-        (6_420, "fc34dd7a54afc07f2d8e9d64471dc672"): "tf2_ckpt",
-    }
-)
+PUBLISHED = MappingProxyType({(17_371, "f97de3ae180eb8d479555c939d50d048"): "tf1_ckpt"})
 _INDEX = ".index"
 # .meta, a program's graph, is not read.
 _OTHER = re.compile(r"\.meta$|\.data-\d{5}-of-\d{5}$")
@@ -95,7 +90,10 @@ def open_tensorflow(source: Path) -> Mapping[str, SourceTensor]:
             problem = f"is no TensorFlow checkpoint (V2): there is no {prefix.name}{_INDEX}"
             raise CheckpointError(str(source), problem, _REMEDY)
         bundle = read_bundle(prefix)
-        return as_first_release(bundle, prefix) if OBJECT_GRAPH in bundle else bundle
+    if OBJECT_GRAPH in bundle:
+        remedy = "give the first release's form; MLPerf publishes its weights so in tf1_ckpt"
+        raise CheckpointError(str(source), "holds the objects of a TensorFlow 2 program", remedy)
+    return bundle
 
 
 def _prefix_of(source: Path) -> Path:
