@@ -17,8 +17,6 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.layers import META
 
-CHUNK_ROWS = 1024  # at V 30,528: 125 MB of float32 logits; 17,000 positions need 2 GB
-
 
 class PretrainingLogits(NamedTuple):
     """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random).
