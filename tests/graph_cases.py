@@ -22,7 +22,7 @@ from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.captured import Step
-from mlperf_bert.step.make_step import make_step
+from step_cases import make_step
 
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")

@@ -17,7 +17,7 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.eager import EagerStep
-from mlperf_bert.step.make_step import make_step
+from step_cases import make_step
 
 CPU = torch.device("cpu")
 MICRO_BATCHES, SEQUENCES, MASKED = 4, 2, 2  # of an update, of each, of each sequence

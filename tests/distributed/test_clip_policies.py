@@ -49,8 +49,9 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.run.directory import RunDirectory
-from mlperf_bert.step.make_step import make_step
+from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 
@@ -106,7 +107,7 @@ def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tenso
 
 
 def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
-    """The bucket layout that `step/make_step.py` plans."""
+    """The bucket layout that `step/data_parallel.py` plans."""
     named = dict(model.named_parameters())
     numel = {name: each.numel() for name, each in named.items()}
     item_bytes = next(iter(named.values())).element_size()
@@ -249,9 +250,12 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
             return gradient
         return torch.full_like(gradient, SPOILT_STEPS.get(step, math.nan))
 
-    def make_spoilt_step(model: nn.Module, *arguments: Any) -> Any:
-        made = make_step(model, *arguments)
-        optimizers.append(made[0])
+    def made_optimizer(*arguments: Any) -> FlatOptimizer:
+        optimizers.append(make_optimizer(*arguments))
+        return optimizers[0]
+
+    def made_spoilt(model: nn.Module, *arguments: Any) -> Any:
+        made = make_data_parallel(model, *arguments)
         if info.rank == info.world_size - 1:
             named = model.named_parameters()
             norm = next(each for name, each in named if name.endswith("LayerNorm.weight"))
@@ -261,7 +265,8 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
 
     models: list[nn.Module] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlperf_bert.train.make_step", make_spoilt_step)
+        patch.setattr("mlperf_bert.train.make_data_parallel", made_spoilt)
+        patch.setattr("mlperf_bert.train.make_optimizer", made_optimizer)
         directory = RunDirectory(output / "run", 0)
         outcome = train(case, info, CPU, directory, data, int(case.run.seed))
     return {

@@ -26,7 +26,7 @@ from bert_tools.bench import cli
 from bert_tools.squad import cli as squad_cli
 from bert_tools.squad.settings import parse_engine, settings_of
 from mlperf_bert.config.files import load_config
-from mlperf_bert.step.make_step import READ_LENGTHS_ON_THE_HOST
+from mlperf_bert.step.captured import READ_LENGTHS_ON_THE_HOST
 from support import CONFIGS, REPOSITORY, run_process
 
 SCRIPT = REPOSITORY / "tools" / "gpu_check.sh"

@@ -29,7 +29,7 @@ from mlperf_bert.model.attention_layout import (
     build_groups,
 )
 from mlperf_bert.model.choices import choose_attention
-from mlperf_bert.step.make_step import _check_capturable
+from mlperf_bert.step.captured import check_capturable
 from model_cases import CPU, MODERN, TINY
 
 MAX_LENGTH = 40
@@ -289,7 +289,7 @@ def test_auto_on_cuda_goes_by_the_config(config: ModelSection, name: str) -> Non
 def test_a_captured_step_says_why_attention_is_grouped() -> None:
     choice = choose_attention(TINY, torch.device("cuda"), torch.float32)
     with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*triton left out \(it needs"):
-        _check_capturable(choice, torch.device("cuda"))
+        check_capturable(choice, torch.device("cuda"))
 
 
 def test_flash_calls_operators_as_their_schemas_say() -> None:

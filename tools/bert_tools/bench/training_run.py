@@ -19,9 +19,12 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining, check_memory, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
+from mlperf_bert.optim.optimizers import make_optimizer
+from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step.captured import Step
-from mlperf_bert.step.make_step import make_step
+from mlperf_bert.step.captured import CapturedStep, Step, check_capturable
+from mlperf_bert.step.data_parallel import make_data_parallel
+from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.warm_up import synthetic_batch
 
 ALONE = RankInfo(
@@ -107,7 +110,18 @@ def run_of_model(
     padded_updates = [padded(update, shapes) for update in updates]
     needed = {batch.shape for update in padded_updates for batch in update}
     shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
-    optimizer, step = make_step(model, config, ALONE, device, shapes)
+    if shapes:
+        check_capturable(model.attention, device)
+    averaged = make_data_parallel(model, config, ALONE, device)
+    optimizer = make_optimizer(
+        config.optim, averaged.buffers, averaged.initial, averaged.gradients, averaged.shards
+    )
+    rates, precision = rates_of_run(config, device), config.model.precision
+    eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)
+    step: Step = eager
+    if shapes:
+        forwards = config.parallel.grad_accum_steps
+        step = CapturedStep(eager, shapes, forwards=forwards, device=device)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     with step:
         yield TrainingRun(

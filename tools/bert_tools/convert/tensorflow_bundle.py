@@ -234,7 +234,7 @@ def masked_crc32c(contents: bytes | NDArray[Any]) -> int:
     TensorFlow stores it so, that checksums of data with checksums in them do not cancel out. Raises
     ValueError if that memory has gaps.
     """
-    crc = google_crc32c.value(contents)
+    crc: int = google_crc32c.value(contents)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

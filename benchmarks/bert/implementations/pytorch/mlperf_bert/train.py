@@ -47,6 +47,8 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
 from mlperf_bert.model.bert import check_memory, make_model
 from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.optim.optimizers import make_optimizer
+from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
@@ -54,8 +56,14 @@ from mlperf_bert.run.outcome import RunOutcome, Status
 from mlperf_bert.run.progress import Reporter
 from mlperf_bert.run.slowest_rank import SlowestRank
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step.captured import use_capturable_stream
-from mlperf_bert.step.make_step import make_step
+from mlperf_bert.step.captured import (
+    CapturedStep,
+    Step,
+    check_capturable,
+    use_capturable_stream,
+)
+from mlperf_bert.step.data_parallel import make_data_parallel
+from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.step.warm_up import warm_up
 
@@ -152,6 +160,8 @@ def train(  # noqa: C901 (one run, in its order)
         # The model: weights drawn from the seed, then those of a checkpoint to begin with, if any.
         model = on_every_rank(info, lambda: make_model(config, seed, device))
         agree_on_kernels(info, model)
+        if shapes:
+            check_capturable(model.attention, device)
         reporter.line(model.attention.note)
         identity = replace(identity, attention=model.attention.name, kernels=model.kernels)
         for remark in changed_kernels(start.state, identity):
@@ -164,11 +174,26 @@ def train(  # noqa: C901 (one run, in its order)
             on_every_rank(info, partial(load_weights, model, first, digest))
             reporter.line(f"begun with the weights of {first}")
 
-        # The optimizer (optim.name), and the step that drives it: forward, backward, clipping and
-        # all-reduce of each bucket of gradients (clip.policy says in which order), update.
+        # Gradients are averaged over the ranks and clipped, in the order that clip.policy says:
+        # distributed/clipping.py. The optimizer is that of optim.name; the step drives both.
         # Seeded by the step too, because another number of ranks has no streams to resume.
         torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
-        optimizer, step = make_step(model, config, info, device, shapes)
+        averaged = make_data_parallel(model, config, info, device)
+        optimizer = make_optimizer(
+            config.optim, averaged.buffers, averaged.initial, averaged.gradients, averaged.shards
+        )
+        eager = EagerStep(
+            averaged.model,
+            optimizer,
+            rates_of_run(config, device),
+            averaged.clipping,
+            model.step,
+            config.model.precision,
+        )
+        step: Step = eager
+        if shapes:
+            forwards = config.parallel.grad_accum_steps
+            step = CapturedStep(eager, shapes, forwards=forwards, device=device)
         if start.checkpoint is not None:
             state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
             restore_rank_states(start.checkpoint, state, model, info, device)

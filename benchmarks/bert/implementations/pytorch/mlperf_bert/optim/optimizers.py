@@ -143,7 +143,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-# To add an optimizer: one line here, and its name in config.OptimSection.name.
+# To add an optimizer: a line here, and its name in config.OptimSection.name.
 OPTIMIZERS: Mapping[str, type[FlatOptimizer]] = MappingProxyType(
     {
         "adamw": AdamW,

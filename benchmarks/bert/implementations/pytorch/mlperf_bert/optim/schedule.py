@@ -8,8 +8,10 @@ import math
 from itertools import repeat
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ScheduleSection
 
 
@@ -60,3 +62,11 @@ def learning_rates(
 def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
     """The learning rate of one step; see `learning_rates`."""
     return float(learning_rates(np.array([step]), schedule, base)[0])
+
+
+def rates_of_run(config: RunConfig, device: torch.device) -> torch.Tensor:
+    """The rate of every possible step, float64 [steps + 1]; element 0 is not read."""
+    last = max(config.max_steps, config.run.warm_up_steps)
+    rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
+    rates[0] = 0.0
+    return torch.from_numpy(rates).to(device)

@@ -10,12 +10,36 @@ from dataclasses import replace
 from typing import Self
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from mlperf_bert.data.batch import UnpaddedBatch, blank
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.run.metrics import StepResult
 from mlperf_bert.step.eager import EagerStep, MakeBatch
 from mlperf_bert.step.replay import Replay
+
+WARM_UP_CALLS = 3  # calls of an update before its capture
+DDP_WARM_UP_CALLS = 11  # torch's notes on CUDA graphs require this with DistributedDataParallel
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # on CUDA
+
+
+def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
+    """Raise ConfigError for attention, or a way to communicate, that a graph cannot hold."""
+    if device.type != "cuda":
+        return
+    if attention.name in READ_LENGTHS_ON_THE_HOST:
+        problem = (
+            f"{attention.name!r} reads lengths on the host, which a captured step cannot do "
+            f"[{attention.note}]"
+        )
+        remedy = "use 'triton' or 'flash' (bf16), or run.step_mode 'eager'"
+        raise ConfigError("model.attention", problem, remedy)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        problem = "'captured' with ranks that share a GPU, and so talk over gloo"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or a rank for each GPU")
 
 
 def use_capturable_stream(device: torch.device) -> None:
@@ -38,7 +62,7 @@ class CapturedStep:
         eager: the step to capture.
         shapes: shapes of the capacities, the smallest first.
         forwards: batches an update.
-        warm_up_calls: calls of each shape before its capture.
+        device: of the model.
     """
 
     def __init__(
@@ -48,13 +72,13 @@ class CapturedStep:
         *,
         forwards: int,
         device: torch.device,
-        warm_up_calls: int,
     ) -> None:
         self._eager = eager
         self.shapes = shapes
         self._forwards = forwards
         self._device = device
-        self._warm_up_calls = warm_up_calls
+        wrapped = isinstance(eager.model, DistributedDataParallel)
+        self._warm_up_calls = DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS
         self._captured: dict[StaticShape | None, tuple[StaticInputs, Replay[StepResult]]] = {}
 
     def prepare(self, make_batch: MakeBatch) -> None:

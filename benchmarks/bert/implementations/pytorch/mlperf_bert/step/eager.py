@@ -38,7 +38,7 @@ class EagerStep:
         step: Tensor,
         precision: Precision,
     ) -> None:
-        self._model = model
+        self.model = model
         self.optimizer = optimizer
         self._learning_rates = learning_rates
         self.number = step
@@ -79,7 +79,7 @@ class EagerStep:
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
         """Add one micro-batch's gradients; the last one averages them over the ranks."""
         with self._clip.forward(is_last=is_last):
-            sums = training_loss_sums(self._model, batch, self._precision)
+            sums = training_loss_sums(self.model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()

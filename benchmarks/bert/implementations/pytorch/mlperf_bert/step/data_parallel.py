@@ -1,0 +1,105 @@
+"""Averaging of gradients over the ranks, and clipping: what stands between backward and update."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.bucket_plan import (
+    FlatLayout,
+    ddp_bucket_cap_mb,
+    plan_in_reverse,
+    plan_layout,
+)
+from mlperf_bert.distributed.clipping import Clipping, make_clipping, wire_dtype
+from mlperf_bert.distributed.flat_reducer import (
+    FlatBuffers,
+    FlatReducer,
+    ShardGroup,
+    flat_weights,
+    num_shards,
+)
+from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.distributed.session import check_nodes
+from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.step.eager import weights_dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParallel:
+    """A model whose gradients are averaged over the ranks, and clipped as `clip.policy` says.
+
+    Args:
+        model: to be called; wrapped in DistributedDataParallel if the config says so.
+        clipping: called between backward and update.
+        buffers: the model's weights and gradients, each laid end to end.
+        initial: float32 [elements], the weights before they became 16-bit ones.
+        gradients: this rank's part of the averaged gradients, which the optimizer reads.
+        shards: the ranks that hold the other parts of the optimizer's state.
+    """
+
+    model: nn.Module
+    clipping: Clipping
+    buffers: FlatBuffers
+    initial: Tensor
+    gradients: Tensor
+    shards: ShardGroup
+
+
+def make_data_parallel(
+    model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
+) -> DataParallel:
+    """Lay weights and gradients end to end, and set up their averaging and clipping.
+
+    `model` has its initial weights, on `device`. Only the memory of its weights and gradients
+    changes and, in 16-bit precisions, their dtype. A run of one rank has no process group and
+    averages nothing. Every rank must call it at the same time.
+    """
+    parallel = config.parallel
+    check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
+    layout = _plan_layout(model, config, num_shards(parallel.data_parallel, info))
+    initial = flat_weights(model, layout)
+    buffers = FlatBuffers(
+        model, layout, initial.to(weights_dtype(config.model.precision, initial.dtype))
+    )
+    shards = ShardGroup(info, layout.num_shards, device)
+    wire = wire_dtype(buffers.weights.dtype, parallel.allreduce_dtype)
+    wrapped: nn.Module = model
+    clipping: Clipping
+    if dist.is_initialized() and parallel.data_parallel != "ddp":
+        clipping = FlatReducer(model, buffers, config.clip, shards, wire, info.world_size)
+        gradients = clipping.shard_gradients
+    else:
+        if dist.is_initialized():
+            wrapped = DistributedDataParallel(
+                model,
+                bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
+                gradient_as_bucket_view=True,
+            )
+            # DDP's own statistics wait for the device every 100 steps, which a capture forbids.
+            wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+        clipping = make_clipping(config.clip, wrapped, wire, bucket_cap_mb=parallel.bucket_cap_mb)
+        gradients = buffers.gradients
+    return DataParallel(
+        model=wrapped,
+        clipping=clipping,
+        buffers=buffers,
+        initial=initial,
+        gradients=gradients,
+        shards=shards,
+    )
+
+
+def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    dtype = weights_dtype(config.model.precision, next(iter(trained.values())).dtype)
+    buckets = plan_in_reverse(
+        {name: each.numel() for name, each in trained.items()},
+        dtype.itemsize,
+        config.parallel.bucket_cap_mb,
+    )
+    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    return plan_layout(shapes, buckets, num_shards)
