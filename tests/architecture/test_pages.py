@@ -74,3 +74,16 @@ def test_files_and_make_targets_that_front_pages_name_are_there() -> None:
             found += 1
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
     assert found > 30
+
+
+def test_a_line_that_a_page_quotes_stands_there() -> None:
+    quoted = re.compile(r"\]\(([^)#\s]+\.py)#L(\d+)\)[^`|\n]*`([^`\n]+)`")
+    found = [
+        (page, target, int(number), text)
+        for page in pages()
+        for target, number, text in quoted.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 5
+    for page, target, number, text in found:
+        lines = (page.parent / target).read_text(encoding="utf-8").splitlines()
+        assert text in lines[number - 1], f"{page}: {target} line {number} is no {text}"
