@@ -11,7 +11,10 @@ from plan_cases import Asked
 from support import run_process
 
 BALANCE = "balance --config dgxa100_1x8x56x1"
-CLUSTER = "cluster --nodes 2 --gpus-per-node 4 --local-batch-size 6 --draws 2"
+CLUSTER = (
+    "cluster --config dgxa100_1x8x56x1 --set mlperf.enforce_rules=false --set parallel.nodes=2 "
+    "--set parallel.ranks_per_node=4 --set parallel.local_batch_size=6"
+)
 SUGGEST = "suggest --gpus-per-node 8"
 BUCKETS = "buckets --config cpu_tiny"
 LAW = "law --filter submitter=NVIDIA --filter division=closed"
@@ -53,28 +56,12 @@ REFUSED = {
         ".": "holds no MLPerf log of bert",
     },
     CLUSTER: {
-        "--nodes 0": "--nodes: is 0",
-        "--gpus-per-node -4": "--gpus-per-node: is -4",
-        "--local-batch-size 0": "--local-batch-size: is 0",
-        "--nodes 1000000000000000": "--nodes: is 1e+15",
-        "--nodes 100000": "--nodes: makes 400,000 ranks",
-        "--gpus-per-node 100000": "--gpus-per-node: is 100,000; set it to 576 at most",
-        "--local-batch-size 100000000": "keep it to 8,388,608",
-        "--draws 0": "--draws: is 0",
-        "--draws 100000": "--draws: is 100000",
-        "--seed -1": "--seed: is -1",
-        "--samples nan": "--samples: is nan",
-        "--samples 0": "--samples: is 0",
-        "--samples inf": "--samples: is inf",
-        "--start-up-s -1": "--start-up-s: is -1",
-        "--start-up-s nan": "--start-up-s: is nan",
-        "--evaluation-interval 0": "--evaluation-interval: is 0",
-        "--skipped-steps -1": "--skipped-steps: is -1",
+        "--set parallel.nodes=60000 --set parallel.local_batch_size=1": "makes 240,000 ranks",
         "--node-bandwidth 0": "--node-bandwidth: is 0",
         "--node-bandwidth 1e-300": "--node-bandwidth: is 1e-300; set it within 0.01",
         "--node-bandwidth nan": "--node-bandwidth: is nan",
-        "--precision fp8": "a100 has no such units",
-        "--sampler strata_6_3_2_5 --local-batch-size 5": "16",
+        "--set model.precision=fp8": "a100 has no such units",
+        "--set data.sampler=strata_6_3_2_5 --set parallel.local_batch_size=5": "16",
     },
 }
 

@@ -2,16 +2,13 @@
 
 import argparse
 import importlib
-import typing
 from pathlib import Path
 
 from bert_tools.plan.answer import show
 from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
-from bert_tools.plan.samples_to_target import RECIPES
-from mlperf_bert.config.options import FILE_OR_NAME, add_config
-from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, SamplerName
+from mlperf_bert.config.options import add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +40,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _balance(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    _number(parser, "draws", 60, "steps planned for each row (default 60)")
+    text = "steps planned for each row (default 60)"
+    parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
     text = "a prepared set, or its parent (default: Wikipedia's lengths, at most 512 tokens)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
-    _sizes(parser)
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes in the job")
+    text = "GPUs (ranks) per node"
+    parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help=text)
     parser.add_argument(
         "--accelerator", choices=ACCELERATORS, default="a100", help="the GPU (default a100)"
     )
@@ -85,65 +85,12 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
-    text = f"{FILE_OR_NAME}: the run that is asked about; other options change it"
-    add_config(parser, text, required=False)
-    _sizes(parser, "sequences per rank and forward (packed programs: rows of 512)")
+    add_config(parser)
+    text = "the GPU (default: the config's name tells, else a100)"
+    parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
     text = "line rate out of a node, one direction (default: the usual node's)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
-    for name, choices, text in (
-        ("accelerator", machine.ACCELERATORS, "(default: the config's name tells, else a100)"),
-        ("program", tuple(machine.programs()), "program to simulate (default ours)"),
-        ("precision", typing.get_args(machine.MatrixPrecision), "(default bf16)"),
-        ("sampler", typing.get_args(SamplerName), "(default uniform)"),
-        ("balance", typing.get_args(BalancePolicy), "(default presort_global)"),
-        ("clip", typing.get_args(ClipPolicy), "(default after_allreduce)"),
-        ("capture", ("on", "off"), "one CUDA graph per step (default: as the program does)"),
-        (
-            *("sharding", typing.get_args(machine.Scope)),
-            "ranks that share the optimizer's state (default: as the program does)",
-        ),
-        ("optimizer", typing.get_args(machine.StepOptimizer), "(default: the recipe's)"),
-        ("recipe", RECIPES, "recipe for the expected samples (default closed_lamb)"),
-    ):
-        parser.add_argument(f"--{name}", choices=choices, help=text)
-    _number(parser, "samples", None, "samples to the target (default: the recipe's)", kind=float)
-    _number(parser, "start-up-s", None, "start-up inside the clock (default 0)", "S", float)
-    _number(parser, "skipped-steps", None, "steps without an update (default 0)")
-    text = "samples between two evaluations (default: by the rules)"
-    _number(parser, "evaluation-interval", None, text)
-    _number(parser, "draws", None, "steps (default 5)")
-    _number(parser, "seed", None, "seed of draws and jitter")
     parser.add_argument("--ablation", action="store_true", help="gain of each technique")
-    parser.add_argument(
-        "--sweep",
-        nargs="?",
-        choices=("local", "global"),
-        const="local",
-        help="1 node to 100,000 accelerators; the local batch stays (default), or the global one",
-    )
-
-
-def _sizes(parser: argparse.ArgumentParser, of_batch: str = "") -> None:
-    """The sizes of a job; without a batch that a config could say in their place, needed."""
-    for name, text in (
-        ("nodes", "nodes in the job"),
-        ("gpus-per-node", "GPUs (ranks) per node"),
-    ):
-        parser.add_argument(f"--{name}", type=int, required=not of_batch, metavar="N", help=text)
-    if of_batch:
-        _number(parser, "local-batch-size", None, of_batch)
-
-
-def _number(
-    parser: argparse.ArgumentParser,
-    name: str,
-    default: float | None,
-    text: str,
-    metavar: str = "N",
-    kind: type = int,
-) -> None:
-    kind = float if isinstance(default, float) else kind
-    parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
 
 
 def _picture(parser: argparse.ArgumentParser) -> None:

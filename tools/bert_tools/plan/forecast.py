@@ -12,6 +12,7 @@ from typing import Any
 from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
+    Scope,
     constant_rows,
     default_constants,
 )
@@ -72,24 +73,21 @@ def forecast(question: Question, index: SampleIndex) -> Forecast:
             shares = [seconds(constants) / expected - 1 for constants in ends]
             shorter.append(min(*shares, 0.0))
             longer.append(max(*shares, 0.0))
-    run, estimate = found.run, found.estimate
-
-    def with_samples(share: float, samples: float) -> float:
-        """Seconds of a run that takes so much longer, with other samples; its start-up stays."""
-        train = run.seconds * (1 + share) - run.start_up_s
-        return run.start_up_s + train * samples / estimate.samples
-
+    estimate = found.estimate
     return Forecast(
         simulated=found,
-        low=with_samples(-math.hypot(*shorter), estimate.low),
-        high=with_samples(math.hypot(*longer), estimate.high),
+        low=found.run.seconds * (1 - math.hypot(*shorter)) * estimate.low / estimate.samples,
+        high=found.run.seconds * (1 + math.hypot(*longer)) * estimate.high / estimate.samples,
     )
 
 
 def question_of(
-    config: RunConfig, origin: str, accelerator: AcceleratorName | None = None
-) -> dict[str, Any]:
-    """The `Question` that a config asks; `origin` is its name, which may tell the accelerator.
+    config: RunConfig,
+    origin: str,
+    accelerator: AcceleratorName | None = None,
+    node_gb_s: float | None = None,
+) -> Question:
+    """The question that a config asks; `origin` is its name, which may tell the accelerator.
 
     Raises ConfigError for a run on a CPU, and for a model other than BERT-large, lengths or kernels
     that the simulator does not have.
@@ -102,26 +100,30 @@ def question_of(
     if config.data.max_seq_length != 512 or model.kernels == "reference":
         problem = "has lengths other than 512 or the reference kernels, which are not simulated"
         raise ConfigError(origin, problem, "leave data.max_seq_length and model.kernels alone")
-    told = next((each for each in ("h100", "h200") if each in origin), "a100")
-    precision = "bf16" if model.precision == "bf16_autocast" else model.precision
-    shards = {"shard_node": "node", "shard_world": "world"}
-    return {
-        "accelerator": accelerator or told,
-        "nodes": parallel.nodes,
-        "gpus_per_node": parallel.ranks_per_node,
-        "local_batch_size": parallel.local_batch_size,
-        "grad_accum_steps": parallel.grad_accum_steps,
-        "capture": "on" if config.run.step_mode == "captured" else "off",
-        "sharding": shards.get(parallel.data_parallel, "none"),
-        "precision": precision,
-        "sampler": config.data.sampler,
-        "balance": config.data.balance,
-        "counts": config.data.counts_per_rank,
-        "clip": config.clip.policy,
-        "bucket_cap_mb": parallel.bucket_cap_mb,
-        "recipe": recipe_of(config),
-        "evaluation_interval": config.eval_interval_samples,
-    }
+    told: AcceleratorName = "a100"
+    if "h100" in origin:
+        told = "h100"
+    elif "h200" in origin:
+        told = "h200"
+    shards: dict[str, Scope] = {"shard_node": "node", "shard_world": "world"}
+    return Question(
+        accelerator=accelerator or told,
+        node_gb_s=node_gb_s,
+        nodes=parallel.nodes,
+        gpus_per_node=parallel.ranks_per_node,
+        local_batch_size=parallel.local_batch_size,
+        grad_accum_steps=parallel.grad_accum_steps,
+        capture="on" if config.run.step_mode == "captured" else "off",
+        sharding=shards.get(parallel.data_parallel, "none"),
+        precision="bf16" if model.precision == "bf16_autocast" else model.precision,
+        sampler=config.data.sampler,
+        balance=config.data.balance,
+        counts=config.data.counts_per_rank,
+        clip=config.clip.policy,
+        bucket_cap_mb=parallel.bucket_cap_mb,
+        recipe=recipe_of(config),
+        evaluation_interval=config.eval_interval_samples,
+    )
 
 
 def too_few_steps(config: RunConfig, steps: int) -> str | None:
@@ -142,9 +144,8 @@ def in_words(found: Forecast) -> Iterator[str]:
     )
     yield f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
     yield (
-        f"time to train: {run.seconds:,.1f} s = {run.steps:,} + {run.skipped_steps} skipped steps "
-        f"of {run.step_ms:.1f} ms, {run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, "
-        + (f"start-up {run.start_up_s:g} s" if run.start_up_s else "start-up not counted")
+        f"time to train: {run.seconds:,.1f} s = {run.steps:,} steps of {run.step_ms:.1f} ms, "
+        f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, start-up not counted"
     )
     yield f"range: {found.low:,.1f} to {found.high:,.1f} s"
     yield f"model: the simulated step (docs/how/cluster_model.md) x published samples; {HELD_OUT}"

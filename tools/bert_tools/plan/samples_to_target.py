@@ -29,7 +29,7 @@ MUON_OVER_ADAMW = (0.42, 0.39, 0.46)
 _STUDY = "logs/2026-11-24-optimizers"
 
 # Where a number of samples comes from; between two published points it counts as published.
-Basis = Literal["published", "extrapolated", "measured at small size", "given"]
+Basis = Literal["published", "extrapolated", "measured at small size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Estimate:
     @property
     def in_words(self) -> str:
         """Basis and source."""
-        return self.source if self.basis == self.source else f"{self.basis}: {self.source}"
+        return f"{self.basis}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)

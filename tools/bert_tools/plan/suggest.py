@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.plan.answer import Answer, check_least
-from bert_tools.plan.cluster.simulation import Question
 from bert_tools.plan.forecast import Forecast, forecast, question_of
 from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import UNEQUAL, Accelerator, choose_batch, knots, lamb_recipe
@@ -127,7 +126,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
 def expected_time(suggestion: Suggestion) -> Forecast:
     """The forecast of the suggested config. Raises ConfigError for a batch that does not fit."""
     asked = question_of(suggestion.config, suggestion.name, suggestion.accelerator)
-    return forecast(Question(**asked), wikipedia_index())
+    return forecast(asked, wikipedia_index())
 
 
 def _lamb(global_batch_size: int) -> tuple[Sections, str]:

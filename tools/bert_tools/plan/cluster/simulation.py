@@ -1,4 +1,4 @@
-"""Simulation of a step and a run, with one technique exchanged, and on ever more nodes."""
+"""Simulation of a step and a run, also with one technique exchanged."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,8 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
-from bert_tools.plan.recipes import UNEQUAL
 from bert_tools.plan.sample_index import SampleIndex
-from bert_tools.plan.samples_to_target import Basis, Estimate, samples_to_target
+from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.config.sections import (
     PUBLISHED_STRATA,
     BalancePolicy,
@@ -36,10 +35,7 @@ from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 from mlperf_bert.errors import ConfigError
 
 MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
-MOST_SEQUENCES = 2**23  # of a global batch, each held in memory several times
-MOST_DRAWS = 1000
-MOST_RANKS_OF_A_NODE = 576  # the largest NVLink domain that its maker names
-LAST_RANKS = 100_000  # of a sweep
+DRAWS = 5  # steps of a question, fewer for very many ranks
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16  # of every published run
@@ -47,12 +43,10 @@ _MEAN_TOKENS, _MEAN_MASKED = 256, 38
 _EVALUATION_COLLECTIVES = 3  # correct, masked, loss
 _HOST_READS = 2  # of an evaluation's sums
 
-SweepBatch = Literal["local", "global"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One machine, program and recipe, named as in the options and the config."""
+    """One machine, program and recipe, named as in the config and the options."""
 
     nodes: int
     gpus_per_node: int
@@ -60,30 +54,25 @@ class Question:
     grad_accum_steps: int = 1
     accelerator: AcceleratorName = "a100"
     node_gb_s: float | None = None
-    program: str = "ours"
-    capture: Literal["on", "off"] | None = None
-    sharding: Scope | None = None
+    capture: Literal["on", "off"] = "on"
+    sharding: Scope = "none"
     precision: MatrixPrecision = "bf16"
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "presort_global"
-    counts: CountsPerRank | None = None  # None: as in shipped configs
+    counts: CountsPerRank = "equal"
     clip: ClipPolicy = "after_allreduce"
     bucket_cap_mb: float = DEFAULT_CAP_MB
-    optimizer: StepOptimizer | None = None  # None: by the recipe
     recipe: str = "closed_lamb"
-    samples: float | None = None
-    start_up_s: float = 0.0
-    skipped_steps: int = 0
     evaluation_interval: int | None = None  # samples; None: by the rules
-    draws: int = 5
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self)
+        if self.world_size > MOST_RANKS:
+            problem = f"makes {self.world_size:,} ranks"
+            raise ConfigError("parallel.nodes", problem, f"keep them to {MOST_RANKS:,}")
         machine = make_machine(self.accelerator, 1, 1)
         if not machine.accelerator.peak_tflops(self.precision):
             problem = f"{self.precision}: {self.accelerator} has no such units"
-            raise ConfigError("--precision", problem, "use bf16, or another accelerator")
+            raise ConfigError("model.precision", problem, "use bf16, or another accelerator")
         if self.node_gb_s is not None and not _LEAST_GB_S <= self.node_gb_s <= _MOST_GB_S:
             problem = f"is {self.node_gb_s:g}"
             remedy = f"set it within {_LEAST_GB_S:g} .. {_MOST_GB_S:g} GB/s"
@@ -96,26 +85,21 @@ class Question:
 
     @property
     def software(self) -> Software:
-        """The program with the optimizer and capture asked for."""
-        program = programs()[self.program]
-        if self.capture is not None and self.capture != program.capture:
-            program = with_capture(program, self.capture)
-        if self.sharding is not None:
-            program = replace(program, sharding=self.sharding)
+        """Our program with the optimizer, shards and capture asked for."""
+        program = with_capture(programs()["ours"], self.capture)
         by_recipe: dict[str, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
-        return with_optimizer(program, self.optimizer or by_recipe.get(self.recipe, "adam"))
+        optimizer = by_recipe.get(self.recipe, "adam")
+        return with_optimizer(replace(program, sharding=self.sharding), optimizer)
 
     @property
     def dealing(self) -> Dealing:
         """The way batches are drawn and dealt."""
-        uneven = self.balance == "presort_global" and self.local_batch_size in UNEQUAL
         return Dealing(
             local_batch_size=self.local_batch_size,
             grad_accum_steps=self.grad_accum_steps,
             sampler=self.sampler,
             balance=self.balance,
-            counts=self.counts or ("unequal" if uneven else "equal"),
-            seed=self.seed,
+            counts=self.counts,
         )
 
     @property
@@ -137,14 +121,12 @@ class Question:
 
     def works(self, index: SampleIndex) -> list[Workload]:
         """Drawn steps; fewer for very many ranks."""
-        draws = max(1, min(self.draws, MOST_RANKS // self.world_size))
+        draws = max(1, min(DRAWS, MOST_RANKS // self.world_size))
         return draw_steps(index, self.dealing, self.software, self.nodes, self.gpus_per_node, draws)
 
     def estimate(self) -> Estimate:
-        """Samples to the target: as given, or as the recipe needs at this batch."""
-        if self.samples is None:
-            return samples_to_target(self.global_batch_size, self.recipe)
-        return Estimate(self.samples, self.samples, self.samples, "given", "given")
+        """Samples to the target, as the recipe needs at this batch."""
+        return samples_to_target(self.global_batch_size, self.recipe)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +204,7 @@ def simulate(
 def timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
     """Time steps that were drawn before; see `simulate`."""
     job, estimate = question.job(constants), question.estimate()
-    timings = simulate_steps(job, works, question.seed)
+    timings = simulate_steps(job, works)
     more = question.grad_accum_steps - 1
     timings = [replace(each, earlier_ms=more * each.forward_ms) for each in timings]
     run = run_time(
@@ -230,18 +212,16 @@ def timed(question: Question, works: list[Workload], constants: Constants) -> Si
         timings,
         global_batch_size=question.global_batch_size,
         samples=estimate.samples,
-        start_up_s=question.start_up_s,
-        skipped_steps=question.skipped_steps,
         interval=question.evaluation_interval,
     )
     return Simulated(question=question, timings=timings, works=works, run=run, estimate=estimate)
 
 
-def simulate_steps(job: Job, works: Sequence[Workload], seed: int = 0) -> list[StepTiming]:
+def simulate_steps(job: Job, works: Sequence[Workload]) -> list[StepTiming]:
     """Simulate every drawn step, each with its own jitter."""
     fraction = job.constants.jitter_fraction
     return [
-        simulate_step(job, work, jitter(work.world_size, fraction, seed + number))
+        simulate_step(job, work, jitter(work.world_size, fraction, number))
         for number, work in enumerate(works)
     ]
 
@@ -344,107 +324,8 @@ def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
     yield "clip", "whole", replace(question, clip="whole_before_allreduce")
     yield "clip", "bucket", replace(question, clip="bucket_before_allreduce")
     yield "clip", "after", replace(question, clip="after_allreduce")
-    program = question.software  # the default equals the setting asked for
-    for capture in ("off", "on"):
-        asked = program.capture == capture
-        yield "capture", capture, question if asked else replace(question, capture=capture)
-    for sharding in ("none", "node", "world"):
-        asked = program.sharding == sharding
-        other = question if asked else replace(question, sharding=sharding)
-        yield "optimizer shards", sharding, other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepRow:
-    """One size. Step times are means over ranks and draws."""
-
-    nodes: int
-    accelerators: int
-    local_batch_size: int
-    global_batch_size: int
-    step_ms: float
-    compute_ms: float
-    exposed_ms: float
-    waiting_ms: float
-    sequences_per_s: float
-    samples: float
-    time_s: float
-    basis: Basis
-
-
-def sweep_nodes(gpus_per_node: int) -> list[int]:
-    """Nodes for powers of two up to 100,000 accelerators, and for that number itself."""
-    last = max(1, LAST_RANKS // gpus_per_node)
-    nodes = [1]
-    while nodes[-1] * 2 < last:
-        nodes.append(nodes[-1] * 2)
-    return [*nodes, last] if last > 1 else nodes
-
-
-def sweep(question: Question, batch: SweepBatch, index: SampleIndex) -> Iterator[SweepRow]:
-    """Rows by size. The local `batch` stays, or the global one while every rank has some.
-
-    Sizes whose batch the sampler or the samples cannot serve are left out.
-    """
-    whole = question.world_size * question.local_batch_size
-    for nodes in sweep_nodes(question.gpus_per_node):
-        local = question.local_batch_size
-        if batch == "global":
-            ranks = nodes * question.gpus_per_node
-            if whole % ranks:
-                continue
-            local = whole // ranks
-        try:
-            size = replace(question, nodes=nodes, local_batch_size=local)
-            yield _sweep_row(simulate(size, index))
-        except ConfigError:
-            continue
-
-
-def _sweep_row(found: Simulated) -> SweepRow:
-    question, parts = found.question, found.parts_ms
-    waiting = parts["wait: slower ranks"] + parts["wait: launches and host syncs"]
-    exposed = found.mean_ms("exposed_ms")
-    return SweepRow(
-        nodes=question.nodes,
-        accelerators=question.world_size,
-        local_batch_size=question.local_batch_size,
-        global_batch_size=question.global_batch_size,
-        step_ms=found.run.step_ms,
-        compute_ms=found.run.step_ms - waiting - exposed,
-        exposed_ms=exposed,
-        waiting_ms=waiting,
-        sequences_per_s=found.sequences_per_s,
-        samples=found.estimate.samples,
-        time_s=found.run.seconds,
-        basis=found.estimate.basis,
-    )
-
-
-def _check_counts(question: Question) -> None:
-    for name in ("nodes", "gpus_per_node", "local_batch_size", "grad_accum_steps", "draws"):
-        _check_at_least(question, name, 1)
-    for name in ("start_up_s", "skipped_steps", "seed"):
-        _check_at_least(question, name, 0)
-    for name in ("samples", "evaluation_interval"):
-        if getattr(question, name) is not None:
-            _check_at_least(question, name, 1)
-    if question.gpus_per_node > MOST_RANKS_OF_A_NODE:
-        problem = f"is {question.gpus_per_node:,}"
-        remedy = f"set it to {MOST_RANKS_OF_A_NODE} at most: larger nodes are not modelled"
-        raise ConfigError("--gpus-per-node", problem, remedy)
-    if question.world_size > MOST_RANKS:
-        problem = f"makes {question.world_size:,} ranks"
-        raise ConfigError("--nodes", problem, f"keep them to {MOST_RANKS:,}")
-    if question.global_batch_size > MOST_SEQUENCES:
-        problem = f"makes a global batch of {question.global_batch_size:,} sequences"
-        raise ConfigError("--local-batch-size", problem, f"keep it to {MOST_SEQUENCES:,}")
-    if question.draws > MOST_DRAWS:
-        raise ConfigError("--draws", f"is {question.draws}", f"set it to {MOST_DRAWS} at most")
-
-
-def _check_at_least(question: Question, name: str, least: int) -> None:
-    value, most = getattr(question, name), 1e12
-    if not least <= value <= most:
-        option = "--" + name.replace("_", "-")
-        raise ConfigError(option, f"is {value:g}", f"set it within {least} .. {most:g}")
+    yield "capture", "off", replace(question, capture="off")
+    yield "capture", "on", replace(question, capture="on")
+    yield "optimizer shards", "none", replace(question, sharding="none")
+    yield "optimizer shards", "node", replace(question, sharding="node")
+    yield "optimizer shards", "world", replace(question, sharding="world")
