@@ -46,7 +46,6 @@ REFUSED = {
         "--filter accelerators>=many": "give a number after >=",
         "--filter round=2.1 --filter accelerators=64": "makes no law",
         "--filter round=9.9": "no entry is left to fit",
-        "--out law.pdf": "does not end in .png",
         "--at 0": "--at: is 0",
         f"--at 8 --at {10**12}": "--at: is 1000000000000",
     },
@@ -106,24 +105,11 @@ def test_no_question_needs_torch_or_numba(files: list[str]) -> None:
         questions=(
             f"{BALANCE} --draws 2",
             BUCKETS,
-            "law --out own.png",
+            "law",
             f"{SUGGEST} --nodes 2 --out own.toml",
             CLUSTER,
         ),
     )
     assert statuses == [0] * 5
     assert "time = " in said and "global batch 768," in said
-    assert "\npicture: own.png\n" in said
-    assert Path("own.png").read_bytes().startswith(b"\x89PNG")
     assert "kept.csv" in files and "[parallel]" in Path("own.toml").read_text()
-
-
-def test_without_matplotlib_questions_are_answered_and_pictures_refused(files: list[str]) -> None:
-    asked_for = (f"{BALANCE} --draws 2", LAW, f"{LAW} --json", CLUSTER, BUCKETS)
-    refused = [f"{LAW} --out x.png"]
-    questions = [*asked_for, *refused]
-    statuses, said, errors = answered_without("matplotlib", questions=questions)
-    assert statuses == [0] * len(asked_for) + [2] * len(refused)
-    assert errors.count("error: matplotlib: is not installed, and draws the picture; ") == 1
-    assert "\nuniform " in said and "time = " in said and '{"schema_version": 1' in said
-    assert sorted(path.name for path in Path().iterdir()) == files

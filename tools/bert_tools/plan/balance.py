@@ -5,16 +5,14 @@ that the config's other settings allow.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from bert_tools.common.counted import Counted
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -58,10 +56,11 @@ class BalanceRow:
         return f"{self.policy} unequal" if self.counts_per_rank == "unequal" else self.policy
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Measure every possible combination. Raises ConfigError or DataError for a user's mistake."""
     config = load_config(args.config, args.set)
-    check_least("--draws", args.draws, 2)
+    if args.draws < 2:
+        raise ConfigError("--draws", f"is {args.draws}", "set it to 2 at least")
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
     batch = config.parallel.global_batch_size
     if batch > len(index.lengths):
@@ -74,15 +73,13 @@ def answer(args: argparse.Namespace) -> Answer:
         raise ConfigError("--config", problem, remedy)
     rows: list[BalanceRow] = []
     left_out: dict[str, str] = {}
-    asked = variants(config)
-    with Counted("planned", "steps", len(asked) * args.draws) as progress:
-        for each in asked:
-            try:
-                rows.append(measure_row(each, index, args.draws, progress.advance))
-            except ConfigError as error:
-                if each == config:
-                    raise
-                left_out[each.data.sampler] = str(error)
+    for each in variants(config):
+        try:
+            rows.append(measure_row(each, index, args.draws))
+        except ConfigError as error:
+            if each == config:
+                raise
+            left_out[each.data.sampler] = str(error)
     facts = {
         "source": index.source,
         "samples": len(index.lengths),
@@ -95,7 +92,7 @@ def answer(args: argparse.Namespace) -> Answer:
         "as_configured": as_configured(rows),
     }
     words = f"{args.config.stem}: {facts['as_configured']}"
-    return Answer(facts=facts, lines=[*_in_words(config, index, rows, left_out), words])
+    return facts, [*_in_words(config, index, rows, left_out), words]
 
 
 def variants(config: RunConfig) -> list[RunConfig]:
@@ -139,9 +136,7 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
     )
 
 
-def measure_row(
-    config: RunConfig, index: SampleIndex, draws: int, advance: Callable[[], None] = lambda: None
-) -> BalanceRow:
+def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow:
     """Plan the first `draws` steps. Raises ConfigError if the sampler cannot serve the batch."""
     data, parallel = config.data, config.parallel
     planner = StepPlanner(
@@ -158,10 +153,7 @@ def measure_row(
         grad_accum_steps=parallel.grad_accum_steps,
         balance=balance_of(config),
     )
-    plans = []
-    for step in range(1, draws + 1):
-        plans.append(planner.plan(step))
-        advance()
+    plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     sizes = np.stack([forward_sizes(plan) for plan in plans], axis=1)
     limits = {"max_seqlen": index.max_length, "max_masked": int(index.masked_counts.max())}

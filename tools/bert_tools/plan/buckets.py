@@ -6,16 +6,15 @@ P its masked positions, R rows that the last layer computes.
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from bert_tools.common.tables import aligned
 from bert_tools.common.windows import attended_tokens
-from bert_tools.plan.answer import Answer
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
@@ -42,7 +41,7 @@ class _Part:
     multiply_adds: int = 0
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """The buckets of a config's model. Raises ConfigError for a user's mistake."""
     config = load_config(args.config, args.set)
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
@@ -66,7 +65,7 @@ def answer(args: argparse.Namespace) -> Answer:
         "masked_per_sequence": num_masked,
         "buckets": [asdict(bucket) for bucket in buckets],
     }
-    return Answer(facts=facts, lines=_in_words(title, buckets))
+    return facts, _in_words(title, buckets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,9 +2,9 @@
 
 import argparse
 import importlib
+import json
 from pathlib import Path
 
-from bert_tools.plan.answer import show
 from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the chosen question. Raises ConfigError or DataError for a user's mistake."""
-    show(importlib.import_module(args.answered_by).answer(args), args.json)
+    facts, lines = importlib.import_module(args.answered_by).answer(args)
+    facts = {"schema_version": 1, **facts}
+    print(json.dumps(facts, allow_nan=False) if args.json else "\n".join(lines))
     return 0
 
 
@@ -81,7 +83,6 @@ def _law(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also print time and cost at N accelerators; may be repeated",
     )
-    _picture(parser)
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +92,3 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     text = "line rate out of a node, one direction (default: the usual node's)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
     parser.add_argument("--ablation", action="store_true", help="gain of each technique")
-
-
-def _picture(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="also draw a picture")

@@ -1,41 +1,29 @@
-"""`plan law`: fits the scale-out law to results, and shows it as text and as a picture."""
+"""`plan law`: fits the scale-out law to results, and explains it."""
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from bert_tools.common.figures import new_figure
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer, asked_picture
 from bert_tools.plan.entries import Entry, chosen, published_entries
 from bert_tools.plan.result_logs import Skipped, read_results
 from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 from mlperf_bert.errors import ConfigError, DataError, one_line
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _PUBLISHED = "published results"
 _MOST_ACCELERATORS = 10**6
 _FEW = 8  # an interval of fewer entries says little
-_MOST_LISTED = 40
-_LONGEST_TITLE = 110
 _HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "over the law")
-_FIT, _IDEAL, _OTHER = "#2f7d4f", "#9a9a9a", "#d9722e"
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Fit the given results. Raises ConfigError or DataError for a user's mistake."""
     for each in args.at:
         if not 1 <= each <= _MOST_ACCELERATORS:
             remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
             raise ConfigError("--at", f"is {each}", remedy)
-    picture, end = asked_picture(args)
     everything, skipped = published_entries(), list[Skipped]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
@@ -56,14 +44,8 @@ def answer(args: argparse.Namespace) -> Answer:
         "entries": [asdict(each) | {"residual_factor": law.residual(each)} for each in law.entries],
         "left_out": [asdict(each) for each in left_out],
         "skipped": [asdict(each) for each in skipped],
-        "picture": picture and str(picture),
     }
-    return Answer(
-        facts=facts,
-        lines=in_words(title, law, args.at, skipped, left_out),
-        pictures={picture: partial(_draw, title, law)} if picture else {},
-        end=end,
-    )
+    return facts, in_words(title, law, args.at, skipped, left_out)
 
 
 def _fitted(entries: list[Entry], skipped: list[Skipped]) -> ScalingLaw:
@@ -119,11 +101,9 @@ def in_words(
             f"at {size:,} accelerators {cost['time_min']:.4g} minutes, "
             f"{cost['accelerator_minutes']:,.1f} accelerator-minutes"
         )
-    listed = sorted(law.entries, key=lambda entry: entry.accelerators or 0)[:_MOST_LISTED]
+    listed = sorted(law.entries, key=lambda entry: entry.accelerators or 0)
     rows = [_cells(entry, law.residual(entry)) for entry in listed]
     yield from ("", *aligned(_HEADER, rows, left="entry"))
-    if len(law.entries) > _MOST_LISTED:
-        yield f"... and {len(law.entries) - _MOST_LISTED:,} more; --json lists all"
     yield "a line through what others ran; of a config `plan cluster --config` makes the forecast"
     for entry in left_out:
         reason = "no time" if entry.accelerators else "no number of accelerators"
@@ -183,36 +163,3 @@ def _cells(entry: Entry, residual: float) -> tuple[str, ...]:
         "-" if entry.seq_per_s is None else f"{entry.seq_per_s:,.0f}",
         f"x {residual:.2f}",
     )
-
-
-def _draw(title: str, law: ScalingLaw) -> "Figure":
-    """Three panels, both axes logarithmic: time, throughput and samples over accelerators."""
-    panels: tuple[tuple[str, str, PowerLaw | None, int], ...] = (
-        ("minutes to the target", "time_min", law.time, -1),
-        ("sequences/s: the hardware's part", "seq_per_s", law.throughput, 1),
-        ("samples to the target: the statistical part", "samples", law.samples, 0),
-    )
-    figure = new_figure(13, 4.6)
-    sizes = [entry.accelerators or 0 for entry in law.entries]
-    ends = np.array([min(sizes), max(sizes)])
-    for axes, (name, value, part, ideal) in zip(figure.subplots(1, 3), panels, strict=True):
-        if part is None:
-            axes.text(0.5, 0.5, "not in the source", ha="center", transform=axes.transAxes)
-            continue
-        known = [(each.accelerators, getattr(each, value)) for each in law.entries]
-        axes.scatter(*zip(*(each for each in known if each[1]), strict=True), s=22, zorder=3)
-        line = [part.at(size) for size in ends]
-        axes.plot(ends, line, color=_FIT, label=f"the law: exponent {part.exponent:.3f}")
-        if ideal:
-            best = line[0] * (ends / ends[0]) ** ideal
-            axes.plot(ends, best, ":", color=_IDEAL, label=f"ideal: slope {ideal}")
-        if part is law.time:
-            cerebras = [CEREBRAS.at(size) for size in ends]
-            axes.plot(ends, cerebras, "--", color=_OTHER, label="228.3 * p^-0.7392 (v0.7 A100)")
-        axes.set(xscale="log", yscale="log", xlabel="accelerators")
-        axes.set_title(name, fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, frameon=False)
-    # A path may look like the notation of formulas.
-    figure.suptitle(ascii(title[:_LONGEST_TITLE])[1:-1].replace("$", r"\$"), fontsize=10)
-    return figure

@@ -8,12 +8,11 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tools.plan.answer import Answer, check_least
 from bert_tools.plan.forecast import Forecast, forecast, question_of
 from bert_tools.plan.forecast import in_words as forecast_in_words
 from bert_tools.plan.recipes import UNEQUAL, Accelerator, choose_batch, knots, lamb_recipe
@@ -21,7 +20,7 @@ from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.config.files import check_file_name, config_from_tables
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.files import make_directory, write_file
 
 Sections = dict[str, dict[str, Any]]
@@ -57,7 +56,7 @@ class Suggestion:
         return found
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Write the config to a new file. Raises ConfigError or DataError."""
     found = suggest(args.nodes, args.gpus_per_node, args.accelerator)
     path = args.out or Path("runs") / found.name
@@ -80,13 +79,14 @@ def answer(args: argparse.Namespace) -> Answer:
         "forecast": expected.facts,
         "warnings": found.warnings,
     }
-    return Answer(facts=facts, lines=_in_words(found, expected), end=f"config: {path}")
+    return facts, [*_in_words(found, expected), one_line(f"config: {path}")]
 
 
 def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggestion:
     """The config for `nodes` of `gpus` each. Raises ConfigError for impossible sizes."""
-    check_least("--nodes", nodes, 1)
-    check_least("--gpus-per-node", gpus, 1)
+    for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
+        if value < 1:
+            raise ConfigError(option, f"is {value}", "set it to 1 at least")
     batch = choose_batch(nodes * gpus, accelerator)
     parallel = {
         "nodes": nodes,

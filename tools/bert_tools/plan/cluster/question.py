@@ -1,11 +1,11 @@
 """`plan cluster`: simulates the question, and shows the result as tables."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from bert_tools.common.tables import aligned
-from bert_tools.plan.answer import Answer
 from bert_tools.plan.cluster.simulation import AblationRow, ablation
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import wikipedia_index
@@ -16,7 +16,7 @@ _STEP_NAMES = ("a step of the mean rank", "time", "share")
 _ABLATION_NAMES = ("one exchanged for another", "step", "difference", "exposed", "imbalance")
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Simulate the question. Raises ConfigError or DataError for a user's mistake."""
     config = load_config(args.config, args.set)
     question = question_of(config, args.config.stem, args.accelerator, args.node_gb_s)
@@ -46,7 +46,7 @@ def answer(args: argparse.Namespace) -> Answer:
     lines = list(_in_words(expected, ablated))
     if warning := too_few_steps(config, run.steps):
         lines.append(f"warning: {warning}")
-    return Answer(facts=facts, lines=lines)
+    return facts, lines
 
 
 def _in_words(expected: Forecast, ablated: Sequence[AblationRow]) -> Iterator[str]:
