@@ -44,13 +44,13 @@ def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path: Path, ho
     fail(directory / "result_4.txt", how)  # that of 14 minutes
     (entry,), skipped = read_results(tmp_path)
     assert entry.time_min == pytest.approx((19 + 10 + 12 + 13 + 15 + 16 + 17 + 18) / 8)
-    names = [each.name.partition(",")[0] for each in skipped]
+    names = [each.args[0].partition(",")[0] for each in skipped]
     assert names == ([] if how == "aborted" else [str(directory / "result_4.txt")])
     fail(directory / "result_7.txt", how)
     entries, skipped = read_results(tmp_path)
     assert entries == []
-    assert "2 of 10 runs failed or cannot be read" in skipped[-1].problem
-    assert skipped[-1].name == str(directory)
+    assert "2 of 10 runs failed or cannot be read" in skipped[-1].args[1]
+    assert skipped[-1].args[0] == str(directory)
 
 
 def fail(path: Path, how: str) -> None:
@@ -80,7 +80,7 @@ def test_a_damaged_description_is_named(tmp_path: Path) -> None:
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     (tmp_path / "systems" / "acme.json").write_text("{")
     entries, (skipped,) = read_results(tmp_path)
-    assert entries == [] and skipped.name == str(tmp_path / "systems" / "acme.json")
+    assert entries == [] and skipped.args[0] == str(tmp_path / "systems" / "acme.json")
 
 
 def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path) -> N
         path.write_text(json.dumps({"number_of_nodes": "1", "accelerators_per_node": count}))
         entries, skipped = read_results(tmp_path)
         assert entries == []
-        assert "does not say how many accelerators" in skipped[-1].problem
+        assert "does not say how many accelerators" in skipped[-1].args[1]
 
 
 def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) 
         path.write_text(path.read_text().replace('"value": "bert"', '"value": "resnet"'))
     entries, skipped = read_results(tmp_path)
     assert entries == []
-    assert [each.problem for each in skipped[:3]] == ["is of the benchmark 'resnet'"] * 3
+    assert [each.args[1] for each in skipped[:3]] == ["is of the benchmark 'resnet'"] * 3
 
 
 def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path
     assert len(read_results(tmp_path)[1]) == 1
     os.mkfifo(directory / "result_4.txt")
     (directory / "result_5.txt").mkdir()
-    skipped = [Path(each.name).name for each in read_results(tmp_path)[1]]
+    skipped = [Path(each.args[0]).name for each in read_results(tmp_path)[1]]
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 

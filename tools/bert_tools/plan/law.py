@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_tools.common.tables import aligned
 from bert_tools.plan.entries import Entry, chosen, published_entries
-from bert_tools.plan.result_logs import Skipped, read_results
+from bert_tools.plan.result_logs import read_results
 from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 from mlperf_bert.errors import ConfigError, DataError, one_line
 
@@ -24,14 +24,22 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         if not 1 <= each <= _MOST_ACCELERATORS:
             remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
             raise ConfigError("--at", f"is {each}", remedy)
-    everything, skipped = published_entries(), list[Skipped]()
+    everything, skipped = published_entries(), list[DataError]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
             remedy = "give a directory with MLPerf logs, or none for published results"
             raise DataError(str(args.directory), "is not a directory", remedy)
         everything, skipped = read_results(args.directory)
     entries = chosen(everything, args.filter)
-    law = _fitted([each for each in entries if each.time_min and each.accelerators], skipped)
+    try:
+        law = fit_law([each for each in entries if each.time_min and each.accelerators])
+    except ConfigError as error:
+        if not skipped:  # which may be the cause
+            raise
+        where, problem, remedy = error.args
+        name, reason, _ = skipped[-1].args
+        problem += f"; {len(skipped)} skipped: {name} {reason}"
+        raise ConfigError(where, problem, remedy) from None
     left_out = [each for each in entries if not (each.time_min and each.accelerators)]
     title = ", ".join([str(args.directory or _PUBLISHED), *args.filter])
     facts = {
@@ -43,19 +51,9 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "at": [_cost(law.time, size) for size in args.at],
         "entries": [asdict(each) | {"residual_factor": law.residual(each)} for each in law.entries],
         "left_out": [asdict(each) for each in left_out],
-        "skipped": [asdict(each) for each in skipped],
+        "skipped": [{"name": each.args[0], "problem": each.args[1]} for each in skipped],
     }
     return facts, in_words(title, law, args.at, skipped, left_out)
-
-
-def _fitted(entries: list[Entry], skipped: list[Skipped]) -> ScalingLaw:
-    try:
-        return fit_law(entries)
-    except ConfigError as error:
-        where, problem, remedy = error.args
-        if skipped:  # which may be the cause
-            problem += f"; {len(skipped)} skipped: {skipped[-1].name} {skipped[-1].problem}"
-        raise ConfigError(where, problem, remedy) from None
 
 
 def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") -> dict[str, Any]:
@@ -81,7 +79,7 @@ def in_words(
     title: str,
     law: ScalingLaw,
     asked_sizes: Sequence[int],
-    skipped: Sequence[Skipped],
+    skipped: Sequence[DataError],
     left_out: Sequence[Entry],
 ) -> Iterator[str]:
     """Lines for people; times in minutes, costs in accelerator-minutes of one run."""
@@ -108,7 +106,8 @@ def in_words(
     for entry in left_out:
         reason = "no time" if entry.accelerators else "no number of accelerators"
         yield f"left out: {one_line(entry.name)}: {reason} in its source"
-    yield from (f"skipped: {one_line(each.name)}: {one_line(each.problem)}" for each in skipped)
+    for name, problem, _ in (each.args for each in skipped):
+        yield f"skipped: {one_line(name)}: {one_line(problem)}"
 
 
 def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
