@@ -36,7 +36,6 @@ REFUSED = {
         "--nodes 0": "--nodes: is 0",
         "--nodes 1 --gpus-per-node 0": "--gpus-per-node: is 0",
         "--nodes 5000": "40,000 ranks, more than sequences of the largest batch",
-        "--nodes 1 --out own.txt": "own.txt does not end in .toml",
         "--nodes 1 --out own_2x8x56x1.toml": "[parallel] says 1x8x56x1",
         "--nodes 1 --out missing/own.toml": "No such file or directory",
     },

@@ -13,10 +13,8 @@ from typing import Literal, get_args
 
 from bert_tools.plan.samples_to_target import Recipe
 from bert_tools.plan.shipped import geometric, rounded, share_between, shipped_rows
-from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, MOST_OF_UNEQUAL_COUNTS, RunConfig
+from mlperf_bert.config.run_config import CLOSED_MOST_BATCH, RunConfig
 from mlperf_bert.errors import ConfigError
-
-UNEQUAL = range(2, MOST_OF_UNEQUAL_COUNTS + 1)  # sequences per forward that uneven counts balance
 
 _DIGITS = 4  # digits of an interpolated value: nobody measured more
 _BETA_PLACES = 5  # after the point, as published betas have
@@ -140,16 +138,6 @@ ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 # of about two; this project 448 on an H200, alone. Of an H200 among others no more than of an H100.
 _MOST_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MOST_ALONE = {"h200": 448}
-_NEAR = 1.3  # a batch with a published set is taken if it lies within this factor
-_MOST_SPLIT = 2  # forwards over those memory asks for, so that they divide the batch
-
-
-@dataclass(frozen=True, slots=True)
-class BatchChoice:
-    """Sequences per rank and forward, and forwards per update."""
-
-    local_batch_size: int
-    grad_accum_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,47 +146,24 @@ class _BatchSize:
     global_batch_size: int
 
 
-def choose_batch(ranks: int, accelerator: Accelerator) -> BatchChoice:
-    """A batch for `ranks` near the target one; a published one if that fits.
+def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
+    """Sequences per rank and forward, and forwards per update, for so many ranks.
 
+    The global batch lies on straight lines of logarithms between those of `batch_sizes.csv`; each
+    rank takes the nearest whole number of sequences, in forwards that memory is known to hold.
     Raises ConfigError for more ranks than the largest batch of the closed division has sequences.
     """
     if ranks > CLOSED_MOST_BATCH:
         problem = f"makes {ranks:,} ranks, more than sequences of the largest batch"
         raise ConfigError("--nodes", problem, f"use {CLOSED_MOST_BATCH:,} at most")
-    target, most = _target_batch(ranks, accelerator), _MOST_SEQUENCES[accelerator]
+    sizes = shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)
+    known = min(max(ranks, sizes[0].accelerators), sizes[-1].accelerators)
+    low, high = next(pair for pair in pairwise(sizes) if known <= pair[1].accelerators)
+    share = share_between(known, low.accelerators, high.accelerators)
+    batch = geometric(low.global_batch_size, high.global_batch_size, share)
+    each = min(max(1, round(batch / ranks)), CLOSED_MOST_BATCH // ranks)
+    most = _MOST_SEQUENCES[accelerator]
     if ranks == 1:
         most = _MOST_ALONE.get(accelerator, most)
-    near = [
-        each.global_batch_size
-        for each in knots()
-        if 1 / _NEAR <= each.global_batch_size / target <= _NEAR
-    ]
-    for batch in sorted(near, key=lambda batch: abs(math.log(batch / target))):
-        exact = _divided(batch, ranks, most)
-        if exact is not None:
-            return exact
-    each = min(max(1, round(target / ranks)), CLOSED_MOST_BATCH // ranks)
     forwards = math.ceil(each / most)
-    return BatchChoice(max(1, round(each / forwards)), forwards)
-
-
-def _target_batch(ranks: int, accelerator: Accelerator) -> float:
-    """The batch before it is cut, on straight lines of logarithms between `batch_sizes.csv`."""
-    sizes = shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)
-    ranks = min(max(ranks, sizes[0].accelerators), sizes[-1].accelerators)
-    low, high = next(pair for pair in pairwise(sizes) if ranks <= pair[1].accelerators)
-    share = share_between(ranks, low.accelerators, high.accelerators)
-    return geometric(low.global_batch_size, high.global_batch_size, share)
-
-
-def _divided(batch: int, ranks: int, most: int) -> BatchChoice | None:
-    """The batch cut into as few equal forwards as memory allows; None if it does not divide."""
-    each, rest = divmod(batch, ranks)
-    if rest:
-        return None
-    least = math.ceil(each / most)
-    for forwards in range(least, _MOST_SPLIT * least + 1):
-        if each % forwards == 0:
-            return BatchChoice(each // forwards, forwards)
-    return None
+    return max(1, round(each / forwards)), forwards

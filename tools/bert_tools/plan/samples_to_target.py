@@ -7,14 +7,12 @@ need more, as long as samples do not fall and steps do not rise with the batch. 
 published: of AdamW's samples it takes the share that it took in a small model. No torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Literal, get_args
 
 from bert_tools.plan.shipped import geometric, share_between, shipped_rows
-from mlperf_bert.errors import ConfigError
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
 # AdamW without dropout; the line through the latter two, which has no third point; Muon on it.
@@ -72,89 +70,56 @@ def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
 
-def samples_to_target(global_batch_size: int, recipe: str) -> Estimate:
-    """Sequences that the recipe needs at this global batch. Raises ConfigError."""
-    if global_batch_size < 1:
-        raise ConfigError("global batch", f"is {global_batch_size}", "set it to 1 at least")
-    known = next((each for each in RECIPES if each == recipe), None)
-    if known is None:
-        raise ConfigError("recipe", f"{recipe!r} is not known", f"use one of {', '.join(RECIPES)}")
+def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
+    """Sequences that the recipe needs at this global batch, 1 at least."""
+    batch = global_batch_size
     if recipe == "open_muon":
-        return _of_muon(samples_to_target(global_batch_size, "open_hypothesis"))
-    points, batch = samples_points(known), global_batch_size
-    if batch < points[0].global_batch_size:
-        return _below(points[0], batch)
-    if batch > points[-1].global_batch_size:
-        return _above(points[-1], batch)
-    if recipe == "open_hypothesis":
-        return _hypothesis(points, batch)
-    return _on_lines(points, batch)
-
-
-def _below(smallest: SamplesPoint, batch: int) -> Estimate:
-    """Below the smallest point: at most its samples, at least its steps."""
-    return Estimate(
-        samples=smallest.samples,
-        low=smallest.low * batch / smallest.global_batch_size,
-        high=smallest.high,
-        source=f"the samples at {_named(smallest)}",
-        basis="extrapolated",
-    )
-
-
-def _above(largest: SamplesPoint, batch: int) -> Estimate:
-    """Above the largest point: at most its steps, at least its samples."""
-    ratio = batch / largest.global_batch_size
-    return Estimate(
-        samples=largest.samples * ratio,
-        low=largest.low,
-        high=largest.high * ratio,
-        source=f"the steps at {_named(largest)}",
-        basis="extrapolated",
-    )
-
-
-def _named(point: SamplesPoint) -> str:
-    return f"{point.global_batch_size:,} ({point.source})"
-
-
-def _on_lines(points: Sequence[SamplesPoint], batch: int) -> Estimate:
+        adamw = samples_to_target(batch, "open_hypothesis")
+        share, low, _ = MUON_OVER_ADAMW
+        return Estimate(
+            samples=share * adamw.samples,
+            low=low * adamw.low,
+            high=adamw.high,
+            source=f"{share:g} times AdamW's, as in a model of 2 layers ({_STUDY}); of AdamW's: "
+            f"{adamw.source}",
+            basis="measured at small size",
+        )
+    points = samples_points(recipe)
+    small, large = points[0], points[-1]
+    if batch < small.global_batch_size:  # at most its samples, at least its steps
+        return Estimate(
+            samples=small.samples,
+            low=small.low * batch / small.global_batch_size,
+            high=small.high,
+            source=f"the samples at {small.global_batch_size:,} ({small.source})",
+            basis="extrapolated",
+        )
+    if batch > large.global_batch_size:  # at most its steps, at least its samples
+        ratio = batch / large.global_batch_size
+        return Estimate(
+            samples=large.samples * ratio,
+            low=large.low,
+            high=large.high * ratio,
+            source=f"the steps at {large.global_batch_size:,} ({large.source})",
+            basis="extrapolated",
+        )
+    if recipe == "open_hypothesis":  # bounds: samples do not fall and steps do not rise
+        return Estimate(
+            samples=_LEAST_STEPS * (batch + _SATURATION),
+            low=max(small.low, large.low * batch / large.global_batch_size),
+            high=min(large.high, small.high * batch / small.global_batch_size),
+            source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
+            f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
+            basis="extrapolated",
+        )
     for point in points:
         if point.global_batch_size == batch:
             return Estimate(point.samples, point.low, point.high, point.source)
-    low, high = next(pair for pair in pairwise(points) if batch < pair[1].global_batch_size)
-    share = share_between(batch, low.global_batch_size, high.global_batch_size)
+    before, after = next(pair for pair in pairwise(points) if batch < pair[1].global_batch_size)
+    share = share_between(batch, before.global_batch_size, after.global_batch_size)
     return Estimate(
-        samples=geometric(low.samples, high.samples, share),
-        low=geometric(low.low, high.low, share),
-        high=geometric(low.high, high.high, share),
-        source=f"interpolated, {low.global_batch_size:,} to {high.global_batch_size:,}",
-    )
-
-
-def _hypothesis(points: Sequence[SamplesPoint], batch: int) -> Estimate:
-    """The hypothesis's line, held so that samples do not fall and steps do not rise."""
-    small, large = points[0], points[-1]
-    most = min(large.high, small.high * batch / small.global_batch_size)
-    least = max(small.low, large.low * batch / large.global_batch_size)
-    return Estimate(
-        samples=_LEAST_STEPS * (batch + _SATURATION),
-        low=least,
-        high=most,
-        source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
-        f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
-        basis="extrapolated",
-    )
-
-
-def _of_muon(adamw: Estimate) -> Estimate:
-    """The share of AdamW's samples that a small model took; at most all of them."""
-    share, low, _ = MUON_OVER_ADAMW
-    return Estimate(
-        samples=share * adamw.samples,
-        low=low * adamw.low,
-        high=adamw.high,
-        source=f"{share:g} times AdamW's, as in a model of 2 layers ({_STUDY}); of AdamW's: "
-        f"{adamw.source}",
-        basis="measured at small size",
+        samples=geometric(before.samples, after.samples, share),
+        low=geometric(before.low, after.low, share),
+        high=geometric(before.high, after.high, share),
+        source=f"interpolated, {before.global_batch_size:,} to {after.global_batch_size:,}",
     )

@@ -5,21 +5,23 @@
 """
 
 import argparse
-import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tools.plan.forecast import Forecast, forecast, question_of
-from bert_tools.plan.forecast import in_words as forecast_in_words
-from bert_tools.plan.recipes import UNEQUAL, Accelerator, choose_batch, knots, lamb_recipe
+from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of
+from bert_tools.plan.recipes import Accelerator, choose_batch, knots, lamb_recipe
 from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
-from mlperf_bert.config.files import check_file_name, config_from_tables
-from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
+from mlperf_bert.config.files import check_file_name, config_from_tables, tables_to_toml
+from mlperf_bert.config.run_config import (
+    CLOSED_TARGET_ACCURACY,
+    MOST_OF_UNEQUAL_COUNTS,
+    RunConfig,
+)
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.files import make_directory, write_file
 
@@ -60,8 +62,6 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Write the config to a new file. Raises ConfigError or DataError."""
     found = suggest(args.nodes, args.gpus_per_node, args.accelerator)
     path = args.out or Path("runs") / found.name
-    if path.suffix != ".toml":
-        raise ConfigError("--out", f"{path} does not end in .toml", f"name it {found.name}")
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
     check_file_name(path, found.config.parallel)
@@ -69,17 +69,27 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     if args.out is None:
         make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
+    config = found.config
     facts = {
         "file": str(path),
         "config": found.sections,
-        "global_batch_size": found.config.parallel.global_batch_size,
+        "global_batch_size": config.parallel.global_batch_size,
         "source": found.source,
         "samples": asdict(found.samples),
         "steps": found.steps,
         "forecast": expected.facts,
         "warnings": found.warnings,
     }
-    return facts, [*_in_words(found, expected), one_line(f"config: {path}")]
+    lines = [
+        f"hyper-parameters: {found.source}",
+        f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
+        f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps",
+        "",
+        *in_words(expected),
+        *(f"warning: {each}" for each in found.warnings),
+        one_line(f"config: {path}"),
+    ]
+    return facts, lines
 
 
 def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggestion:
@@ -87,39 +97,50 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value < 1:
             raise ConfigError(option, f"is {value}", "set it to 1 at least")
-    batch = choose_batch(nodes * gpus, accelerator)
-    parallel = {
-        "nodes": nodes,
-        "ranks_per_node": gpus,
-        "local_batch_size": batch.local_batch_size,
-        "grad_accum_steps": batch.grad_accum_steps,
-        # No futures, which a capture would have to follow (docs/how/captured_step.md).
-        **({"data_parallel": "flat"} if nodes * gpus > 1 else {}),
-    }
-    data = {}
-    if nodes * gpus * batch.grad_accum_steps > 1:
-        data["balance"] = "presort_global"
-        if batch.local_batch_size in UNEQUAL:
-            data["counts_per_rank"] = "unequal"
-    total = nodes * gpus * batch.local_batch_size * batch.grad_accum_steps
-    of_lamb, source = _lamb(total)
+    ranks = nodes * gpus
+    local_batch_size, forwards = choose_batch(ranks, accelerator)
+    batch = ranks * local_batch_size * forwards
+    recipe = lamb_recipe(batch)
     sections: Sections = {
         "run": {"device": "cuda", "step_mode": "captured"},
         "model": {"attention": "auto", "kernels": "auto", "precision": "bf16"},
-        **({"data": data} if data else {}),
-        "parallel": parallel,
-        **of_lamb,
+        "data": {},
+        "parallel": {
+            "nodes": nodes,
+            "ranks_per_node": gpus,
+            "local_batch_size": local_batch_size,
+            "grad_accum_steps": forwards,
+        },
+        "optim": {
+            "name": "lamb",
+            "learning_rate": recipe.learning_rate,
+            "beta_1": recipe.beta_1,
+            "beta_2": recipe.beta_2,
+            "epsilon": 1e-6,
+            "weight_decay": recipe.weight_decay,
+        },
+        "schedule": {"decay_steps": recipe.decay_steps},
+        "clip": {"policy": "after_allreduce", "max_norm": 1.0},
         "eval": {"target_accuracy": CLOSED_TARGET_ACCURACY},
         "mlperf": {"division": "closed"},
     }
-    size = f"{nodes}x{gpus}x{batch.local_batch_size}x{batch.grad_accum_steps}"
+    if ranks > 1:  # no futures, which a capture would have to follow (docs/how/captured_step.md)
+        sections["parallel"]["data_parallel"] = "flat"
+    if ranks * forwards > 1:
+        sections["data"]["balance"] = "presort_global"
+        if 1 < local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
+            sections["data"]["counts_per_rank"] = "unequal"
+    if recipe.warmup_steps:
+        for name in ("form", "warmup_steps", "start_warmup_step"):
+            sections["schedule"][name] = getattr(recipe, name)
+    size = f"{nodes}x{gpus}x{local_batch_size}x{forwards}"
     return Suggestion(
         name=f"{SYSTEMS[accelerator]}_{size}.toml",
         accelerator=accelerator,
         sections=sections,
         config=config_from_tables(sections, "plan suggest"),
-        source=source,
-        samples=samples_to_target(total, "closed_lamb"),
+        source=recipe.source,
+        samples=samples_to_target(batch, "closed_lamb"),
     )
 
 
@@ -127,27 +148,6 @@ def expected_time(suggestion: Suggestion) -> Forecast:
     """The forecast of the suggested config. Raises ConfigError for a batch that does not fit."""
     asked = question_of(suggestion.config, suggestion.name, suggestion.accelerator)
     return forecast(asked, wikipedia_index())
-
-
-def _lamb(global_batch_size: int) -> tuple[Sections, str]:
-    """The sections of the published or interpolated set, and its source."""
-    found = lamb_recipe(global_batch_size)
-    schedule: dict[str, Any] = {"decay_steps": found.decay_steps}
-    if found.warmup_steps:
-        schedule |= {
-            key: getattr(found, key) for key in ("form", "warmup_steps", "start_warmup_step")
-        }
-    sections: Sections = {
-        "optim": {
-            "name": "lamb",
-            **{key: getattr(found, key) for key in ("learning_rate", "beta_1", "beta_2")},
-            "epsilon": 1e-6,
-            "weight_decay": found.weight_decay,
-        },
-        "schedule": schedule,
-        "clip": {"policy": "after_allreduce", "max_norm": 1.0},
-    }
-    return sections, found.source
 
 
 def to_toml(suggestion: Suggestion) -> str:
@@ -158,21 +158,6 @@ def to_toml(suggestion: Suggestion) -> str:
         f"# Expected: {suggestion.samples.samples / 1e6:,.3f} million samples "
         f"({suggestion.steps:,} steps); the time: `mlperf_bert plan cluster --config FILE`.",
         *(f"# Warning: {warning}." for warning in suggestion.warnings),
+        "",
     ]
-    for name, section in suggestion.sections.items():
-        lines += ["", f"[{name}]"]
-        # JSON's strings and numbers are TOML's as well.
-        lines += [f"{key} = {json.dumps(value)}" for key, value in section.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _in_words(suggestion: Suggestion, expected: Forecast) -> Iterator[str]:
-    """Lines on the config, the expected result and the doubts."""
-    config = suggestion.config
-    yield f"hyper-parameters: {suggestion.source}"
-    yield (
-        f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
-        f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps"
-    )
-    yield from ("", *forecast_in_words(expected))
-    yield from (f"warning: {each}" for each in suggestion.warnings)
+    return "\n".join(lines) + "\n" + tables_to_toml(suggestion.sections)

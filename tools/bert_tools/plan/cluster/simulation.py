@@ -23,7 +23,7 @@ from bert_tools.plan.cluster.machine import (
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
 from bert_tools.plan.sample_index import SampleIndex
-from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from mlperf_bert.config.sections import (
     PUBLISHED_STRATA,
     BalancePolicy,
@@ -62,7 +62,7 @@ class Question:
     counts: CountsPerRank = "equal"
     clip: ClipPolicy = "after_allreduce"
     bucket_cap_mb: float = DEFAULT_CAP_MB
-    recipe: str = "closed_lamb"
+    recipe: Recipe = "closed_lamb"
     evaluation_interval: int | None = None  # samples; None: by the rules
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Question:
     def software(self) -> Software:
         """Our program with the optimizer, shards and capture asked for."""
         program = with_capture(programs()["ours"], self.capture)
-        by_recipe: dict[str, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
+        by_recipe: dict[Recipe, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
         optimizer = by_recipe.get(self.recipe, "adam")
         return with_optimizer(replace(program, sharding=self.sharding), optimizer)
 
