@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ REFUSED = 2  # exit status of a setting that the machine or the program refuses
 TIMED_OUT, KILLED = 124, 137  # exit status of `timeout`, which also kills
 HEADLINE, ALONE = "train_bf16", "ablation_none"  # the base of steps and ablations
 MLLOG = ":::MLLOG "  # begins each line of a result log
-CHECKPOINT = re.compile(r"\bcheckpoint step_(\d+): ")  # what a run says of one it has written
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|ALLOC_FAILED|Cannot allocate memory")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 COLUMNS = {  # of training steps: the key of `bench train`, and its format
@@ -289,7 +289,7 @@ def _shares(run: Path) -> str:
     steps_ms = statistics.fmean(each["step_ms"] for each in records)
     waits_ms = statistics.fmean(each["wait_ms"] for each in records)
     lines = [f"Waiting for data: {waits_ms / steps_ms:.2%} of a step"]
-    saved = [int(step) for step in CHECKPOINT.findall(_text(run / "stdout.log"))]
+    saved = _checkpoint_steps(records, _text(run / "config.toml"))
     beside: list[float] = []
     others: list[float] = []
     begin = 0
@@ -310,6 +310,28 @@ def _shares(run: Path) -> str:
     evaluations_ms = sum(times_ms["eval_stop"]) - sum(times_ms["eval_start"])
     whole_ms = times_ms["run_stop"][0] - times_ms["run_start"][0]
     return "\n".join([*lines, f"Evaluations: {evaluations_ms / whole_ms:.2%} of the run"])
+
+
+def _checkpoint_steps(records: Sequence[dict[str, Any]], config: str) -> list[int]:
+    """The steps after which a run with a fixed `checkpoint.interval_steps` saved a checkpoint.
+
+    One is due that many steps after the last, at the end of a record, and after the best
+    evaluation so far.
+    """
+    interval = tomllib.loads(config).get("checkpoint", {}).get("interval_steps")
+    if not isinstance(interval, int) or interval == 0:
+        return []
+    steps: list[int] = []
+    last, best = 0, -1.0
+    for each in records:
+        accuracy = each.get("mlm_accuracy")
+        is_best = False
+        if accuracy is not None and accuracy > best:
+            is_best, best = True, accuracy
+        if is_best or each["step"] - last >= interval:
+            last = each["step"]
+            steps.append(last)
+    return steps
 
 
 def _profile(parts: dict[str, Part], name: str) -> str:

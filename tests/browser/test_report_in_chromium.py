@@ -49,7 +49,6 @@ def write_run(root: Path, rate: float) -> Path:
     (run / "metrics.jsonl").write_text(text, encoding="ascii")
     facts = {"schema_version": 1, "device": "cpu", "world_size": 2, "commit": "0a1b2c3d" * 5}
     (run / "environment.json").write_text(json.dumps(facts), encoding="ascii")
-    (run / "stdout.log").write_text("a long line " * 40 + "\n", encoding="ascii")
     return root
 
 
@@ -103,7 +102,6 @@ def test_nothing_of_a_hostile_run_runs(tmp_path: Path) -> None:
     root = write_run(tmp_path / "<svg onload=document.title='ran'>", 1e-3)
     facts = {"schema_version": 1, attack: attack, "device": f"\"'>{attack}", "world_size": 1}
     (root / "run_0" / "environment.json").write_text(json.dumps(facts), encoding="ascii")
-    (root / "run_0" / "stdout.log").write_text(attack, encoding="ascii")
     page = tmp_path / "page.html"
     page.write_text(page_of(root), encoding="utf-8")
     with opened(page, "dark", PHONE) as tab:
@@ -128,7 +126,7 @@ OUTSIDE = """
 return [...document.querySelectorAll('body *')].filter((each) => {
   const box = each.getBoundingClientRect();
   return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5)
-    && !each.closest('.scroll, .lines, .plot');
+    && !each.closest('.scroll, .plot');
 }).map((each) => `${each.tagName} ${each.className} ${each.textContent.slice(0, 40)}`);
 """
 # Boxes whose text is wider than they are.

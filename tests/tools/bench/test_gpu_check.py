@@ -409,9 +409,8 @@ def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
     steps = [{"step": step, "loss": 1, "step_ms": 10, "wait_ms": 1} for step in (5, 10, 15)]
     steps[2]["step_ms"] = 20  # a record is closed before a checkpoint is begun
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)), encoding="utf-8")
-    said = "12:00:00 checkpoint step_00000010: 1.0 MB in 0.1 s\n"
-    said += "12:00:01 checkpoint step_00000015: 1.0 MB in 0.1 s\n"  # the end: no step after it
-    (run / "stdout.log").write_text(said, encoding="utf-8")
+    (run / "config.toml").write_text("[checkpoint]\ninterval_steps = 10\n", encoding="utf-8")
+    (run / "stdout.log").write_text("checkpoint step_00000005: is no fact\n", encoding="utf-8")
     times = {"run_start": 0, "eval_start": 100, "eval_stop": 150, "run_stop": 1000}
     events = [json.dumps({"key": key, "time_ms": at}) for key, at in times.items()]
     (run / "result_0.txt").write_text("".join(f":::MLLOG {event}\n" for event in events))
@@ -419,6 +418,10 @@ def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
     assert "Waiting for data: 7.50% of a step" in words
     assert "in the interval after one, a step takes 2.000 times as long" in words
     assert "Evaluations: 5.00% of the run" in words
+    steps[0]["mlm_accuracy"] = 0.5  # the best evaluation so far is saved, too
+    steps[1]["mlm_accuracy"] = 0.25
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)), encoding="utf-8")
+    assert "in the interval after one, a step takes 0.667 times as long" in summary(tmp_path)
 
 
 def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -> None:

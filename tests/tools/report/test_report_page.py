@@ -154,9 +154,12 @@ def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
     other = write_run(tmp_path / "q<" / name, records_of())
     root = write_run(tmp_path / "p<" / name, records_of(), overrides=changed)
     end_run(root / "run_0", "aborted", f'"{TAG}')
-    facts = {f"device{TAG}": TAG, "device": f"'{TAG}", "packages": {f'"{TAG}': f"</td>{TAG}"}}
+    facts = {
+        f"device{TAG}": TAG,
+        "device": f"'{TAG}",
+        "packages": {f'"{TAG}': f"</td>{TAG}\x1b[2J\u202eabc\x00<!--"},
+    }
     write_environment(root / "run_0", **facts)
-    (root / "run_0" / "stdout.log").write_text(f"</script>{TAG}\n\x1b[2J\u202eabc\x00<!--\n")
     page = checked(page_of(root, other))
     assert page.words.count(TAG) >= 6
     assert {f"{parent}</{name}/run_0" for parent in "pq"} <= set(page.texts)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_tools.common.log_reader import RunLog, read_foreign_log
-from bert_tools.report.run_files import Record, read_environment, read_last_lines, read_metrics
+from bert_tools.report.run_files import Record, read_environment, read_metrics
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
@@ -37,7 +37,6 @@ class Run:
     init_s: float | None
     environment: Mapping[str, str]
     attempts: int
-    last_lines: tuple[str, ...]
     last_written: float | None
     absent: tuple[str, ...]
 
@@ -106,7 +105,6 @@ def read_run(folder: Path, label: str) -> Run:
         init_s=_between(log, "init_start", "init_stop") if log else None,
         environment=environment or {},
         attempts=attempts,
-        last_lines=read_if_there(folder / "stdout.log", read_last_lines) or (),
         last_written=metrics.stat().st_mtime if outcome is None and metrics.exists() else None,
         absent=tuple(sentence for sentence, there in is_known.items() if not there),
     )

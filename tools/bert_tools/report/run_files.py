@@ -16,7 +16,6 @@ MAX_RUNS = 32  # as many as the page has colours and dashes
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 _RUN = re.compile(r"run_(\d{1,6})")
 _NEEDED = frozenset(("step", "samples", "skipped_steps", "loss", "mlm_accuracy"))
-_END_BYTES, _LAST_LINES = 4096, 12  # of stdout.log
 _AS_WRITTEN = "use the file as the run wrote it"
 _GIVE_RUN = "give a run directory, which train makes below runs/"
 
@@ -183,9 +182,3 @@ def read_environment(path: Path) -> dict[str, str]:
 
 def _as_text(fact: object) -> str:
     return "" if fact is None else str(fact)
-
-
-def read_last_lines(path: Path) -> tuple[str, ...]:
-    """The last lines of the run's output. Raises DataError if that is no regular file."""
-    text = _end_of(path, _END_BYTES)[0].decode("utf-8", errors="replace")
-    return tuple(line for line in text.split("\n") if line.strip())[-_LAST_LINES:]

@@ -41,7 +41,7 @@ class Look:
     """A run at one moment.
 
     `age_s` is the time in seconds since its files were last written, None before the first record.
-    `problems` are those of its files, `said` is the last line of its output: both printable text.
+    `problems` are those of its files, as printable text.
     """
 
     name: str
@@ -50,7 +50,6 @@ class Look:
     records: "Sequence[Record]" = ()
     age_s: float | None = None
     problems: tuple[str, ...] = ()
-    said: str = ""
     is_there: bool = True
 
     @property
@@ -164,7 +163,7 @@ def look_at(path: Path) -> Look:
     Raises DataError if the path is no directory. A file that is wrong becomes a problem of the run.
     """
     from bert_tools.report.run import read_if_there
-    from bert_tools.report.run_files import metrics_in, newest_run, read_last_lines
+    from bert_tools.report.run_files import metrics_in, newest_run
     from mlperf_bert.config.files import load_config
     from mlperf_bert.run.outcome import read_outcome
 
@@ -187,8 +186,8 @@ def look_at(path: Path) -> Look:
     if skipped:
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         problems.append(one_line(f"metrics.jsonl: {skipped[0]}; skipped{more}"))
-    said = read("stdout.log", read_last_lines)
-    names = ("metrics.jsonl", "stdout.log", "config.toml")  # a resumed run writes its config anew
+    # Of the console's copy only the time counts. A resumed run writes its config anew.
+    names = ("metrics.jsonl", "stdout.log", "config.toml")
     paths = [directory / name for name in names]
     written = [path.stat().st_mtime for path in paths if path.exists()]
     return Look(
@@ -198,7 +197,6 @@ def look_at(path: Path) -> Look:
         records=records,
         age_s=max(0.0, time.time() - max(written)) if records and written else None,
         problems=tuple(problems),
-        said=one_line(said[-1]) if said else "",
     )
 
 
@@ -228,8 +226,6 @@ def rows_of(look: Look) -> list[tuple[str, str]]:
         words = f"{done.steps:,} steps, {done.samples:,} samples"
         rows.append(("ended", f"{words}, {duration(done.seconds)} of training"))
     rows += [("problem", problem) for problem in look.problems]
-    if look.said:
-        rows.append(("log", look.said))
     return [(name, one_line(value)) for name, value in rows]
 
 
