@@ -138,7 +138,7 @@ COMMANDS: dict[str, Words] = {
     ),
     "tune": lambda i, d: (
         *("tune", "--config", i.root / "tiny.toml", "--space", i.root / "space.toml"),
-        *("--data", i.root, "--out", d / "study", "--trials", 1, "--repeats", 0),
+        *("--data", i.root, "--out", d / "study", "--trials", 1),
         *("--set", "eval.target_accuracy=0.01"),
     ),
     "squad train": lambda i, d: squad("train", d / "run"),

@@ -41,7 +41,6 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
             "out": tmp_path / study,
             "samples": 640,
             "trials": 6,
-            "repeats": 2,
             "trainer": shlex.join([sys.executable, str(FAKE), mode]),
             **options,
         }

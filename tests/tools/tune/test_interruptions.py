@@ -47,9 +47,9 @@ def trainers_of(study: Path) -> list[str]:
 def test_it_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, study_words: Words, studied: Studied
 ) -> None:
-    options = {"trials": 4, "repeats": 1, "prune": "none"}
+    options = {"trials": 4, "prune": "none"}
     expected = studied(study="undisturbed", **options)
-    studied(study="disturbed", status=None, **{**options, "trials": 2, "repeats": 0})
+    studied(study="disturbed", status=None, **{**options, "trials": 2})
     study = tmp_path / "disturbed"
     finished = rates(study)
     for trial, number, status in ((2, signal.SIGTERM, 75), (3, signal.SIGKILL, -signal.SIGKILL)):
@@ -68,23 +68,11 @@ def test_it_goes_on_as_if_nothing_had_happened(
     assert len(set(again)) == 1
 
 
-def test_an_interrupted_fresh_seed_is_run_again(
-    tmp_path: Path, study_words: Words, studied: Studied
-) -> None:
-    expected = studied(study="undisturbed", trials=2, repeats=1, status=None)
-    studied(trials=2, repeats=0, status=None)
-    process = start(study_words("stuck", trials=2, repeats=1))
-    wait_for(lambda: is_training(tmp_path / "study", "default_seed_2"))
-    process.terminate()
-    assert process.wait(120) == 75
-    assert studied(trials=2, repeats=1, status=None) == expected
-
-
 def test_a_study_has_one_owner(tmp_path: Path, study_words: Words, studied: Studied) -> None:
-    process = start(study_words("stuck", trials=1, repeats=0))
+    process = start(study_words("stuck", trials=1))
     try:
         wait_for(lambda: is_training(tmp_path / "study", "trial_00000"))
-        assert "--out: study in" in studied(trials=1, repeats=0, status=2)
+        assert "--out: study in" in studied(trials=1, status=2)
     finally:
         process.terminate()
         process.wait(120)
@@ -92,20 +80,20 @@ def test_a_study_has_one_owner(tmp_path: Path, study_words: Words, studied: Stud
 
 def test_journals_that_others_left(tmp_path: Path, studied: Studied) -> None:
     journal = tmp_path / "study" / "journal.log"
-    studied(trials=2, repeats=0, status=None)
+    studied(trials=2, status=None)
     with journal.open("ab") as file:  # a line that a killed writer left is cut off
         file.write(b'{"op_code": 4, "worker')
-    found = studied(trials=3, repeats=0, status=None)
+    found = studied(trials=3, status=None)
     assert sum(found["trials"].values()) == 3
     sound = journal.read_text()
     journal.write_text(f"{sound}garbage\n")
-    assert "no journal of Optuna" in studied(trials=3, repeats=0, status=2)
+    assert "no journal of Optuna" in studied(trials=3, status=2)
     # What a link leads to is not written.
     mine = tmp_path / "mine"
     mine.write_text("a line without its end")
     journal.unlink()
     journal.symlink_to(mine)
-    assert "is a link" in studied(trials=1, repeats=0, status=2)
+    assert "is a link" in studied(trials=1, status=2)
     assert mine.read_text() == "a line without its end"
 
 

@@ -21,7 +21,7 @@ def test_a_trial_is_a_training(
     study = tmp_path / "study"
     words = ["tune", "--config", str(tiny_config), "--space", "around", "--json"]
     words += ["--data", str(synthetic_data), "--out", str(study), "--trials", "1"]
-    words += ["--repeats", "0", "--set", f"eval.target_accuracy={TARGET}"]
+    words += ["--set", f"eval.target_accuracy={TARGET}"]
     assert main(words) == 0
     best = json.loads(capsys.readouterr().out)["best"]
 

@@ -27,8 +27,8 @@ class Ends:
         self.asked.append(name)
         return (low, high)[self.end]
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        assert low < high and step >= 1
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int:
+        assert low < high
         self.asked.append(name)
         return (low, high)[self.end]
 
@@ -53,7 +53,7 @@ def parameter(key: str, **entries: Any) -> str:
 RATE, WARM_UP = "optim.learning_rate", "schedule.warmup_steps"
 
 
-def drawn(tmp_path: Path, config: RunConfig, text: str, suggests: Ends) -> dict[str, Any]:
+def drawn(tmp_path: Path, config: RunConfig, text: str, suggests: Any) -> dict[str, Any]:
     path = tmp_path / "space.toml"
     path.write_text(text, encoding="utf-8")
     return draw(read_space(path, config), suggests, config)
@@ -66,7 +66,7 @@ def both_ends(tmp_path: Path, config: RunConfig, *tables: str) -> list[dict[str,
 def test_ends_are_the_files(tmp_path: Path, config: RunConfig) -> None:
     assert both_ends(
         *(tmp_path, config, parameter(RATE, low=1e-4, high=1e-2, scale="log")),
-        parameter(WARM_UP, low=10, high=90, step=40),
+        parameter(WARM_UP, low=10, high=90),
         parameter("clip.policy", choices=["none", "after_allreduce"]),
     ) == [
         {RATE: 1e-4, WARM_UP: 10, "clip.policy": "none"},
@@ -109,7 +109,7 @@ def test_ours_fit_configs_of_any_size(path: Path, name: str) -> None:
     config = load_config(CONFIGS / name)
     space = read_space(path, config)
     for end in (0, 1):
-        ends = Ends(end)
+        ends: Any = Ends(end)
         assert draw(space, ends, config)
         assert len(ends.asked) == len(set(ends.asked))
 
@@ -127,13 +127,11 @@ MISTAKES = (
     (parameter(BETA, low=0.9, high=0.8), "not below"),
     (parameter(BETA, low=0.0, high=0.8, scale="log"), "above 0"),
     (parameter(BETA, low=0, high=1.0, scale="log_below_one"), "one"),
-    (parameter(BETA, low=0.1, high=0.8, step=2), "has a step"),
-    (parameter("clip.max_norm", low=1, high=9, step=2), "has a step"),
     (parameter(BETA, low=0.1, high=0.8, size=2), "no such entry"),
     (parameter("optim.name", choices=["sgd"]), "'adamw' or 'lamb'"),
     (parameter("optim.name", choices=[]), "no list"),
     (parameter(WARM_UP, low=0.5, high=2.5), "an integer"),
-    (parameter(BETA, low=0.1, high=0.8) * 2, "there twice"),
+    (parameter(BETA, low=0.1, high=0.8) * 2, "two ranges"),
     (parameter("schedule.start_warmup_step", low=1, high=2, of="config"), "above 0"),
 )
 

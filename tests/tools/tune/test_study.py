@@ -30,7 +30,7 @@ def samples_by_formula(rate: float, best: float = 3e-3) -> int | None:
 
 
 def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: Studied) -> None:
-    result = studied(repeats=1)
+    result = studied()
     study = tmp_path / "study"
     given = {name: rate for name, rate in rates(study).items() if name.startswith("trial")}
     assert len(given) == 6
@@ -41,7 +41,7 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: 
     assert result["best"]["samples"] == needed[best_name]
     assert result["best"]["trial"] == int(best_name.removeprefix("trial_"))
     assert sum(result["trials"][how] for how in ("reached", "missed", "pruned")) == 6
-    assert (result["schema_version"], result["unit"]) == (2, "samples")
+    assert (result["schema_version"], result["objective"]) == (3, "samples")
 
     config = load_config(study / "best.toml")
     assert config.optim.learning_rate == given[best_name]
@@ -51,80 +51,47 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: 
     )  # as the config that was given has it
     comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
-    assert (study / "history.png").read_bytes().startswith(b"\x89PNG")
-    words = (study / "table.md").read_text()
-    assert "| on fresh seeds |" in words
-    assert "over one fresh seed" in words and "standard deviation 0" not in words  # one has none
-    assert "over one fresh seed" in comments[-1]
-
-
-def test_fresh_seeds_compare_the_best_with_the_default(tmp_path: Path, studied: Studied) -> None:
-    more = ["--set", "optim.learning_rate=0.009"]
-    default, best = studied(repeats=2, seed=20, trials=4, more=more)["fresh_seeds"]
-    assert (default["subject"], best["subject"]) == ("default", "best")
-    assert default["needed"] == [15 * 32] * 2  # a quality of a third
-    expected = samples_by_formula(load_config(tmp_path / "study" / "best.toml").optim.learning_rate)
-    assert best["needed"] == [expected] * 2 and best["reached"] == 2
-    assert best["gain_percent"] == pytest.approx(100 * (480 - (expected or 0)) / 480)
-    seeds = {
-        tomllib.loads(path.read_text())["run"]["seed"]
-        for path in (tmp_path / "study" / "trials").glob("*_seed_*/trial.toml")
-    }
-    assert seeds == {21, 22}
-    words = (tmp_path / "study" / "table.md").read_text()
-    assert "fewer samples than the default" in words and "over 2 fresh seeds" in words
+    assert json.loads((study / "result.json").read_text()) == result
 
 
 def test_time_can_be_what_counts(studied: Studied) -> None:
-    result = studied(objective="time", trials=4, repeats=0)
+    result = studied(objective="time", trials=4)
     best = result["best"]
-    assert result["unit"] == "s" and best["seconds"] == best["samples"] / 32 * 0.5
-
-
-def test_who_diverged_early_was_not_quick(studied: Studied) -> None:
-    options = {"objective": "time", "trials": 1, "repeats": 1}
-    (default,) = studied("diverges", status=3, **options)["fresh_seeds"]
-    assert default["at_least"] and default["needed"] == [0.5 * 20]  # of 20 evaluations, it made one
+    assert result["objective"] == "time" and best["seconds"] == best["samples"] / 32 * 0.5
 
 
 def test_a_miss_is_called_one(
     tmp_path: Path, study_words: Studied, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = study_words(samples=64, trials=2, repeats=1)  # two evaluations: 0.2 at best
+    words = study_words(samples=64, trials=2)  # two evaluations: 0.2 at best
     assert main([*words, "--json"]) == 3
     captured = capsys.readouterr()
     result, progress = json.loads(captured.out), captured.err.strip().split("\n")
     assert result["trials"]["missed"] == 2 and result["best"] is None
-    (default,) = result["fresh_seeds"]
-    assert default["at_least"] and default["needed"] == [64]
     assert not (tmp_path / "study" / "best.toml").exists()
-    assert "trial 2 of 2: missed 0.5" in progress[-2]
-    assert "no trial reached the target" in (tmp_path / "study" / "table.md").read_text()
+    assert "trial 2 of 2: missed 0.5" in progress[-1]
+    assert main(words) == 3
+    assert "no trial reached the target" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of Optuna, which nobody can act on
 def test_hopeless_trainings_are_ended(studied: Studied) -> None:
     # The fifth would wait for minutes, if nobody ended it.
-    trials = studied("patient", trials=6, repeats=0, samples=320)["trials"]
+    trials = studied("patient", trials=6, samples=320)["trials"]
     # The sixth, told to end, reached the target first: that counts.
     assert (trials["reached"], trials["pruned"]) == (5, 1)
-
-
-def test_halving_ends_trainings_too(studied: Studied) -> None:
-    trials = studied("patient", trials=5, repeats=0, samples=320, prune="halving")["trials"]
-    assert (trials["reached"], trials["pruned"]) == (4, 1)
 
 
 def test_values_that_contradict_cost_nothing(tmp_path: Path, studied: Studied) -> None:
     space = tmp_path / "batches.toml"
     space.write_text('[[parameter]]\nkey = "model.num_heads"\nchoices = [3, 5]\n')  # of 32 channels
-    result = studied(space=space, trials=2, repeats=0, status=3)
+    result = studied(space=space, trials=2, status=3)
     assert result["trials"]["refused"] == 2
     assert not list((tmp_path / "study" / "trials").glob("*/run_0"))
 
 
 def test_more_trials_go_on_with_the_same_study(tmp_path: Path, studied: Studied) -> None:
-    options = {"repeats": 0, "space": "clipping"}  # which has ranges, factors and choices
+    options = {"space": "clipping"}  # which has ranges, factors and choices
     studied(trials=2, status=None, **options)
     before = rates(tmp_path / "study")
     studied(trials=4, status=None, **options)
@@ -133,7 +100,7 @@ def test_more_trials_go_on_with_the_same_study(tmp_path: Path, studied: Studied)
 
 
 def test_nothing_is_left_to_do(tmp_path: Path, studied: Studied) -> None:
-    options = {"trials": 3, "repeats": 1}
+    options = {"trials": 3}
     first = studied(**options)
     logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
     assert studied("fails", **options) == first
@@ -142,7 +109,7 @@ def test_nothing_is_left_to_do(tmp_path: Path, studied: Studied) -> None:
 
 
 def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None:
-    options = {"trials": 1, "repeats": 0}
+    options = {"trials": 1}
     studied(status=None, **options)
     changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"seed": 2}, "other seed"),
@@ -160,7 +127,7 @@ def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None
 def test_a_trainer_that_cannot_work_ends_the_search(studied: Studied) -> None:
     error = studied("fails", status=2)
     assert "3 trainings in a row failed" in error and "out of memory" in error
-    # A mistake of the user is told at once.
+    # So does a mistake of the user.
     assert "no such data" in studied("mistaken", study="other", status=2)
 
 

@@ -18,7 +18,7 @@ _SHIPPED = Path(__file__).parent / "spaces"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tune`."""
-    add_config(parser, "TOML file to begin from, with which the best is compared")
+    add_config(parser, "TOML file to begin from")
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.toml")))
     for name, metavar, text in (
         ("--space", "SPACE", f"TOML file of what is searched, or one of ours: {shipped}"),
@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
     for name, default, text in (
         ("--trials", 20, "trainings of the search"),
-        ("--repeats", 5, "fresh seeds for the default and the best config"),
-        ("--seed", 1, "seed of every trial's training and of the draws; fresh seeds follow it"),
+        ("--seed", 1, "seed of every trial's training and of the draws"),
     ):
         help_text = f"{text} (default {default})"
         parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prune",
-        choices=("median", "halving", "none"),
+        choices=("median", "none"),
         default="median",
         help="when a training is stopped as hopeless (default median)",
     )
@@ -65,21 +64,18 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
-    from bert_tools.common.figures import new_figure
-    from bert_tools.tune.study import open_study, run_fresh_seeds, search
-    from bert_tools.tune.summary import summarise, table, verdict, write_results
+    from bert_tools.tune.study import open_study, search
+    from bert_tools.tune.summary import summarise, summary_in_words, write_results
     from mlperf_bert.run.lock import RunLock
 
     _need_optuna()
-    new_figure(1, 1)  # checked before anything is trained
     settings = _settings(args)
     try:
         with RunLock(args.out, "study") as lock:
             _check_owner(lock)
             study = open_study(args.out, settings)
             search(study, settings, args.out, args.trials)
-            fresh = run_fresh_seeds(study, settings, args.out, args.repeats)
-            facts = summarise(study, settings, fresh)
+            facts = summarise(study, settings)
             write_results(args.out, study, settings, facts)
     except OSError as error:  # from Optuna's journal, its lock, or a trial's files
         where = str(error.filename or args.out)
@@ -88,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts))
     else:
-        print(f"{table(facts)}\n{verdict(facts)}")
-        print(f"in {args.out}: best.toml, if there is a best; result.json, table.md, history.png")
+        print(summary_in_words(facts))
+        print(f"in {args.out}: result.json, and best.toml if there is a best")
     return TARGET_MISSED if facts["best"] is None else 0
 
 
@@ -116,7 +112,7 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
     from bert_tools.tune.study import StudySettings
     from mlperf_bert.config.files import load_config
 
-    for name, least in (("trials", 1), ("repeats", 0), ("seed", 0)):
+    for name, least in (("trials", 1), ("seed", 0)):
         value = getattr(args, name)
         if value < least:
             raise ConfigError(f"--{name}", f"is {value:,}", f"give at least {least}")

@@ -4,19 +4,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mlperf_bert.config.files import checked_setting, config_value, read_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.files import in_brief
 
+if TYPE_CHECKING:
+    from optuna import Trial
+
 Value = bool | int | float | str
 Scale = Literal["linear", "log", "log_below_one"]
 
 SECTIONS = ("optim", "schedule", "clip", "parallel", "data", "model")
 _SCALES: tuple[Scale, ...] = ("linear", "log", "log_below_one")
-_KEYS = {"key", "low", "high", "scale", "step", "of", "choices", "when"}
+_KEYS = {"key", "low", "high", "scale", "of", "choices", "when"}
 _REMEDY = "see docs/tools/tune.md for the form"
 
 
@@ -24,9 +27,8 @@ _REMEDY = "see docs/tools/tune.md for the form"
 class Parameter:
     """A setting to search if `when` holds, which gives settings and their values.
 
-    It is one of `choices` or, without any, a number of low .. high, both included; an integer in
-    steps of `step` for a setting that is one. `scale` "log_below_one" is logarithmic in 1 - x: for
-    betas.
+    It is one of `choices` or, without any, a number of low .. high, both included; an integer for a
+    setting that is one. `scale` "log_below_one" is logarithmic in 1 - x: for betas.
     """
 
     key: str
@@ -35,7 +37,6 @@ class Parameter:
     low: float = 0.0
     high: float = 0.0
     scale: Scale = "linear"
-    step: int = 1
     is_integer: bool = False
 
     @property
@@ -46,19 +47,6 @@ class Parameter:
 
 
 Space = tuple[Parameter, ...]
-
-
-class Suggests(Protocol):
-    """Protocol of an Optuna trial, which draws values."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
-        """Draw a number of low .. high."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """Draw an integer of low .. high."""
-
-    def suggest_categorical(self, name: str, choices: tuple[Value, ...]) -> Any:
-        """Draw one of the choices."""
 
 
 def read_space(path: Path, config: RunConfig) -> Space:
@@ -73,17 +61,10 @@ def read_space(path: Path, config: RunConfig) -> Space:
     entries = tables.get("parameter")
     if not isinstance(entries, list) or not entries:
         raise ConfigError(str(path), "has no list of [[parameter]] tables", _REMEDY)
-    space = tuple(
+    return tuple(
         _read_parameter(entry, f"{path}: parameter {number}", config)
         for number, entry in enumerate(entries, 1)
     )
-    for number, parameter in enumerate(space):
-        for other in space[:number]:
-            if parameter.key == other.key and not _exclude_each_other(parameter, other):
-                problem = "is there twice, and both may hold at once"
-                remedy = "give each a `when` with another value of one setting"
-                raise ConfigError(f"{path}: {parameter.key}", problem, remedy)
-    return space
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
@@ -93,10 +74,11 @@ def space_as_json(space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def draw(space: Space, trial: Suggests, config: RunConfig) -> dict[str, Value]:
+def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
     """Draw settings and their values for one trial, in the order of the space.
 
-    A condition is checked against earlier draws, else against the config.
+    A condition is checked against earlier draws, else against the config. Raises ConfigError if two
+    ranges of one setting hold at once.
     """
     drawn: dict[str, Value] = {}
     for parameter in space:
@@ -104,19 +86,22 @@ def draw(space: Space, trial: Suggests, config: RunConfig) -> dict[str, Value]:
             (drawn[key] if key in drawn else config_value(config, key)) == value
             for key, value in parameter.when
         )
+        if holds and parameter.key in drawn:
+            problem = "has two ranges that hold at once"
+            remedy = "give each a `when` with another value of one setting"
+            raise ConfigError(f"--space: {parameter.key}", problem, remedy)
         if holds:
             drawn[parameter.key] = _draw_one(parameter, trial)
     return drawn
 
 
-def _draw_one(parameter: Parameter, trial: Suggests) -> Value:
+def _draw_one(parameter: Parameter, trial: "Trial") -> Value:
     name, low, high = parameter.name, parameter.low, parameter.high
     is_log = parameter.scale == "log"
     if parameter.choices:
-        chosen: Value = trial.suggest_categorical(name, parameter.choices)
-        return chosen
+        return cast("Value", trial.suggest_categorical(name, parameter.choices))
     if parameter.is_integer:
-        return trial.suggest_int(name, int(low), int(high), step=parameter.step, log=is_log)
+        return trial.suggest_int(name, int(low), int(high), log=is_log)
     if parameter.scale == "log_below_one":
         found = 1 - _in_four_digits(trial.suggest_float(name, 1 - high, 1 - low, log=True))
     else:
@@ -163,12 +148,12 @@ def _read_range(
     config: RunConfig,
 ) -> Parameter:
     low, high = (_number(entry, end, where) for end in ("low", "high"))
-    scale, step = entry.get("scale", "linear"), entry.get("step", 1)
+    scale = entry.get("scale", "linear")
     if scale not in _SCALES:
         raise ConfigError(where, f"scale is {in_brief(scale)}", f"use one of {', '.join(_SCALES)}")
     if entry.get("of", "value") == "config":
         own = config_value(config, key)
-        if not isinstance(own, int | float) or own <= 0 or scale == "log_below_one":
+        if not isinstance(own, int | float) or own <= 0:
             problem = f"is {in_brief(own)} in the config, whose multiples are searched"
             raise ConfigError(where, problem, "set it above 0, or leave out of = 'config'")
         low, high = low * own, high * own
@@ -176,32 +161,18 @@ def _read_range(
             low, high = float(math.floor(low)), float(math.ceil(high))
     ends = [int(end) if end.is_integer() else end for end in (low, high)]
     is_integer = all(type(checked_setting(key, end, where)) is int for end in ends)
-    found = Parameter(
-        key=key,
-        when=when,
-        low=low,
-        high=high,
-        scale=scale,
-        step=step,
-        is_integer=is_integer,
-    )
-    _check_range(found, where)
-    return found
+    _check_range(low, high, scale, where, is_integer=is_integer)
+    return Parameter(key=key, when=when, low=low, high=high, scale=scale, is_integer=is_integer)
 
 
-def _check_range(found: Parameter, where: str) -> None:
-    low, high, scale, step = found.low, found.high, found.scale, found.step
+def _check_range(low: float, high: float, scale: Scale, where: str, *, is_integer: bool) -> None:
     if not low < high:
         raise ConfigError(where, f"low {low:g} is not below high {high:g}", "mend the range")
     if scale == "log" and low <= 0:
         raise ConfigError(where, f"low is {low:g} on a logarithmic scale", "set it above 0")
-    if scale == "log_below_one" and (high >= 1 or low < 0 or found.is_integer):
+    if scale == "log_below_one" and (high >= 1 or low < 0 or is_integer):
         problem = f"is {low:g} .. {high:g} on a scale of numbers below one"
         raise ConfigError(where, problem, "set low to at least 0 and high below 1")
-    if type(step) is not int or step < 1:
-        raise ConfigError(where, f"step is {in_brief(step)}", "give an integer of at least 1")
-    if step != 1 and (not found.is_integer or scale != "linear"):
-        raise ConfigError(where, "has a step", "steps are for integers on a linear scale")
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
@@ -209,8 +180,3 @@ def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**53:
         raise ConfigError(where, f"{end} is {in_brief(value)}", "give a number, or choices")
     return float(value)
-
-
-def _exclude_each_other(one: Parameter, other: Parameter) -> bool:
-    theirs = dict(other.when)
-    return any(key in theirs and theirs[key] != value for key, value in one.when)

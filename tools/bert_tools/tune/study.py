@@ -2,14 +2,14 @@
 
 The study directory has Optuna's journal, `journal.log`, and the run directories in `trials/`. A
 trial that was running when the search ended is enqueued again with the same values when it is
-continued. Afterwards the config itself and the best trial's run on fresh seeds.
+continued. A training that missed its target has no value: Optuna ranks it by its accuracies, as one
+that was stopped.
 """
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_tools.tune.objective import Curve, Objective, Result, judged, read_curve
+from bert_tools.report.run_files import read_metrics
 from bert_tools.tune.space import Space, Value, draw, space_as_json
 from mlperf_bert.config.files import (
     checked_setting,
@@ -27,30 +27,20 @@ from mlperf_bert.config.files import (
 )
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import end_with_parent
-from mlperf_bert.errors import (
-    MISTAKE,
-    TARGET_MISSED,
-    ConfigError,
-    DataError,
-    UserError,
-    one_line,
-    say,
-)
+from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, UserError, one_line, say
 from mlperf_bert.files import file_sha256, not_through_a_link, write_file
 from mlperf_bert.run.outcome import read_outcome
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.pruners import BasePruner
     from optuna.storages import JournalStorage
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
-PruningRule = Literal["median", "halving", "none"]
+Objective = Literal["samples", "time"]
 How = Literal["reached", "missed", "pruned", "refused", "failed"]
 
 JOURNAL = "journal.log"
 LOG = "train.log"
-DEFAULT = "default"  # the given config, on fresh seeds
 DEFAULT_TRAINER = (sys.executable, "-P", "-m", "mlperf_bert", "train")
 MOST_FAILURES = 3  # failed trainings in a row
 POLL_S = 0.25
@@ -58,7 +48,7 @@ END_S = 120.0  # seconds for a training to end after SIGTERM, as its ranks may t
 _LEAST_CURVES = 4  # trainings of others, before the median stops anything
 _PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
 _LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough data
-_RESULT, _SETTINGS, _STUDY = "result", "settings", "study"  # keys of facts in the journal
+_ENDING, _SETTINGS, _STUDY = "result", "settings", "study"  # keys of facts in the journal
 _REMEDY = "give a new --out directory, or the options that it was begun with"
 
 
@@ -73,7 +63,7 @@ class StudySettings:
     objective: Objective
     most_samples: int
     seed: int
-    prune: PruningRule
+    prune: Literal["median", "none"]
     trainer: tuple[str, ...] | None
 
     @property
@@ -87,11 +77,11 @@ class StudySettings:
         """Evaluations of a training that uses its whole budget."""
         return self.most_samples // self.config.eval_interval_samples
 
-    def trial_config(self, drawn: Mapping[str, Value], seed: int) -> RunConfig:
+    def trial_config(self, drawn: Mapping[str, Value]) -> RunConfig:
         """The config of one training. Raises ConfigError if its values contradict."""
         tables = with_values(self.config, drawn)
         trial = config_from_tables(tables, "trial")
-        tables["run"]["seed"] = seed
+        tables["run"]["seed"] = self.seed
         tables["run"]["max_steps"] = max(1, self.most_samples // trial.parallel.global_batch_size)
         tables["checkpoint"]["save"] = "never"
         return config_from_tables(tables, "trial")
@@ -107,6 +97,19 @@ class StudySettings:
             "seed": self.seed,
             "prune": self.prune,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a trial ended, and the samples to the target if reached, else all that were trained.
+
+    `seconds` are those of training alone; 0 where nothing was trained or measured.
+    """
+
+    how: How
+    why: str
+    samples: int = 0
+    seconds: float = 0.0
 
 
 def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
@@ -142,16 +145,19 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
     Raises DataError if it was begun with other settings, or has a damaged journal.
     """
     from optuna import create_study
+    from optuna.pruners import MedianPruner, NopPruner
     from optuna.trial import TrialState
 
     now = settings.as_json()
     path = directory / JOURNAL
+    first = max(2, settings.evaluations // _PRUNE_FROM)
+    median = MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES)
     try:
         study = create_study(
             storage=open_journal(path),
             study_name="tune",
             direction="minimize",
-            pruner=_pruner(settings),
+            pruner=median if settings.prune == "median" else NopPruner(),
             load_if_exists=True,
         )
     except (OSError, UserError):
@@ -184,7 +190,8 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
             seed=settings.seed * 1_000_003 + count,
             n_startup_trials=min(_MOST_RANDOM, max(_LEAST_RANDOM, trials // 3)),
         )
-        ending = _run_trial(study, settings, directory)
+        trial = study.ask()
+        ending = _run_trial(study, trial, settings, directory / "trials")
         best = best_trial(study)
         so_far = "none has reached the target so far"
         if best is not None:
@@ -196,39 +203,14 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
             raise ConfigError("tune", problem, f"see {directory / 'trials'}")
 
 
-def run_fresh_seeds(
-    study: "Study", settings: StudySettings, directory: Path, repeats: int
-) -> dict[str, list[Result]]:
-    """Results of the given config and of the best trial's on fresh seeds, by subject.
-
-    A run that has ended is not run again. Raises ConfigError if a training fails.
-    """
-    subjects: dict[str, Mapping[str, Value]] = {DEFAULT: {}}
-    best = best_trial(study)
-    if best is not None:
-        subjects[f"best_{best.number:05d}"] = best.user_attrs[_SETTINGS]
-    found: dict[str, list[Result]] = {subject: [] for subject in subjects}
-    for seed in range(settings.seed + 1, settings.seed + 1 + repeats):
-        for subject, values in subjects.items():
-            folder = directory / "trials" / f"{subject}_seed_{seed}"
-            if not _has_ended(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
-                config = settings.trial_config(values, seed)
-                status = _train(settings, config, folder, lambda _: False)
-                _check_status(status, folder)
-                say(f"{subject} with fresh seed {seed}: {_result_of(folder, settings).why}")
-            found[subject].append(_result_of(folder, settings))
-    return found
-
-
 def ended_trials(study: "Study") -> "list[FrozenTrial]":
     """The trials that count, by number: all but interrupted ones."""
-    return [each for each in study.get_trials(deepcopy=False) if _RESULT in each.user_attrs]
+    return [each for each in study.get_trials(deepcopy=False) if _ENDING in each.user_attrs]
 
 
-def ending_of(trial: "FrozenTrial") -> "Ending":
+def ending_of(trial: "FrozenTrial") -> Ending:
     """How an ended trial ended."""
-    return Ending(**trial.user_attrs[_RESULT])
+    return Ending(**trial.user_attrs[_ENDING])
 
 
 def best_trial(study: "Study") -> "FrozenTrial | None":
@@ -243,93 +225,94 @@ def in_words(trial: "FrozenTrial", objective: Objective) -> str:
     return f"{ending.seconds:,.1f} s" if objective == "time" else f"{ending.samples:,} samples"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How a trial ended; samples and seconds are 0 where nothing was trained or measured."""
-
-    how: How
-    why: str
-    samples: int = 0
-    seconds: float = 0.0
-
-
-def _run_trial(study: "Study", settings: StudySettings, directory: Path) -> Ending:
+def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: Path) -> Ending:
+    """Draw values, train with them, and tell the study how that ended."""
     from optuna.trial import TrialState
 
-    trial = study.ask()
     drawn = draw(settings.space, trial, settings.config)
     trial.set_user_attr(_SETTINGS, drawn)
-    folder = directory / "trials" / f"trial_{trial.number:05d}"
-    seen: list[tuple[int, float]] = []
-
-    def is_hopeless(curve: Curve) -> bool:
-        seen[:] = curve
-        _, accuracy = curve[-1]
-        trial.report(1 - accuracy, len(curve))
-        return accuracy < settings.target and trial.should_prune()
-
-    value, state = None, TrialState.FAIL
     try:
-        config = settings.trial_config(drawn, settings.seed)
+        config = settings.trial_config(drawn)
     except ConfigError as error:
-        ending, state = Ending(how="refused", why=f"refused: {error}"), TrialState.PRUNED
+        ending = Ending(how="refused", why=f"refused: {error}")
     else:
-        status = _train(settings, config, folder, is_hopeless)
-        if status in (0, TARGET_MISSED):  # by itself, even if it was asked to end meanwhile
-            ending, value = _judge(folder, settings)
-            state = TrialState.COMPLETE if value is not None else TrialState.FAIL
-        elif status is None:
-            samples, accuracy = seen[-1]
-            why = f"stopped as hopeless at {samples:,} samples, {accuracy:.4f}"
-            ending, state = Ending(how="pruned", why=why, samples=samples), TrialState.PRUNED
-        else:
-            if status == MISTAKE:  # the same for every trial, as contradicting values were refused
-                _check_status(status, folder)
-            ending = Ending(how="failed", why=_failure(status, folder))
-    if ending.how == "reached":  # it counts as at the target from then on, for the median
-        for number in range(len(seen) + 1, settings.evaluations + 1):
-            trial.report(1 - settings.target, number)
-    trial.set_user_attr(_RESULT, asdict(ending))
-    study.tell(trial, value, state=state)
+        ending = _train(trial, config, settings, trials / f"trial_{trial.number:05d}")
+    trial.set_user_attr(_ENDING, asdict(ending))
+    if ending.how == "reached":
+        study.tell(trial, ending.seconds if settings.objective == "time" else ending.samples)
+    else:
+        is_failure = ending.how == "failed"
+        study.tell(trial, state=TrialState.FAIL if is_failure else TrialState.PRUNED)
     return ending
 
 
-def _judge(folder: Path, settings: StudySettings) -> tuple[Ending, float | None]:
-    """Ending and value of a run that ended by itself; no value if its files are damaged."""
+def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
+    """Train in a run directory, reporting each evaluation to the trial.
+
+    Raises ConfigError if the trainer cannot be started.
+    """
+    process = _started_training(config, settings, folder)
+    run, seen, is_hopeless = folder / "run_0", 0, False
     try:
-        result = _result_of(folder, settings)
+        while process.poll() is None and not is_hopeless:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+            curve = read_curve(run)
+            while seen < len(curve) and not is_hopeless:
+                _, accuracy = curve[seen]
+                seen += 1
+                trial.report(1 - accuracy, seen)
+                is_hopeless = accuracy < settings.target and trial.should_prune()
+    finally:  # after an error or a signal too: no training may continue unseen
+        _end(process)
+    status = process.wait()
+    if status not in (0, TARGET_MISSED):
+        if is_hopeless:
+            samples, accuracy = curve[seen - 1]
+            why = f"stopped as hopeless at {samples:,} samples, {accuracy:.4f}"
+            return Ending(how="pruned", why=why, samples=samples)
+        text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
+        said = text.splitlines()[-1] if text else "nothing was printed"
+        return Ending(how="failed", why=f"training ended with status {status}: {said}")
+    try:  # it ended by itself, even if it was asked to end meanwhile
+        outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
     except UserError as error:
-        return Ending(how="failed", why=f"failed: {error}"), None
-    how: How = "reached" if result.is_reached else "missed"
-    ending = Ending(how=how, why=result.why, samples=result.samples, seconds=result.seconds)
-    return ending, result.value
+        return Ending(how="failed", why=f"failed: {error}")
+    for number, (_, accuracy) in enumerate(curve[seen:], seen + 1):
+        trial.report(1 - accuracy, number)
+    target, seconds = settings.target, outcome.seconds
+    reached = next((samples for samples, accuracy in curve if accuracy >= target), None)
+    if reached is None:
+        best = max((accuracy for _, accuracy in curve), default=0.0)
+        why = f"missed {target:g}, {best:.4f} at best after {outcome.samples:,} samples"
+        return Ending(how="missed", why=why, samples=outcome.samples, seconds=seconds)
+    for number in range(len(curve) + 1, settings.evaluations + 1):
+        trial.report(1 - target, number)  # for the median, it stays at the target from then on
+    why = f"reached {target:g} after {reached:,} samples, {seconds:.1f} s"
+    return Ending(how="reached", why=why, samples=reached, seconds=seconds)
 
 
-def _result_of(folder: Path, settings: StudySettings) -> Result:
-    """The result of an ended run. Raises DataError if it did not end in order."""
-    run = folder / "run_0"
-    outcome = read_outcome(run / "outcome.json")
-    objective, target = settings.objective, settings.target
-    return judged(read_curve(run), outcome, objective, target, settings.most_samples)
+def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
+    """Samples and accuracy at each evaluation so far of the run in `run_<i>`; maybe none.
+
+    Raises DataError for a file that cannot be read.
+    """
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return ()
+    return tuple(
+        (record["samples"], float(record["mlm_accuracy"]))
+        for record in read_metrics(path)
+        if record["mlm_accuracy"] is not None
+    )
 
 
-def _has_ended(folder: Path) -> bool:
-    """True if the run directory has a run that no signal ended."""
-    path = folder / "run_0" / "outcome.json"
-    return path.exists() and read_outcome(path).stopped_by is None
+def _started_training(
+    config: RunConfig, settings: StudySettings, folder: Path
+) -> "subprocess.Popen[bytes]":
+    """A training with its output in `train.log`.
 
-
-def _train(
-    settings: StudySettings,
-    config: RunConfig,
-    folder: Path,
-    is_hopeless: Callable[[Curve], bool],
-) -> int | None:
-    """Train in a run directory, with the output in `train.log` there; its exit status.
-
-    `is_hopeless` takes the curve up to each evaluation; None if it ended the training. The training
-    ends with this process (on Linux), and a terminal's Ctrl-C reaches only this process. Raises
-    ConfigError if the trainer cannot be started.
+    It ends with this process (on Linux), and a terminal's Ctrl-C reaches only this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "trial.toml", config_to_toml(config).encode())
@@ -337,7 +320,7 @@ def _train(
     command += ["--data", str(settings.data), "--run-dir", str(folder)]
     with open(folder / LOG, "ab", opener=not_through_a_link) as log:
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -348,21 +331,6 @@ def _train(
         except OSError as error:
             problem = f"{command[0]!r} cannot be started ({error.strerror})"
             raise ConfigError("--trainer", problem, "give a command that is there") from None
-    seen, stops = 0, False
-    try:
-        while process.poll() is None and not stops:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-            curve = read_curve(folder / "run_0")
-            news = (curve[:number] for number in range(seen + 1, len(curve) + 1))
-            stops = any(map(is_hopeless, news))
-            seen = len(curve)
-    finally:  # after an error or a signal too: no training may continue unseen
-        _end(process)
-    status = process.wait()
-    if stops and status not in (0, TARGET_MISSED):
-        return None
-    return status if status >= 0 else 128 - status
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -373,30 +341,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, SIGKILL)
-
-
-def _check_status(status: int | None, folder: Path) -> None:
-    """Raise ConfigError unless a training ended by itself."""
-    if status not in (0, TARGET_MISSED):
-        raise ConfigError("tune", _failure(status, folder), f"mend that; see {folder / LOG}")
-
-
-def _failure(status: int | None, folder: Path) -> str:
-    """The status of a failed training, and the last line that it printed."""
-    text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
-    said = text.splitlines()[-1] if text else "nothing was printed"
-    return f"training ended with status {status}: {said}"
-
-
-def _pruner(settings: StudySettings) -> "BasePruner":
-    from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
-
-    first = max(2, settings.evaluations // _PRUNE_FROM)
-    if settings.prune == "median":
-        return MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES)
-    if settings.prune == "halving":
-        return SuccessiveHalvingPruner(min_resource=first, reduction_factor=3)
-    return NopPruner()
 
 
 def _manifest_digest(folder: Path) -> str:
