@@ -176,7 +176,6 @@ decay_steps = 20
 [eval]
 target_accuracy = 0.99
 interval_samples = 160
-tokens_per_forward = 600
 [mlperf]
 enforce_rules = false
 """

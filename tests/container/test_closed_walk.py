@@ -134,7 +134,7 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree: Path) -> Non
         done = shell(tree, command)
         assert done.returncode == 0, done.stdout + done.stderr
         said += done.stdout
-    (digest,) = re.findall(r"^written: weights, weights of sha256 (\w{64})$", said, re.M)
+    assert re.search(r"^written: weights, weights of sha256 \w{64}$", said, re.M)
 
     started = time.monotonic()
     without = shell(tree, launch.replace("INIT_CHECKPOINT=weights", ""))
@@ -143,7 +143,7 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree: Path) -> Non
     assert "run.init_checkpoint: is not set; the closed division" in without.stderr
     assert without.stderr.count("\n") == 1
 
-    done = shell(tree, f"{launch} -- --set run.init_checkpoint_sha256='\"{digest}\"'")
+    done = shell(tree, launch)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall("result_0.txt$", done.stdout, re.M)) == 1
     assert (

@@ -39,7 +39,7 @@ FIXED: dict[str, Any] = {
     **{"model.layer_norm_epsilon": 1e-6, "parallel.ranks_per_node": RANKS},
     **{"optim.learning_rate": 1e-2, "schedule.decay_steps": 20, "schedule.warmup_steps": 1},
     **{"clip.max_norm": 2.0, "eval.target_accuracy": "none", "eval.interval_samples": 30},
-    **{"eval.tokens_per_forward": 200, "checkpoint.keep_last": 9},
+    **{"checkpoint.keep_last": 9},
 }
 IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
 # What only changes how a step is computed.

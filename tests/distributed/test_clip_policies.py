@@ -37,6 +37,7 @@ from mlperf_bert.distributed.bucket_plan import (
     plan_layout,
 )
 from mlperf_bert.distributed.clipping import (
+    PUBLISHED_BUCKETS,
     ClipOutcome,
     Clipping,
     ClipState,
@@ -62,9 +63,7 @@ BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
 POLICIES = ("none", "after_allreduce", *BEFORE)
 CASES = {
     **{policy: ClipSection(policy=policy) for policy in POLICIES},
-    "equal_share": ClipSection(
-        policy="bucket_before_allreduce", bucket_limit="equal_share", bucket_count=5
-    ),
+    "equal_share": ClipSection(policy="bucket_before_allreduce", bucket_limit="equal_share"),
 }
 # Factors of losses: gradients far below the limit of 1, some buckets above theirs, all far above.
 SCALES = {"under": 1e-4, "mixed": 0.07, "over": 1e4}
@@ -404,7 +403,7 @@ class Formula:
     def limit(self, case: str, numel: int) -> float:
         clip = CASES[case]
         if clip.bucket_limit == "equal_share":
-            return clip.max_norm / clip.bucket_count**0.5
+            return clip.max_norm / PUBLISHED_BUCKETS**0.5
         return clip.max_norm * (numel / self.numel) ** 0.5
 
 

@@ -32,7 +32,6 @@ SETTINGS = (
     *(f"run.max_steps={STEPS}", f"schedule.decay_steps={STEPS}"),
     f"run.hang_timeout_s={HANG_TIMEOUT_S}",
     "checkpoint.interval_steps=7",
-    "eval.tokens_per_forward=64",  # many forwards, so that an evaluation takes a while
 )
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
 

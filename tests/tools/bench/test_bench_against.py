@@ -217,7 +217,8 @@ def test_both_sides_have_one_optimizer_and_a_constant_rate() -> None:
     closed = ("optim.name=lamb", "schedule.warmup_steps=5", "parallel.grad_accum_steps=2")
     config = against.as_both_train(tiny(*closed))
     assert (config.optim, config.clip) == (peer.OPTIM, peer.CLIP)
-    assert (config.schedule.power, config.schedule.warmup_steps) == (0.0, 0)
+    assert config.schedule.end_learning_rate == config.optim.learning_rate
+    assert config.schedule.warmup_steps == 0
     assert config.parallel.grad_accum_steps == 1
 
 

@@ -1,6 +1,7 @@
 """Small models in Hugging Face's form, and batches of the synthetic data for both sides."""
 
 import os
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from bert_tools.convert.convert import report_of
 from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 from bert_tools.huggingface.reader import open_huggingface
 from checkpoint_cases import save_checkpoint
+from mlperf_bert.checkpoint.first_weights import settings_of
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
-from mlperf_bert.config.files import load_config
+from mlperf_bert.config.files import load_config, tables_to_toml
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
@@ -145,3 +147,11 @@ def trained(directory: Path, words: Path, *overrides: str) -> Path:
     )
     optimizer = make_optimizer_alone(config.optim, model)
     return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)
+
+
+def config_for(checkpoint: Path, file: Path) -> Path:
+    """Write the tiny config with the model of a checkpoint's weights."""
+    tables = tomllib.loads(TINY_CONFIG)
+    tables["model"] = settings_of(read_config(checkpoint).model)
+    file.write_text(tables_to_toml(tables))
+    return file

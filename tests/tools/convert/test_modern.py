@@ -13,6 +13,7 @@ from huggingface_cases import (
     NUM_WORDS,
     PADDED,
     a_batch,
+    config_for,
     convert,
     load_ours,
     real_rows,
@@ -25,11 +26,10 @@ from safetensors.torch import load_file, save_file
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.first_weights import take_model
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import CheckpointError
-from support import TINY_CONFIG, refusal
+from support import refusal
 
 WORDS, WORD_BIAS = "model.embeddings.tok_embeddings.weight", "decoder.bias"
 PATTERN = {
@@ -305,10 +305,8 @@ def test_a_run_begins_with_it(
 ) -> None:
     folder = tmp_path / "ours"
     convert(modern, folder, words)
-    head, _, tail = TINY_CONFIG.partition("[model]\n")
-    config = tmp_path / "no_model.toml"
-    config.write_text(f"{head}[{tail.partition('[')[2]}")
-    found = load_config(config, (), folder, take_model)
+    config = config_for(folder, tmp_path / "fits.toml")
+    found = load_config(config, (), folder)
     assert {name: asdict(found.model)[name] for name in PATTERN if "dropout" not in name} == {
         name: value for name, value in PATTERN.items() if "dropout" not in name
     }

@@ -6,15 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_cases import NUM_WORDS, PADDED, WORD_BIAS, WORDS, save_theirs, tensors_of
+from huggingface_cases import (
+    NUM_WORDS,
+    PADDED,
+    WORD_BIAS,
+    WORDS,
+    config_for,
+    save_theirs,
+    tensors_of,
+)
 
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.first_weights import recorded_model, take_model
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from own_texts import write_letters
-from support import TINY_CONFIG, refusal
+from support import refusal
 
 
 @pytest.fixture
@@ -34,12 +41,9 @@ def ours(bert: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """The tiny config without a [model] section."""
-    head, _, tail = TINY_CONFIG.partition("[model]\n")
-    path = tmp_path / "no_model.toml"
-    path.write_text(f"{head}[{tail.partition('[')[2]}")
-    return path
+def config(ours: Path, tmp_path: Path) -> Path:
+    """The tiny config, of the model of these weights."""
+    return config_for(ours, tmp_path / "fits.toml")
 
 
 def test_two_ranks_begin_with_it_and_go_on_without_it(
@@ -69,19 +73,13 @@ def test_two_ranks_begin_with_it_and_go_on_without_it(
     assert origin == "huggingface, bert, BertModel, masked-LM head"
     shutil.rmtree(ours)
     assert train("more", 1, "--set", "run.max_steps=2", "--resume", saved) == 3
-    assert recorded_model("auto", tmp_path / "run" / "run_0")["hidden_size"] == 32
     more = tmp_path / "more" / "run_0" / "checkpoints"
     assert read_state(resolve(more)).step == 2
     assert read_config(more).model == read_config(saved).model
 
 
-def test_the_model_is_what_the_weights_say(ours: Path, config: Path, capsys: Any) -> None:
-    for setting, value in (("hidden_size", "32"), ("layer_norm_epsilon", "1e-07")):
-        asked = ["config", "get", str(config), f"model.{setting}"]
-        capsys.readouterr()
-        assert main([*asked, "--init-checkpoint", str(ours)]) == 0
-        assert capsys.readouterr().out == f"{value}\n"
-    model = load_config(config, (), ours, take_model).model
+def test_the_model_is_what_the_weights_say(ours: Path) -> None:
+    model = read_config(ours).model
     assert (model.vocab_size, model.num_heads, model.objective) == (NUM_WORDS, 4, "mlm")
 
 
@@ -98,20 +96,6 @@ def test_train_says_how_to_convert(
     assert not (bert.parent / "run").exists()
 
 
-def test_the_file_may_fit_the_weights_by_a_change_alone(
-    ours: Path, config: Path, capsys: Any
-) -> None:
-    """The closed walk shrinks a file of 512 tokens; the weights know fewer positions."""
-    text = config.read_text().replace("max_seq_length = 32", "max_seq_length = 512")
-    config.write_text(text)
-    assert "max_seq_length = 512" in text
-    shorter = ("data.max_seq_length=32",)
-    assert load_config(config, shorter, ours, take_model).data.max_seq_length == 32
-    config.write_text(text + "[nothing]\n")
-    place = ["train", "--config", str(config), "--init-checkpoint", str(ours), "--data", "D"]
-    assert f"{config}: [nothing]" in refusal(capsys, *place, "--set", shorter[0])
-
-
 def test_convert_writes_a_config_to_go_on_with(bert: Path, tmp_path: Path, capsys: Any) -> None:
     ours = tmp_path / "ours"
     words = ["convert", "--from", "huggingface", "--missing", "draw", str(bert)]
@@ -119,7 +103,7 @@ def test_convert_writes_a_config_to_go_on_with(bert: Path, tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert f"own-text TEXT --out NEW --init-checkpoint {ours}" in lines[0]
     assert f"train --data DATA --config {ours / 'train.toml'}" in lines[1]
-    found = load_config(ours / "train.toml", (), ours, take_model)
+    found = load_config(ours / "train.toml", (), ours)
     assert found.model.hidden_size == 32 and found.data.max_seq_length == 64
     assert found.optim.learning_rate == 2e-4
     given = ["--init-checkpoint", str(ours), "--set", "run.device=cpu"]

@@ -12,8 +12,8 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import (
-    AUTO_TOKENS_CPU,
-    AUTO_TOKENS_CUDA,
+    TOKENS_CPU,
+    TOKENS_CUDA,
     HeldOutBatches,
     cut_by_tokens,
     tokens_per_forward,
@@ -121,10 +121,9 @@ def test_a_wrong_index_is_one_clear_error(index: LengthIndex, set_dir: Path) -> 
         batches.fill()
 
 
-def test_auto_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex) -> None:
+def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex) -> None:
     total = int(index.lengths.sum(dtype=np.int64))
-    assert AUTO_TOKENS_CPU < total < AUTO_TOKENS_CUDA
-    assert tokens_per_forward("auto", index, 1, CPU) == AUTO_TOKENS_CPU
-    assert tokens_per_forward("auto", index, 1, torch.device("cuda")) == total
-    assert len(cut_by_tokens(index, tokens_per_forward("auto", index, 8, CPU))) == 8
-    assert tokens_per_forward(77, index, 8, CPU) == 77
+    assert TOKENS_CPU < total < TOKENS_CUDA
+    assert tokens_per_forward(index, 1, CPU) == TOKENS_CPU
+    assert tokens_per_forward(index, 1, torch.device("cuda")) == total
+    assert len(cut_by_tokens(index, tokens_per_forward(index, 8, CPU))) == 8

@@ -286,7 +286,7 @@ BOTH = ("data.loader=dali", "optim.implementation=apex")
 SMALL = (
     *("model.vocab_size=69", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2"),
     *("model.intermediate_size=64", "model.max_position_embeddings=32", "data.max_seq_length=32"),
-    *("data.max_predictions=5", "model.initializer_range=0.2", "eval.tokens_per_forward=600"),
+    *("data.max_predictions=5", "model.initializer_range=0.2"),
     *("parallel.ranks_per_node=1", "parallel.local_batch_size=16", "optim.learning_rate=0.02"),
     *("run.max_steps=20", "run.seed=3", "run.log_interval_steps=1", "eval.interval_samples=320"),
     *("mlperf.division=open", "mlperf.enforce_rules=false"),

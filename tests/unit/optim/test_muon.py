@@ -16,7 +16,7 @@ from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
-from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
 from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalised, orthogonalised_stack
 from mlperf_bert.optim.muon_plan import (
     busiest_share,
@@ -113,7 +113,7 @@ def test_a_models_update_is_the_readable_ones(
     """Matrix by matrix: of ModernBERT three, or two, in one parameter."""
     monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
     model = BertForPretraining(config, torch.device("cpu"), seed=3).to(dtype)
-    rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.9)
+    rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY)
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     state = {name: torch.zeros(2, *each.shape, dtype=dtype) for name, each in expected.items()}
     optimizer, matrices = make_optimizer_alone(rule, model), set()
@@ -125,7 +125,7 @@ def test_a_models_update_is_the_readable_ones(
             kind = re.sub(r".*\.layers?\.\d+\.", "", name)
             if kind in MATRICES[config.architecture]:
                 matrices.add(kind)
-                constants = {"lr": RATE, "momentum": rule.momentum, "weight_decay": DECAY}
+                constants = {"lr": RATE, "momentum": MUON_MOMENTUM, "weight_decay": DECAY}
                 of_each = [x.chunk(JOINED.get(kind, 1)) for x in (weight, gradient, state[name][0])]
                 for each in zip(*of_each, strict=True):
                     muon_update(*each, **constants, products=dtype)
@@ -144,7 +144,7 @@ def test_a_models_update_is_the_readable_ones(
 
 def test_joined_matrices_that_begin_inside_a_block_are_refused() -> None:
     rule = OptimSection(name="muon", learning_rate=RATE)
-    for sizes in ({"hidden_size": 20}, {"intermediate_size": 40}):
+    for sizes in ({"hidden_size": 40}, {"intermediate_size": 40}):
         model = BertForPretraining(replace(MODERN, **sizes), torch.device("cpu"))
         with pytest.raises(ConfigError, match=r"model\.hidden_size: makes .* multiples of 32"):
             make_optimizer_alone(rule, model)

@@ -62,24 +62,22 @@ def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
         first += schedule.start_warmup_step
     remaining = (schedule.decay_steps - step) / (schedule.decay_steps - first)
     end = schedule.end_learning_rate
-    return end + (base - end) * remaining**schedule.power
+    return end + (base - end) * remaining
 
 
 @pytest.mark.parametrize("form", ["published", "continuous"])
 @pytest.mark.parametrize(("warm_up", "start"), [(82, -16), (0, 0), (0, 30), (50, 40), (1, -300)])
 def test_the_table_is_the_scalar_formula_bit_for_bit(form: str, warm_up: int, start: int) -> None:
-    for power in (0.0, 0.5, 1.0, 1.3, 2.0, 3.7):
-        schedule = _schedule(form=form, power=power, warmup_steps=warm_up, start_warmup_step=start)
-        table = learning_rates(np.arange(400), schedule, BASE)
-        assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
+    schedule = _schedule(form=form, warmup_steps=warm_up, start_warmup_step=start)
+    table = learning_rates(np.arange(400), schedule, BASE)
+    assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
 
 
-@pytest.mark.parametrize("power", [1.0, 2.0])
 @pytest.mark.parametrize("start", [-16, 0])
-def test_continuous_form_has_no_jump(start: int, power: float) -> None:
-    schedule = _schedule(form="continuous", start_warmup_step=start, power=power)
+def test_continuous_form_has_no_jump(start: int) -> None:
+    schedule = _schedule(form="continuous", start_warmup_step=start)
     rates = [learning_rate(step, schedule, BASE) for step in range(1, 300)]
-    steepest = max(BASE / 82, power * (BASE - END) / (179 - 82 - start))
+    steepest = max(BASE / 82, (BASE - END) / (179 - 82 - start))
     changes = [abs(b - a) for a, b in pairwise(rates)]
     assert max(changes) <= steepest * (1 + 1e-9)
     assert rates[82 + start - 1] == pytest.approx(BASE, rel=1e-12)

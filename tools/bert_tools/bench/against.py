@@ -115,7 +115,9 @@ def as_both_train(config: RunConfig) -> RunConfig:
         config,
         parallel=replace(config.parallel, grad_accum_steps=1),
         optim=OPTIM,
-        schedule=ScheduleSection(decay_steps=config.max_steps, power=0.0),
+        schedule=ScheduleSection(
+            decay_steps=config.max_steps, end_learning_rate=OPTIM.learning_rate
+        ),
         clip=CLIP,
         mlperf=replace(config.mlperf, enforce_rules=False),
     )

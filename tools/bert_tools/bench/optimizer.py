@@ -16,7 +16,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import is_exempt
+from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
 from mlperf_bert.optim.muon import Muon, muon_update
 from mlperf_bert.optim.muon_plan import is_hidden_matrix, num_matrices
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
@@ -241,7 +241,7 @@ def _readable_muon(
     update = partial(
         muon_update,
         lr=rule.learning_rate,
-        momentum=rule.momentum,
+        momentum=MUON_MOMENTUM,
         weight_decay=rule.weight_decay,
         products=products,
     )
@@ -267,7 +267,7 @@ def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tenso
         matrices,
         lr=rule.learning_rate,
         weight_decay=rule.weight_decay,
-        momentum=rule.momentum,
+        momentum=MUON_MOMENTUM,
         adjust_lr_fn="match_rms_adamw",
     )
     adamw = usual_adamw(twin, rule, "fused")

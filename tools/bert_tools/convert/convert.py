@@ -15,9 +15,8 @@ from mlperf_bert.vocabulary.any_vocabulary import file_name
 def report_of(conversion: Conversion, out: Path) -> dict[str, Any]:
     """The JSON object of `convert`: the fate of every tensor, also read back from `out`.
 
-    `weights_sha256` is the value for `run.init_checkpoint_sha256`. `parameters` counts numbers
-    taken over, without padding; `dtypes` counts the source's tensors by dtype; `ignored` gives the
-    reason, `drawn` the head; `rows` are those of the word embedding here.
+    `parameters` counts numbers taken over, without padding; `dtypes` counts the source's tensors
+    by dtype; `ignored` gives the reason, `drawn` the head; `rows` are the word embedding's here.
     """
     source, vocabulary = conversion.source, conversion.vocabulary
     taken = {name: source.weights[name] for name in conversion.shapes if name in source.weights}

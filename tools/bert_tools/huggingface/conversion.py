@@ -52,7 +52,6 @@ _SPARE_BYTES = 2**20  # of JSON and headers
 _SHOWN_BY = (
     ("hidden_size", "bert.embeddings.word_embeddings.weight", 1),
     ("max_position_embeddings", "bert.embeddings.position_embeddings.weight", 0),
-    ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight", 0),
     ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight", 0),
 )
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config.sections import Architecture, ModelSection
+from mlperf_bert.config.sections import TOKEN_TYPES, Architecture, ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.files import in_brief
 
@@ -211,8 +211,9 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     found["vocab_size"] = _size(config, "vocab_size")
     for theirs, ours in SIZES.items():
         found[ours] = _size(config, theirs)
-    if family is _BERT and config.get("type_vocab_size") is not None:
-        found["type_vocab_size"] = _size(config, "type_vocab_size")
+    if family is _BERT and config.get("type_vocab_size") not in (None, TOKEN_TYPES):
+        stated = in_brief(config["type_vocab_size"])
+        raise ValueError(f"type_vocab_size is {stated}, this program computes {TOKEN_TYPES} only")
     found |= {**family.defaults, **_read_numbers(config, family)}
     return found | (_read_pattern(config, found["num_layers"]) if family is _MODERN else {})
 
@@ -295,9 +296,9 @@ def stated_settings(model: ModelSection) -> dict[str, Any]:
     """
     family = FAMILIES[model.architecture]
     names = {**SIZES, **family.numbers}
-    if family is _BERT:
-        names["type_vocab_size"] = "type_vocab_size"
     stated = {**family.fixed, **{theirs: getattr(model, ours) for theirs, ours in names.items()}}
+    if family is _BERT:
+        stated["type_vocab_size"] = TOKEN_TYPES
     if family is _MODERN:
         bases = {kind: getattr(model, ours) for kind, (ours, _) in _ROPE_BASES.items()}
         stated |= {older: bases[kind] for kind, (_, older) in _ROPE_BASES.items()}

@@ -16,7 +16,7 @@ import numpy as np
 from bert_tools.common.tables import aligned
 from bert_tools.common.windows import attended_tokens
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import TOKEN_TYPES, ModelSection
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
 QkvLayout = Literal["separate", "fused"]
@@ -152,7 +152,7 @@ def _backward(
     yield _Part(
         {
             "bert.embeddings.position_embeddings.weight": (model.max_position_embeddings, hidden),
-            "bert.embeddings.token_type_embeddings.weight": (model.type_vocab_size, hidden),
+            "bert.embeddings.token_type_embeddings.weight": (TOKEN_TYPES, hidden),
             "bert.embeddings.word_embeddings.weight": (vocabulary, hidden),
         }
     )

@@ -5,7 +5,6 @@ Only small files are read, without torch, so the checks are quick. `load.py` che
 themselves.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from mlperf_bert.checkpoint.manifest import (
     read_state,
     resolve,
 )
-from mlperf_bert.config.files import read_toml
 from mlperf_bert.config.run_config import RunConfig, may_begin_with
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import OF_MODERN, ModelSection
 from mlperf_bert.data.index import Manifest as Prepared
 from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.sampler import num_quantiles
@@ -30,31 +28,27 @@ from mlperf_bert.files import is_there
 RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
 # A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).
 _OF_A_PHASE = frozenset(("rope_base_global", "rope_base_local", "max_position_embeddings"))
-# Settings of ModernBERT's layers.
-_PATTERN = ("global_attention_every", "attention_window", "rope_base_global", "rope_base_local")
 # Settings that weights and config must share; ModernBERT's may differ in those of a phase.
 MODEL_OF_WEIGHTS = (
-    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "type_vocab_size"),
-    *("objective", "architecture", "num_heads", "layer_norm_epsilon", "max_position_embeddings"),
-    *_PATTERN,
+    *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "objective"),
+    *("architecture", "num_heads", "layer_norm_epsilon", "max_position_embeddings"),
+    *OF_MODERN,
 )
 
 
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     """Raise unless a run of this config on this data may begin from `run.init_checkpoint`.
 
-    Raises ConfigError if the division or `run.init_checkpoint_sha256` requires other weights, the
-    model has other settings, or the state or order to go on with is of another kind;
+    Raises ConfigError if the division requires weights and there are none, the model has other
+    settings, or the state or order to go on with is of another kind;
     CheckpointError if their vocabulary differs or is missing; DataError if the vocabulary of the
     data is not known.
     """
-    given, wanted = config.run.init_checkpoint, config.run.init_checkpoint_sha256
+    given = config.run.init_checkpoint
     if not given:
         _refuse_state(config, "there is no run.init_checkpoint")
-        if not may_begin_with("random", config.mlperf.division) or wanted:
+        if not may_begin_with("random", config.mlperf.division):
             problem = "is not set; the closed division starts from MLPerf's weights"
-            if wanted:
-                problem = f"is not set; run.init_checkpoint_sha256 asks for {wanted}"
             remedy = "give INIT_CHECKPOINT=DIR (train: --init-checkpoint), from mlperf_bert convert"
             raise ConfigError("run.init_checkpoint", problem, remedy)
         return
@@ -64,11 +58,8 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     directory = resolve(Path(given))
     check_model(directory, config.model)
     _check_phase(directory, config, data_dir)
-    found = _digest_of(directory)
-    if wanted and found != wanted:
-        problem = f"is {wanted}, the weights in {directory} have {found}"
-        remedy = "give the weights that it names, or set it to theirs"
-        raise ConfigError("run.init_checkpoint_sha256", problem, remedy)
+    if MODEL not in read_manifest(directory).files:
+        raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
 
 
@@ -117,52 +108,20 @@ def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what:
 
 def settings_of(model: ModelSection) -> dict[str, Any]:
     """The settings of [model] that a model's weights decide."""
-    unused = () if model.architecture == "modern" else _PATTERN
+    unused = () if model.architecture == "modern" else OF_MODERN
     return {name: getattr(model, name) for name in MODEL_OF_WEIGHTS if name not in unused}
-
-
-def recorded_model(resume: str | None, run: Path | None) -> dict[str, Any]:
-    """The [model] section of the run to continue; {} if nothing is recorded.
-
-    `resume` is the value of `--resume`, `run` the run's directory.
-    """
-    if resume not in (None, "none", "auto"):
-        return asdict(read_config(Path(resume)).model)
-    path = run / "config.toml" if run is not None and resume == "auto" else None
-    return read_toml(path).get("model", {}) if path is not None and is_there(path) else {}
-
-
-def take_model(
-    directory: Path, settings: dict[str, Any], resume: str | None = None, run: Path | None = None
-) -> None:
-    """Add settings of [model] from the weights in `directory`, unless `settings` has them.
-
-    A continued run (`resume`, `run` as in `recorded_model`) needs no weights. Without weights
-    nothing is added. Raises ConfigError if `settings` has other sizes, heads or epsilon than the
-    weights, and CheckpointError for a directory that is no checkpoint.
-    """
-    recorded = recorded_model(resume, run)
-    if recorded:
-        missing = recorded.keys() & set(MODEL_OF_WEIGHTS) - settings.keys()
-        settings |= {name: recorded[name] for name in missing}
-    elif is_there(directory):
-        found = settings_of(read_config(directory).model)
-        free = _OF_A_PHASE if found.get("architecture") == "modern" else frozenset()
-        for name, theirs in found.items():
-            ours = settings.setdefault(name, theirs)
-            if name not in free:
-                _check_setting(directory, name, ours, theirs)
 
 
 def check_model(directory: Path, model: ModelSection) -> None:
     """Raise ConfigError if weights have other sizes, heads or epsilon than the model."""
-    take_model(directory, asdict(model))
+    theirs = read_config(directory).model
+    free = _OF_A_PHASE if theirs.architecture == "modern" else frozenset()
+    for name, value in settings_of(theirs).items():
+        if name not in free:
+            _check_setting(directory, name, getattr(model, name), value)
 
 
 def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
-    if type(ours) is not type(theirs):  # not checked yet; the config refuses it
-        return
-    remedy = f"set it to {theirs!r}, or leave it out"
     if name == "objective":
         if (ours, theirs) == ("mlm_nsp", "mlm"):
             problem = f"is 'mlm_nsp', the weights in {directory} have no head for pairs"
@@ -171,15 +130,7 @@ def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
         return  # rows that pad
     elif ours != theirs:
         problem = f"is {ours}, the weights in {directory} have {theirs}"
-        raise ConfigError(f"model.{name}", problem, remedy)
-
-
-def _digest_of(directory: Path) -> str:
-    """The sha256 of the weights' file."""
-    manifest = read_manifest(directory)
-    if MODEL not in manifest.files:
-        raise CheckpointError(str(directory), "holds no weights", "give one that convert made")
-    return manifest.files[MODEL].sha256
+        raise ConfigError(f"model.{name}", problem, f"set it to {theirs!r}")
 
 
 def origin_of_phase(checkpoint: Path) -> str:

@@ -24,11 +24,9 @@ from mlperf_bert.files import is_there, open_regular_file, read_json, reading_er
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
-_KIND = "architecture type_vocab_size objective"
+_KIND = "architecture objective"
 _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
-_SAMPLES = (
-    "corpus max_seq_length max_predictions masking masking_rate dupe_factor sampler skip_samples"
-)
+_SAMPLES = "corpus max_seq_length max_predictions masking masking_rate sampler skip_samples"
 # Settings that decide the samples of a step, and the shapes of the saved state.
 _FIXED = frozenset(
     (

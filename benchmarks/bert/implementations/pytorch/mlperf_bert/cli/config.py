@@ -41,10 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the config and print the answer. Raises ConfigError."""
-    from mlperf_bert.checkpoint.first_weights import take_model
     from mlperf_bert.config.files import config_to_toml, config_value, load_config
 
-    config = load_config(args.config, args.set, args.init_checkpoint, take_model)
+    config = load_config(args.config, args.set, args.init_checkpoint)
     if args.question == "check-start":
         from mlperf_bert.checkpoint.first_weights import check_first_weights
 

@@ -4,7 +4,6 @@ import argparse
 import secrets
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 at the target or the end of a run without one, 3 if missed, 75 after a signal."""
-    from mlperf_bert.checkpoint.first_weights import check_first_weights, take_model
+    from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -63,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
-    own = args.run_dir and args.run_dir / f"run_{args.run_index}"
-    take = partial(take_model, resume=args.resume, run=own)
-    config = load_config(args.config, args.set, args.init_checkpoint, take)
+    config = load_config(args.config, args.set, args.init_checkpoint)
     if args.only_check:
         return 0
     if config.data.loader == "mpi_readers":

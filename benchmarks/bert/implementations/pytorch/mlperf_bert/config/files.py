@@ -11,7 +11,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.files import in_brief, read_regular_file
 
 Tables = dict[str, dict[str, Any]]
-TakeModel = Callable[[Path, dict[str, Any]], None]  # directory of weights, settings of [model]
 
 _MAX_BYTES = 64 * 2**10  # a complete config has 4 kB
 _KINDS = {
@@ -32,77 +31,54 @@ _KINDS = {
     bool: "true or false",
     str: "a string",
 }
-# Settings of earlier versions, which files of old runs and checkpoints still name. A value is the
-# only one that means what the program does now; None: the setting changed no result.
-_GONE = {
+# Settings of earlier versions, which files of old runs and checkpoints still name, and the values
+# that mean what the program does now; None: the setting changed no result.
+_GONE: dict[str, tuple[Any, ...] | None] = {
     "run.straggler_factor": None,
     "run.noise_interval_steps": None,
+    "run.init_checkpoint_sha256": ("",),
     "parallel.binding": None,
-    "model.head": "full",
-    "eval.overlap": "none",
-    "data.quantiles": "auto",
-    "data.deal": "snake",
-    "data.balance_model": "tokens",
+    "model.head": ("full",),
+    "model.type_vocab_size": (2,),
+    "eval.overlap": ("none",),
+    "eval.tokens_per_forward": None,
+    "data.quantiles": ("auto",),
+    "data.deal": ("snake",),
+    "data.balance_model": ("tokens",),
     "data.cost_a": None,
     "data.cost_b": None,
     "data.exchange_window_steps": None,
+    "data.dupe_factor": (1, 10),  # with masks drawn anew, or without
     "optim.initial_loss_scale": None,  # only precision "fp16", which is gone, scaled the loss
     "optim.loss_scale_growth_steps": None,
-    "clip.accumulation": "accumulated",
+    "optim.momentum": (0.95,),
+    "schedule.power": (1.0,),
+    "clip.accumulation": ("accumulated",),
+    "clip.bucket_count": (22,),
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
 def load_config(
-    path: Path,
-    overrides: Sequence[str] = (),
-    init_checkpoint: Path | None = None,
-    take_model: TakeModel | None = None,
+    path: Path, overrides: Sequence[str] = (), init_checkpoint: Path | None = None
 ) -> RunConfig:
     """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`.
 
     `init_checkpoint` overrides `run.init_checkpoint`, whatever characters are in its path.
-    `take_model` fills settings of [model] that nothing else sets from the weights there.
     """
     tables = read_toml(path)
     changes = [_parse_override(override) for override in overrides]
     if init_checkpoint is not None:
         changes.append(("run", "init_checkpoint", str(init_checkpoint)))
-    is_taken = take_model is not None and _complete_model(tables, changes, take_model)
-    sections = _sections_from_tables(tables, str(path))
-    check_file_name(path, sections["parallel"])
-    if not is_taken:  # the weights' model fits the changes, perhaps not what they replace
-        RunConfig(**sections)
+    config = config_from_tables(tables, str(path))
+    check_file_name(path, config.parallel)
     for section, field, value in changes:
         tables.setdefault(section, {})[field] = value
-    return config_from_tables(tables, "--set" if changes else str(path))
-
-
-def _complete_model(
-    tables: Tables, changes: Sequence[tuple[str, str, Any]], take_model: TakeModel
-) -> bool:
-    """Give [model] its changes and the weights' settings; False if the run begins without any."""
-    run, model = (tables.setdefault(name, {}) for name in ("run", "model"))
-    if not (isinstance(run, dict) and isinstance(model, dict)):
-        return False  # `config_from_tables` refuses it
-    given = run.get("init_checkpoint")
-    for section, field, value in changes:
-        given = value if (section, field) == ("run", "init_checkpoint") else given
-    if not given or not isinstance(given, str):
-        return False
-    for section, field, value in changes:
-        if section == "model":
-            model[field] = checked_setting(f"model.{field}", value, "--set")
-    take_model(Path(given), model)
-    return True
+    return config_from_tables(tables, "--set") if changes else config
 
 
 def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
     """Build the config from nested dictionaries; `origin` opens every error message."""
-    return RunConfig(**_sections_from_tables(tables, origin))
-
-
-def _sections_from_tables(tables: Mapping[str, Any], origin: str) -> dict[str, Any]:
     sections = _hints(RunConfig)
     for name in tables:
         if name not in sections:
@@ -114,7 +90,7 @@ def _sections_from_tables(tables: Mapping[str, Any], origin: str) -> dict[str, A
         if not isinstance(table, Mapping):
             raise ConfigError(f"{origin}: {name}", "is not a table", f"write it as [{name}]")
         built[name] = _build_section(kind, name, table, origin)
-    return built
+    return RunConfig(**built)
 
 
 def config_to_toml(config: RunConfig) -> str:
@@ -183,8 +159,8 @@ def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key, value in table.items():
         if key not in fields:
-            setting = f"{name}.{key}"
-            if setting in _GONE and _GONE[setting] in (None, value):
+            still = _GONE.get(f"{name}.{key}", ())
+            if still is None or value in still:
                 continue
             known = ", ".join(fields)
             raise ConfigError(f"{origin}: {name}.{key}", "no such setting", f"use one of {known}")

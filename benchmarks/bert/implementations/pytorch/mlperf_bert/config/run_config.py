@@ -12,7 +12,6 @@ from mlperf_bert.config.sections import (
     CLIPPED_TOGETHER,
     MOST_BATCH,
     PUBLISHED_STRATA,
-    STORED_MASKING_RATE,
     CheckpointSection,
     ClipSection,
     DataSection,
@@ -35,7 +34,6 @@ _CLOSED = {
     "model.num_heads": 16,
     "model.intermediate_size": 4096,
     "model.max_position_embeddings": 512,
-    "model.type_vocab_size": 2,
     "model.hidden_dropout": 0.1,
     "model.attention_dropout": 0.1,
     "run.init_state": "weights",
@@ -50,7 +48,6 @@ _CLOSED = {
     "clip.max_norm": 1.0,
     "eval.interval_samples": "mlperf",
 }
-_OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
 MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are just as even
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
@@ -128,42 +125,20 @@ def _setting(config: RunConfig, where: str) -> Any:
     return getattr(getattr(config, section), field)
 
 
-def _check_masking(config: RunConfig) -> None:
-    data = config.data
-    if data.masking == "static":
-        if data.masking_rate != STORED_MASKING_RATE:
-            problem = f"is {data.masking_rate} with data.masking 'static'"
-            remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
-            raise ConfigError("data.masking_rate", problem, remedy)
-        return
-    needed = int(data.masking_rate * data.max_seq_length)  # 76 of 512, as in MLPerf
-    if needed > data.max_predictions:
-        problem = f"is {data.max_predictions}, data.masking_rate asks for {needed}"
-        raise ConfigError("data.max_predictions", problem, "raise it to that, or lower the rate")
-
-
 def _check_shapes(config: RunConfig) -> None:
     """Raise ConfigError for settings that do not fit each other."""
     model, data = config.model, config.data
-    _check_heads(model)
     if data.max_seq_length > model.max_position_embeddings:
         remedy = f"set it to {model.max_position_embeddings} (position embeddings) at most"
         raise ConfigError("data.max_seq_length", f"is {data.max_seq_length}", remedy)
     _check_sizes(config)
-    _check_masking(config)
     if data.counts_per_rank == "unequal":
         _check_unequal_counts(config)
-    _check_clipping(config)
     if config.optim.implementation == "apex":
         _check_apex(config)
-    if data.skip_samples and data.sampler in PUBLISHED_STRATA:
-        problem = f"is {data.skip_samples} with data.sampler {data.sampler!r}"
-        remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
-        raise ConfigError("data.skip_samples", problem, remedy)
     if config.run.step_mode == "captured":
         _check_captured(config)
     _check_first_buckets(config)
-    _check_schedule(config.schedule)
 
 
 def _check_unequal_counts(config: RunConfig) -> None:
@@ -183,14 +158,6 @@ def _check_unequal_counts(config: RunConfig) -> None:
         problem = f"'unequal' with {local} sequences a forward"
         remedy = f"use 'equal'; unequal counts are for 2 to {MOST_OF_UNEQUAL_COUNTS}"
         raise ConfigError(where, problem, remedy)
-
-
-def _check_clipping(config: RunConfig) -> None:
-    """Raise ConfigError for a limit of buckets that does not go with the policy."""
-    clip = config.clip
-    if clip.bucket_limit == "equal_share" and clip.policy != "bucket_before_allreduce":
-        problem = f"'equal_share' with clip.policy {clip.policy!r}"
-        raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
 
 
 def _check_apex(config: RunConfig) -> None:
@@ -251,42 +218,6 @@ def _check_captured(config: RunConfig) -> None:
         problem = f"is 'ddp' on several ranks, with run.step_mode 'captured' and {hooks[0]}"
         remedy = "set parallel.data_parallel to 'flat', or run.step_mode to 'eager'"
         raise ConfigError("parallel.data_parallel", problem, remedy)
-
-
-def _check_schedule(schedule: ScheduleSection) -> None:
-    """Raise ConfigError for a schedule whose parts overlap, or are not of its form."""
-    cooldown, form = schedule.cooldown_steps, schedule.form
-    warm_up_end = schedule.warmup_steps + schedule.start_warmup_step
-    if schedule.decay_steps <= max(warm_up_end, schedule.warmup_steps):
-        problem = f"{schedule.decay_steps} ends before the warm-up does"
-        raise ConfigError("schedule.decay_steps", problem, "raise it above schedule.warmup_steps")
-    if form != "trapezoid":
-        if cooldown:
-            problem = f"is {cooldown} with schedule.form {form!r}"
-            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'trapezoid'")
-        return
-    if schedule.power != 1:
-        problem = f"is {schedule.power:g} with schedule.form 'trapezoid', which falls by 1 - sqrt"
-        raise ConfigError("schedule.power", problem, "leave it out, or use 'continuous'")
-    if warm_up_end + cooldown > schedule.decay_steps:
-        problem = f"is {cooldown}: the cool-down begins before the warm-up ends"
-        raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")
-
-
-def _check_heads(model: ModelSection) -> None:
-    """Check the heads, and that BERT has no setting of ModernBERT's attention."""
-    if model.hidden_size % model.num_heads:
-        problem = f"{model.num_heads} does not divide hidden_size {model.hidden_size}"
-        raise ConfigError("model.num_heads", problem, "change one of them")
-    if model.architecture == "modern":
-        if model.head_size % 2:
-            problem = f"makes heads of {model.head_size} channels, turned in pairs by positions"
-            raise ConfigError("model.num_heads", problem, "choose an even number of channels")
-        return
-    for name in _OF_MODERN:
-        if getattr(model, name) != ModelSection.__dataclass_fields__[name].default:
-            remedy = "leave it out, or set model.architecture to 'modern'"
-            raise ConfigError(f"model.{name}", "is set, and BERT has none", remedy)
 
 
 def _check_sizes(config: RunConfig) -> None:

@@ -36,6 +36,9 @@ ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucke
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
 PUBLISHED_STRATA = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))  # samplers of the record
 MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
+# Settings of ModernBERT's layers.
+OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
+TOKEN_TYPES = 2  # segments of a pair, each with its embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,9 @@ class RunSection(_Section):
 
     `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
     each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
-    the run, so the slowest rank must have started by then. `init_checkpoint` is a
-    directory of first weights ("": none), and `init_checkpoint_sha256` their required digest ("":
-    any). `init_state = "training"` takes the optimizer's state from there too: a phase of training
-    that follows another (docs/how/encoder_recipe.md).
+    the run, so the slowest rank must have started by then. `init_checkpoint` is a directory of
+    first weights ("": none). `init_state = "training"` takes the optimizer's state from there too:
+    a phase of training that follows another (docs/how/encoder_recipe.md).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -134,7 +136,6 @@ class RunSection(_Section):
     step_mode: StepMode = "eager"
     hang_timeout_s: Annotated[float, Bounds(0.1, 604_800.0)] = 600.0
     init_checkpoint: str = ""
-    init_checkpoint_sha256: str = ""
     init_state: Literal["weights", "training"] = "weights"
 
 
@@ -159,7 +160,6 @@ class ModelSection(_Section):
     num_heads: Annotated[int, Bounds(1, 1024)] = 16
     intermediate_size: Annotated[int, Bounds(1, 2**18)] = 4096
     max_position_embeddings: Annotated[int, Bounds(1, 2**20)] = 512
-    type_vocab_size: Annotated[int, Bounds(2, 2**16)] = 2
     hidden_dropout: Annotated[float, _DROPOUT] = 0.1
     attention_dropout: Annotated[float, _DROPOUT] = 0.1
     layer_norm_epsilon: Annotated[float, Bounds(0.0, 1.0)] = 1e-12
@@ -175,9 +175,20 @@ class ModelSection(_Section):
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
+        if self.hidden_size % self.num_heads:
+            problem = f"{self.num_heads} does not divide hidden_size {self.hidden_size}"
+            raise ConfigError("model.num_heads", problem, "change one of them")
+        if self.architecture == "modern" and self.head_size % 2:
+            problem = f"makes heads of {self.head_size} channels, turned in pairs by positions"
+            raise ConfigError("model.num_heads", problem, "choose an even number of channels")
         if self.architecture == "modern" and self.objective != "mlm":
             problem = f"is {self.objective!r} with model.architecture 'modern'"
             raise ConfigError("model.objective", problem, "use 'mlm': it has no sentence pairs")
+        for name in OF_MODERN:
+            default = ModelSection.__dataclass_fields__[name].default
+            if self.architecture == "bert" and getattr(self, name) != default:
+                remedy = "leave it out, or set model.architecture to 'modern'"
+                raise ConfigError(f"model.{name}", "is set, and BERT has none", remedy)
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
             remedy = f"{_MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
@@ -201,7 +212,7 @@ class ModelSection(_Section):
             layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
             return (vocabulary + hidden + 2) * hidden + self.num_layers * layer + vocabulary
         dense = hidden * (hidden + 1)
-        tables = (vocabulary + self.max_position_embeddings + self.type_vocab_size) * hidden
+        tables = (vocabulary + self.max_position_embeddings + TOKEN_TYPES) * hidden
         layer = 4 * dense + 2 * hidden * wide + wide + hidden + 4 * hidden
         heads = dense + 2 * hidden + vocabulary
         if self.objective == "mlm_nsp":
@@ -222,10 +233,10 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """Training examples, their order, and their assignment to ranks (docs/how/data.md).
 
-    `dupe_factor` matters to the embedded corpus only. `masking = "dynamic"` masks `masking_rate` of
-    a sequence's tokens anew each time it is trained on; the masks of `prepare` are undone first,
-    but stay in the held-out set (docs/how/encoder_recipe.md). `skip_samples` are passed over, the
-    first of the sampler's order: those that the phases of training before this one have seen.
+    `masking = "dynamic"` masks `masking_rate` of a sequence's tokens anew each time it is trained
+    on; the masks of `prepare` are undone first, but stay in the held-out set
+    (docs/how/encoder_recipe.md). `skip_samples` are passed over, the first of the sampler's order:
+    those that the phases of training before this one have seen.
     """
 
     corpus: Literal["prepared", "embedded"] = "prepared"
@@ -233,12 +244,33 @@ class DataSection(_Section):
     max_predictions: Annotated[int, Bounds(1, 65_535)] = MAX_PREDICTIONS
     masking: Masking = "static"
     masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
-    dupe_factor: Annotated[int, Bounds(1, 1000)] = 10
     sampler: SamplerName = "uniform"
     skip_samples: Annotated[int, _SAMPLES_OR_NONE] = 0
     balance: BalancePolicy = "none"
     counts_per_rank: CountsPerRank = "equal"
     loader: Literal["thread", "dali", "mpi_readers"] = "thread"
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        if self.masking == "static" and self.masking_rate != STORED_MASKING_RATE:
+            problem = f"is {self.masking_rate} with data.masking 'static'"
+            remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
+            raise ConfigError("data.masking_rate", problem, remedy)
+        needed = int(self.masking_rate * self.max_seq_length)  # 76 of 512, as in MLPerf
+        if self.masking == "dynamic" and needed > self.max_predictions:
+            problem = f"is {self.max_predictions}, data.masking_rate asks for {needed}"
+            raise ConfigError(
+                "data.max_predictions", problem, "raise it to that, or lower the rate"
+            )
+        if self.skip_samples and self.sampler in PUBLISHED_STRATA:
+            problem = f"is {self.skip_samples} with data.sampler {self.sampler!r}"
+            remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
+            raise ConfigError("data.skip_samples", problem, remedy)
+
+    @property
+    def dupe_factor(self) -> int:
+        """Passes over the embedded corpus: each masks a text anew, which dynamic masking does."""
+        return 10 if self.masking == "static" else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,8 +312,8 @@ class ParallelSection(_Section):
 class OptimSection(_Section):
     """Update rule and its constants; `loss_normalization` says over what the loss is a mean.
 
-    `implementation = "apex"` uses NVIDIA apex's kernels for the updates. `momentum` is that of
-    Muon's matrices, `beta_1` of all else.
+    `implementation = "apex"` uses NVIDIA apex's kernels for the updates. The betas are of all
+    but Muon's matrices, whose momentum is 0.95.
     """
 
     name: Literal["adamw", "lamb", "muon"]
@@ -289,7 +321,6 @@ class OptimSection(_Section):
     learning_rate: Annotated[float, _FROM_ZERO]
     beta_1: Annotated[float, _BETA] = 0.9
     beta_2: Annotated[float, _BETA] = 0.999
-    momentum: Annotated[float, _BETA] = 0.95
     epsilon: Annotated[float, _ABOVE_ZERO] = 1e-6
     weight_decay: Annotated[float, _FROM_ZERO] = 0.01
     loss_normalization: LossNormalization = "global"
@@ -297,10 +328,9 @@ class OptimSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSection(_Section):
-    """Linear warm-up and decay, in optimizer steps: polynomial, or in the last `cooldown_steps`.
+    """Linear warm-up and decay, in optimizer steps: linear, or in the last `cooldown_steps`.
 
-    The forms are those of `optim/schedule.py`; `power` is for the polynomial ones,
-    `cooldown_steps` for "trapezoid".
+    The forms are those of `optim/schedule.py`; `cooldown_steps` is for "trapezoid".
     """
 
     decay_steps: Annotated[int, _STEPS]
@@ -308,35 +338,47 @@ class ScheduleSection(_Section):
     warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
     start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
     end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
-    power: Annotated[float, Bounds(0.0, 10.0)] = 1.0
     cooldown_steps: Annotated[int, _STEPS_OR_NONE] = 0
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        warm_up_end = self.warmup_steps + self.start_warmup_step
+        if self.decay_steps <= max(warm_up_end, self.warmup_steps):
+            problem = f"{self.decay_steps} ends before the warm-up does"
+            remedy = "raise it above schedule.warmup_steps"
+            raise ConfigError("schedule.decay_steps", problem, remedy)
+        if self.form != "trapezoid" and self.cooldown_steps:
+            problem = f"is {self.cooldown_steps} with schedule.form {self.form!r}"
+            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'trapezoid'")
+        if warm_up_end + self.cooldown_steps > self.decay_steps:
+            problem = f"is {self.cooldown_steps}: the cool-down begins before the warm-up ends"
+            raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection(_Section):
     """The limited gradient norm and its limit (`distributed/clipping.py`).
 
-    `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(bucket_count), 22 in the
-    published runs.
+    `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(22), as in the published runs.
     """
 
     policy: ClipPolicy = "after_allreduce"
     max_norm: Annotated[float, _ABOVE_ZERO] = 1.0
     bucket_limit: Literal["by_size", "equal_share"] = "by_size"
-    bucket_count: Annotated[int, Bounds(1, 10**6)] = 22
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        if self.bucket_limit == "equal_share" and self.policy != "bucket_before_allreduce":
+            problem = f"'equal_share' with clip.policy {self.policy!r}"
+            raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSection(_Section):
-    """Evaluation, and the masked-LM accuracy that ends the run; with "none" `max_steps` ends it.
-
-    `tokens_per_forward` is the approximate number of tokens evaluated at a time; "auto" is 16,384
-    on a GPU and 4,096 on a CPU, or a rank's share of the held-out set if that is less.
-    """
+    """Evaluation, and the masked-LM accuracy that ends the run; with "none" `max_steps` ends it."""
 
     target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
     interval_samples: Annotated[int, Bounds(1, _MOST_SAMPLES)] | Literal["mlperf"] = "mlperf"
-    tokens_per_forward: Annotated[int, Bounds(1, 2**24)] | Literal["auto"] = "auto"
 
     @property
     def target(self) -> float | None:

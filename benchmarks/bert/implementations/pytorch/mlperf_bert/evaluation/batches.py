@@ -7,7 +7,6 @@ predicted from the same numbers on any number of ranks.
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,25 +21,20 @@ from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 # than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
 # On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,
 # 2 layers of hidden 128 and 4 of 256).
-AUTO_TOKENS_CUDA = 16_384
-AUTO_TOKENS_CPU = 4_096
+TOKENS_CUDA = 16_384
+TOKENS_CPU = 4_096
 
 
-def tokens_per_forward(
-    setting: int | Literal["auto"], index: LengthIndex, world_size: int, device: torch.device
-) -> int:
-    """Tokens of a forward; "auto" is the device's default, or a rank's share of the set if less.
+def tokens_per_forward(index: LengthIndex, world_size: int, device: torch.device) -> int:
+    """Tokens of a forward: the device's default, or a rank's share of the set if that is less.
 
     Args:
-        setting: eval.tokens_per_forward.
         index: index of the held-out set.
         world_size: ranks that the config asks for, however many evaluate.
         device: the device that evaluates.
     """
-    if setting != "auto":
-        return setting
     share = -(-int(index.lengths.sum(dtype=np.int64)) // world_size)
-    return min(AUTO_TOKENS_CUDA if device.type == "cuda" else AUTO_TOKENS_CPU, share)
+    return min(TOKENS_CUDA if device.type == "cuda" else TOKENS_CPU, share)
 
 
 def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:

@@ -99,9 +99,7 @@ class Evaluator:
         return cls(
             index,
             reader,
-            tokens_per_forward=tokens_per_forward(
-                config.eval.tokens_per_forward, index, config.parallel.world_size, device
-            ),
+            tokens_per_forward=tokens_per_forward(index, config.parallel.world_size, device),
             rank=info.rank,
             world_size=info.world_size,
             device=device,

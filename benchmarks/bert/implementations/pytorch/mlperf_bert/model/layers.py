@@ -8,7 +8,7 @@ Attribute names are those of Hugging Face's BertForPreTraining, so that state_di
 import torch
 from torch import Tensor, nn
 
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import TOKEN_TYPES, ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
@@ -28,7 +28,7 @@ class Embeddings(nn.Module):
         hidden = config.hidden_size
         self.word_embeddings = unset_table(config.padded_vocab_size, hidden)
         self.position_embeddings = unset_table(config.max_position_embeddings, hidden)
-        self.token_type_embeddings = unset_table(config.type_vocab_size, hidden)
+        self.token_type_embeddings = unset_table(TOKEN_TYPES, hidden)
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
         self.blocks = blocks
         self.dropout_p = config.hidden_dropout

@@ -63,6 +63,9 @@ class FlatShard:
         )
 
 
+MUON_MOMENTUM = 0.95  # of its matrices (arXiv 2502.16982)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
     """An optimizer's constants, the same for all tensors and steps."""
@@ -70,7 +73,7 @@ class Constants:
     beta_1: float
     beta_2: float
     epsilon: float
-    momentum: float = 0.95  # of Muon
+    momentum: float = MUON_MOMENTUM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -180,12 +180,7 @@ def make_optimizer(
     if config.name not in rules:
         known = ", ".join(rules)
         raise ConfigError("optim.name", f"no optimizer {config.name!r}", f"use one of {known}")
-    constants = Constants(
-        beta_1=config.beta_1,
-        beta_2=config.beta_2,
-        epsilon=config.epsilon,
-        momentum=config.momentum,
-    )
+    constants = Constants(beta_1=config.beta_1, beta_2=config.beta_2, epsilon=config.epsilon)
     kernels = _kernels_for(initial.device)
     return rules[config.name](
         buffers, initial, gradients, others, constants, config.weight_decay, kernels

@@ -4,9 +4,6 @@ Steps count from 1; `step` is the one about to be taken. With a negative `start_
 warm-up starts part-way up; it counts m = step - start_warmup_step.
 """
 
-import math
-from itertools import repeat
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,7 +18,7 @@ def learning_rates(
     """The learning rate to use for each of `steps`.
 
     All forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
-    `decay_steps`. The first two decay by a power (MLPerf Training, BERT: LAMB schedule):
+    `decay_steps`. The first two decay linearly (MLPerf Training, BERT: LAMB schedule):
 
     - `continuous`: where the warm-up really ends, at warmup_steps + start_warmup_step. No jump.
     - `published`: at warmup_steps, although the shifted warm-up ends elsewhere. With a negative
@@ -51,10 +48,6 @@ def learning_rates(
         rates[decays] = base * (1 - root) + end * root  # exactly `base` and `end` at its ends
         return rates
     remaining = (last - steps[decays]) / (last - first)
-    if schedule.power != 1:
-        # The C library's power, as in Python: numpy's may differ in the last bit.
-        powers = map(math.pow, remaining.data, repeat(schedule.power))
-        remaining = np.fromiter(powers, np.float64, len(remaining))
     rates[decays] = end + (base - end) * remaining
     return rates
 

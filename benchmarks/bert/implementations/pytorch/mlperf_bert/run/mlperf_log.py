@@ -194,7 +194,7 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
         "opt_lamb_beta_1": optim.beta_1,
         "opt_lamb_beta_2": optim.beta_2,
         "opt_lamb_weight_decay_rate": optim.weight_decay,
-        "opt_lamb_learning_rate_decay_poly_power": schedule.power,
+        "opt_lamb_learning_rate_decay_poly_power": 1.0,
         "opt_learning_rate_training_steps": schedule.decay_steps,
         "opt_learning_rate_warmup_steps": schedule.warmup_steps,
         "num_warmup_steps": schedule.warmup_steps,
