@@ -11,8 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_tools.plan.buckets import backward_order, ddp_bucket
+from bert_tools.plan.buckets import backward_order
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -429,12 +428,18 @@ def found_by(seen: Seen, case: str, formula: Formula) -> Array:
 def test_the_plan_is_what_ddp_does(seen: Seen, tiny_config: Path, case: int) -> None:
     dtype, cap_mb = DDP_CASES[case]
     config = load_config(tiny_config, WIDER)
-    gradients = backward_order(config.model, "separate", num_tokens=32, num_masked=5)
+    gradients = backward_order(config.model, num_tokens=32, num_masked=5)
     planned = []
     for bucket in plan_buckets(gradients, DTYPES[dtype].itemsize, cap_mb):
-        fields = asdict(ddp_bucket(bucket, DTYPES[dtype].itemsize))
-        del fields["earliest_start"]
-        planned.append(fields | {key: list(fields[key]) for key in ("names", "offsets")})
+        ends = list(accumulate(gradient.numel for gradient in bucket))
+        planned.append(
+            {
+                "names": [gradient.name for gradient in bucket],
+                "offsets": [0, *ends[:-1]],
+                "numel": ends[-1],
+                "num_bytes": ends[-1] * DTYPES[dtype].itemsize,
+            }
+        )
     assert all(rank["ddp buckets"][case] == planned for rank in seen)
     assert len(planned) > 1
 

@@ -413,7 +413,7 @@ def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
 
 
 def test_buckets_are_those_of_the_project() -> None:
-    order = backward_order(ModelSection(), "separate", 256, 38)
+    order = backward_order(ModelSection(), 256, 38)
     planned = [2 * sum(each.numel for each in bucket) for bucket in plan_buckets(order, 2, 25.0)]
     found = sent_buckets(2)
     assert [bucket.num_bytes for bucket in found] == planned

@@ -63,7 +63,7 @@ def test_shares_of_backward_are_those_of_torchs_flop_count(
     config = load_config(tiny_config, (*small, *settings))
     counted = backward_of(config, torch.float32)
     data = config.data
-    planned = backward_order(config.model, "separate", data.max_seq_length, data.max_predictions)
+    planned = backward_order(config.model, data.max_seq_length, data.max_predictions)
     assert {each.name: each.ready_at for each in planned} == pytest.approx(counted, rel=1e-12)
 
 
@@ -84,20 +84,11 @@ def test_shapes_are_those_of_the_real_model(model: ModelSection) -> None:
 def test_windows_take_less_of_backward() -> None:
     modern = ModelSection(architecture="modern", objective="mlm")
     wide, narrow = (
-        backward_order(replace(modern, attention_window=window), "fused", 512, 76)
-        for window in (1024, 128)
+        backward_order(replace(modern, attention_window=window), 512, 76) for window in (1024, 128)
     )
     assert [each.name for each in wide] == [each.name for each in narrow]
     assert wide[0].name == "decoder.bias"
     assert wide[0].ready_at < narrow[0].ready_at  # a larger share of less
-
-
-def test_fused_projections_are_as_large_as_the_three() -> None:
-    model = ModelSection(num_layers=2)
-    separate, fused = (backward_order(model, layout, 512, 76) for layout in ("separate", "fused"))
-    assert len(separate) - len(fused) == 2 * 2 * model.num_layers
-    assert sum(each.numel for each in separate) == sum(each.numel for each in fused)
-    assert separate[-1] == fused[-1]
 
 
 def test_bert_large_has_its_known_buckets(asked: Asked, tiny_config: Path) -> None:

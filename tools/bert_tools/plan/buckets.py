@@ -7,9 +7,9 @@ P its masked positions, R rows that the last layer computes.
 import argparse
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import TOKEN_TYPES, ModelSection
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
 
-QkvLayout = Literal["separate", "fused"]
 Shapes = dict[str, tuple[int, ...]]
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
@@ -47,69 +46,47 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
-    qkv: QkvLayout = "fused" if config.model.architecture == "modern" else "separate"
-    gradients = backward_order(config.model, qkv, num_tokens, num_masked)
-    buckets = [
-        ddp_bucket(bucket, ELEMENT_BYTES[dtype])
-        for bucket in plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb)
-    ]
-    title = (
-        f"{args.config.stem}: {dtype} gradients, q, k, v {qkv}, bucket cap {cap_mb:g} MiB; "
-        f"{num_tokens} tokens, {num_masked} masked"
-    )
+    gradients = backward_order(config.model, num_tokens, num_masked)
+    buckets = []
+    for bucket in plan_buckets(gradients, ELEMENT_BYTES[dtype], cap_mb):
+        numel = sum(gradient.numel for gradient in bucket)
+        buckets.append(
+            {
+                "names": [gradient.name for gradient in bucket],
+                "numel": numel,
+                "num_bytes": ELEMENT_BYTES[dtype] * numel,
+                "earliest_start": bucket[-1].ready_at,
+            }
+        )
     facts = {
         "dtype": dtype,
-        "qkv": qkv,
         "bucket_cap_mb": cap_mb,
         "tokens_per_sequence": num_tokens,
         "masked_per_sequence": num_masked,
-        "buckets": [asdict(bucket) for bucket in buckets],
+        "buckets": buckets,
     }
+    title = (
+        f"{args.config.stem}: {dtype} gradients, bucket cap {cap_mb:g} MiB; {num_tokens} tokens, "
+        f"{num_masked} masked"
+    )
     return facts, _in_words(title, buckets)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DdpBucket:
-    """Gradients sent together in one flat buffer; `offsets` count its elements."""
-
-    names: tuple[str, ...]
-    offsets: tuple[int, ...]
-    numel: int
-    num_bytes: int
-    earliest_start: float
-
-
-def ddp_bucket(gradients: Sequence[ReadyGradient], element_bytes: int) -> DdpBucket:
-    """A bucket of these gradients, in the order in which they become ready."""
-    ends = list(accumulate(gradient.numel for gradient in gradients))
-    return DdpBucket(
-        names=tuple(gradient.name for gradient in gradients),
-        offsets=(0, *ends[:-1]),
-        numel=ends[-1],
-        num_bytes=element_bytes * ends[-1],
-        earliest_start=gradients[-1].ready_at,
-    )
-
-
-def parameter_shapes(model: ModelSection, qkv: QkvLayout = "separate") -> Shapes:
+def parameter_shapes(model: ModelSection) -> Shapes:
     """Shapes of the parameters of `BertForPretraining`, in the order their gradients are ready.
 
     The order is that of eager backward without autocast: uses last to first, a bias before its
     matrix and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, comes
     last, because its use as a table comes first in the forward.
-
-    `fused` puts the three projections of a layer into one, named `qkv`; ModernBERT's are one.
     """
     return {
         name: shape
-        for part in _backward(model, qkv, num_tokens=1, num_masked=1)
+        for part in _backward(model, num_tokens=1, num_masked=1)
         for name, shape in part.shapes.items()
     }
 
 
-def backward_order(
-    model: ModelSection, qkv: QkvLayout, num_tokens: int, num_masked: int
-) -> list[ReadyGradient]:
+def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
     """All gradients in the order they become ready, each with its share of backward's work done.
 
     Work is the multiply-adds of matrix products and attention, for sequences of `num_tokens`
@@ -117,7 +94,7 @@ def backward_order(
     embedding tables, LayerNorm, GELU, softmax, dropout. The gradients of one module are assumed to
     be ready together, at its end.
     """
-    parts = list(_backward(model, qkv, num_tokens, num_masked))
+    parts = list(_backward(model, num_tokens, num_masked))
     done = list(accumulate(part.multiply_adds for part in parts))
     return [
         ReadyGradient(name=name, numel=math.prod(shape), ready_at=so_far / done[-1])
@@ -126,9 +103,7 @@ def backward_order(
     ]
 
 
-def _backward(
-    model: ModelSection, qkv: QkvLayout, num_tokens: int, num_masked: int
-) -> Iterator[_Part]:
+def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
     """Heads, layers from the last to the first, embeddings: model/bert.py read backwards."""
     if model.architecture == "modern":
         yield from _modern_backward(model, num_tokens, num_masked)
@@ -147,7 +122,7 @@ def _backward(
     for number in reversed(range(model.num_layers)):
         # The last layer computes masked positions and first tokens only.
         rows = num_masked + has_pairs if number == last else num_tokens
-        yield from _layer(f"bert.encoder.layer.{number}", model, qkv, num_tokens, rows)
+        yield from _layer(f"bert.encoder.layer.{number}", model, num_tokens, rows)
     yield _layer_norm("bert.embeddings", hidden)
     yield _Part(
         {
@@ -158,9 +133,7 @@ def _backward(
     )
 
 
-def _layer(
-    name: str, model: ModelSection, qkv: QkvLayout, num_tokens: int, rows: int
-) -> Iterator[_Part]:
+def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterator[_Part]:
     hidden, wide = model.hidden_size, model.intermediate_size
     yield _layer_norm(f"{name}.output", hidden)
     yield _linear(f"{name}.output.dense", wide, hidden, rows)
@@ -169,9 +142,6 @@ def _layer(
     yield _linear(f"{name}.attention.output.dense", hidden, hidden, rows)
     # Scores and context: each S products of D channels in a row.
     yield _Part({}, 2 * rows * num_tokens * hidden)
-    if qkv == "fused":
-        yield _linear(f"{name}.attention.self.qkv", hidden, 3 * hidden, num_tokens)
-        return
     for projection, projected in (("value", num_tokens), ("key", num_tokens), ("query", rows)):
         yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)
 
@@ -216,23 +186,23 @@ def _layer_norm(owner: str, size: int) -> _Part:
     return _Part({f"{owner}.LayerNorm.weight": (size,), f"{owner}.LayerNorm.bias": (size,)})
 
 
-def _in_words(title: str, buckets: Sequence[DdpBucket]) -> Iterator[str]:
+def _in_words(title: str, buckets: Sequence[dict[str, Any]]) -> Iterator[str]:
     rows = [
         (
             str(number),
-            str(len(bucket.names)),
-            f"{bucket.numel:,}",
-            f"{bucket.num_bytes / MIB:.2f}",
-            f"{bucket.earliest_start:.1%}",
-            " .. ".join(dict.fromkeys((bucket.names[0], bucket.names[-1]))),
+            str(len(bucket["names"])),
+            f"{bucket['numel']:,}",
+            f"{bucket['num_bytes'] / MIB:.2f}",
+            f"{bucket['earliest_start']:.1%}",
+            " .. ".join(dict.fromkeys((bucket["names"][0], bucket["names"][-1]))),
         )
         for number, bucket in enumerate(buckets)
     ]
-    total = sum(bucket.num_bytes for bucket in buckets)
-    late = sum(bucket.num_bytes for bucket in buckets if bucket.earliest_start >= 1)
+    total = sum(bucket["num_bytes"] for bucket in buckets)
+    late = sum(bucket["num_bytes"] for bucket in buckets if bucket["earliest_start"] >= 1)
     yield title
     yield (
-        f"{len(buckets)} buckets, {sum(bucket.numel for bucket in buckets):,} parameters, "
+        f"{len(buckets)} buckets, {sum(bucket['numel'] for bucket in buckets):,} parameters, "
         f"{total / MIB:.1f} MiB; {late / MIB:.1f} MiB ({late / total:.0%}) are complete only "
         "when backward ends"
     )

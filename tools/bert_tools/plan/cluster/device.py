@@ -193,7 +193,7 @@ def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
 @cache
 def sent_buckets(element_bytes: int, cap_mb: float = DEFAULT_CAP_MB) -> tuple[SentBucket, ...]:
     """DistributedDataParallel's buckets, each with the backward phase in which it is ready."""
-    order = backward_order(MODEL, "separate", _TYPICAL_TOKENS, _TYPICAL_MASKED)
+    order = backward_order(MODEL, _TYPICAL_TOKENS, _TYPICAL_MASKED)
     phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
     ends = np.zeros(MODEL.num_layers + 2)
     for gradient in order:
