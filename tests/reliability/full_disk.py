@@ -147,7 +147,6 @@ COMMANDS: dict[str, Words] = {
         *("--stride", 24, "--device", "cpu", "--out", d / "answers.json"),
     ),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
-    "system": lambda i, d: ("system", "describe", "--out", d / "system.json"),
     "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
     "plan suggest": lambda i, d: (
         *(

@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     ),
     "no description": (
         lambda root: (root / f"systems/{OPEN}.json").unlink(),
-        rf"systems/{OPEN}\.json: is missing; add it: mlperf",
+        rf"systems/{OPEN}\.json: is missing; add it: copy",
     ),
     "dot file": (
         write_text(f"results/{OPEN}/bert/.DS_Store"),

@@ -67,7 +67,7 @@ def check_all_reduce(config: "RunConfig | None") -> list[Finding]:
     from bert_tools.common.machine import read_machine
     from mlperf_bert.distributed.spawn import run_on_ranks
 
-    device, ranks = "auto", len(read_machine().gpus)
+    device, ranks = "auto", read_machine().num_gpus
     if config is not None:
         device, ranks = config.run.device, config.parallel.ranks_per_node
     settings = (f"run.device={device}", f"parallel.ranks_per_node={max(ranks, _LEAST_RANKS)}")

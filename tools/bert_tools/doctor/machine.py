@@ -27,7 +27,7 @@ def check_machine(config: RunConfig | None) -> list[Finding]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     gpus = [(each.name, each.total_memory, (each.major, each.minor)) for each in properties]
-    return findings + judge_gpus(gpus, len(machine.gpus), built_for, config)
+    return findings + judge_gpus(gpus, machine.num_gpus, built_for, config)
 
 
 def judge_processors(machine: Machine, num_usable: int, ranks: int) -> Finding:

@@ -56,7 +56,7 @@ OPTIONAL = (
 
 def check(config: RunConfig | None) -> list[Finding]:
     """Check the packages that are needed everywhere, and those that this config or a GPU needs."""
-    needed = needed_here(config, has_gpus=bool(read_machine().gpus))
+    needed = needed_here(config, has_gpus=read_machine().num_gpus > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
     findings = [judge(package, installed_version(package)) for package in packages]
     return [*findings, judge_ruleset(installed_rulesets())]

@@ -99,7 +99,7 @@ def _export_descriptions(source: Path, systems: list[str], tree: Path, problems:
         if name in found:
             _copy(found[name], tree / name)
         else:
-            remedy = f"add it: mlperf_bert system describe --out {name}"
+            remedy = "add it: copy one that is in systems/, and change what differs"
             problems.append(DataError(name, "is missing", remedy))
 
 

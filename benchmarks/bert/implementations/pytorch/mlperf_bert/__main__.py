@@ -64,7 +64,6 @@ COMMANDS = {
     "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, memory, time"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
     "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
-    "system": ("bert_tools.package.system_cli", "describe this machine as MLPerf wants it"),
     "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
     "report": ("bert_tools.report.cli", "runs as a page, or as TensorBoard scalars"),
     "package": ("bert_tools.package.cli", "a submission directory, checked, and its score"),
