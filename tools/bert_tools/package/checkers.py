@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,21 +56,36 @@ def run_checkers(
     if importlib.util.find_spec("mlperf_logging") is None:
         remedy = "run in the checkout: tools/venv.sh"
         raise ConfigError("mlperf_logging", "is not installed", remedy)
+    problems: Problems = []
+    scaling: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="package-") as scratch:
-        place = Path(scratch)
-        # A copy for each: the package checker writes scaling.json, which the next would not know.
-        copies = {ruleset: place / ruleset for ruleset in rulesets}
-        for copy in copies.values():
+        for ruleset in rulesets:
+            # A copy for each: the package checker writes scaling.json, which the next would not
+            # know.
+            copy = Path(scratch) / ruleset
             shutil.copytree(tree, copy)
-        calls = [call for rules in rulesets for call in _calls(copies[rules], divisions, rules)]
-        statuses = _run(calls, place)
-        words = [
-            judge(call, status, _output(place, number).replace(f"{copies[call.ruleset]}/", ""))
-            for number, (call, status) in enumerate(zip(calls, statuses, strict=True))
-        ]
-        first = copies[rulesets[0]]
-        problems = _problems(calls, words, copies)
-        return problems, {system: scaling_of(first, system) for system in divisions}
+            for call in _calls(copy, divisions, ruleset):
+                problems += _ask(call, copy)
+            if ruleset == rulesets[0]:
+                scaling = {system: scaling_of(copy, system) for system in divisions}
+    return problems, scaling
+
+
+def _ask(call: Call, copy: Path) -> Problems:
+    """Run a checker; what it says against its success."""
+    # -P: this package's modules must not hide others of their names.
+    command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
+    command += [*call.arguments, "--log_output", str(copy.with_suffix(".log"))]
+    done = subprocess.run(
+        command, cwd=copy.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    output = done.stdout.decode("utf-8", errors="replace").replace(f"{copy}/", "")
+    arguments = " ".join(call.arguments).replace(f"{copy}/", "").replace(str(copy), ".")
+    remedy = f"mend it and ask: python -P -m mlperf_logging.{call.checker} {arguments}"
+    return [
+        DataError(call.subject, f"{call.checker} of {call.ruleset} says: {line}", remedy)
+        for line in judge(call, done.returncode, output)
+    ]
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
@@ -127,41 +141,3 @@ def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]
             success = {"INFO - SUCCESS": 1}
             calls.append(Call(ruleset, "compliance_checker", shown, arguments, success))
     return calls
-
-
-def _run(calls: Sequence[Call], place: Path) -> list[int]:
-    """Exit statuses of the checkers; what call n prints goes to `<n>.txt`."""
-    statuses = []
-    for number, call in enumerate(calls):
-        # -P: this package's modules must not hide others of their names.
-        command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
-        command += [*call.arguments, "--log_output", str(place / f"{number}.log")]
-        with (place / f"{number}.txt").open("wb") as output:
-            done = subprocess.run(
-                command, cwd=place, stdout=output, stderr=subprocess.STDOUT, check=False
-            )
-        statuses.append(done.returncode)
-    return statuses
-
-
-def _output(place: Path, number: int) -> str:
-    return (place / f"{number}.txt").read_text(encoding="utf-8", errors="replace")
-
-
-def _problems(
-    calls: Sequence[Call], words: Sequence[tuple[str, ...]], copies: Mapping[str, Path]
-) -> Problems:
-    """Problems, with equal words about one thing merged across rulesets."""
-    asked: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
-    for call, said in zip(calls, words, strict=True):
-        for line in said:
-            asked[call.subject, call.checker, line].append(call)
-    problems = []
-    for (subject, checker, line), same in asked.items():
-        rulesets = ", ".join(call.ruleset for call in same)
-        call = same[0]
-        place = str(copies[call.ruleset])
-        arguments = " ".join(call.arguments).replace(f"{place}/", "").replace(place, ".")
-        remedy = f"mend it and ask: python -P -m mlperf_logging.{checker} {arguments}"
-        problems.append(DataError(subject, f"{checker} of {rulesets} says: {line}", remedy))
-    return problems

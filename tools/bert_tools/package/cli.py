@@ -1,11 +1,15 @@
-"""The sub-command `package`: its arguments and calls."""
+"""The sub-command `package`: export, our checks, MLCommons' checkers, and the score."""
 
 import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlperf_bert.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bert_tools.package.own_checks import Problems, SystemResults
 
 # Those that know BERT, newest first. Later ones skip it and report success.
 RULESETS = ("5.0.0", "4.1.0", "4.0.0", "3.1.0", "3.0.0", "2.1.0", "2.0.0")
@@ -31,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=RULESETS,
         help=f"check by this ruleset; may be repeated (default: {', '.join(DEFAULT_RULESETS)})",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
-    from bert_tools.package.verdict import make_package
     from mlperf_bert.files import make_directory
 
     results = args.results or args.root / "results"
@@ -49,14 +51,64 @@ def run(args: argparse.Namespace) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix=".package-", dir=args.out.parent) as beside:
             tree = Path(beside) / "submission"
-            verdict = make_package(args.root, results, tree, rulesets)
-            if verdict.is_accepted:
+            scores, problems = make_package(args.root, results, tree, rulesets)
+            if not problems:
                 tree.rename(args.out)
     except OSError as error:
         problem = f"{args.out} cannot be made ({error.strerror})"
         raise ConfigError("--out", problem, "check its directory and free space") from None
-    print(verdict.to_json(args.out) if args.json else verdict.in_words(args.out))
-    return 0 if verdict.is_accepted else EXIT_REFUSED
+    for line in (*scores, *problems):
+        print(line)
+    if problems:
+        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        print(f"refused, {args.out} was not made: {count}")
+        return EXIT_REFUSED
+    print(f"accepted under {', '.join(rulesets)}: FOUND NO ERRORS, SUCCESS; {args.out}")
+    return 0
+
+
+def make_package(
+    root: Path, results: Path, tree: Path, rulesets: tuple[str, ...]
+) -> "tuple[list[str], Problems]":
+    """Export a repository into the new directory `tree` and check the result.
+
+    Returns the score of each system in words, none if there are problems, and the problems.
+
+    Raises ConfigError or DataError if that is not possible at all.
+    """
+    from bert_tools.package.checkers import run_checkers
+    from bert_tools.package.export import export
+    from bert_tools.package.own_checks import check_systems
+
+    systems, problems = export(root, results, tree)
+    checked, found = check_systems(tree, systems)
+    if problems:  # without the files left out, the checkers would fail with a traceback or silently
+        return [], [*problems, *found]
+    divisions = {one.name: one.division for one in checked}
+    said, scaling = run_checkers(tree, divisions, rulesets)
+    if found or said:
+        return [], [*found, *said]
+    return [_score_in_words(one, scaling[one.name]) for one in checked], []
+
+
+def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
+    """The score of a system that passed all checks.
+
+    `scaling_factor` comes from the reference convergence points, for runs that needed fewer samples
+    than the reference (closed division); else 1. The times are those before any scaling.
+    """
+    from bert_tools.common.means import olympic_mean
+
+    runs = results.runs
+    minutes = [run.minutes for run in runs]
+    scaled = "" if scaling_factor == 1 else f", scaled by {scaling_factor:.4f}"
+    return (
+        f"{results.name} ({results.division}): {olympic_mean(minutes) * scaling_factor:.3f} "
+        f"minutes, the olympic mean of {len(runs)} runs{scaled}\n"
+        f"  times {' '.join(f'{each:.3f}' for each in minutes)}\n"
+        f"  accuracy {min(run.accuracy for run in runs):.4f} or better; page cache dropped before "
+        f"{sum(run.cache_cleared for run in runs)} of {len(runs)} runs"
+    )
 
 
 def _check_out(out: Path, root: Path, results: Path) -> None:
