@@ -20,11 +20,11 @@ from mlperf_bert.data.index import (
     examples_digest,
     read_sidecar,
 )
-from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.shards import Shard
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare.import_examples import check_examples, read_examples
+from mlperf_bert.prepare.build import ShardJob
+from mlperf_bert.prepare.import_examples import import_shard
 from mlperf_bert.prepare.verify import verify
-from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from support import contents, prepare_small
 
 
@@ -72,23 +72,6 @@ def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(
     with pytest.raises(DataError, match=r"part-0.*text sha256"):
         bring(files, set_dir)
     assert contents(set_dir) == before
-
-
-def test_pick_eval_takes_evenly_and_stores_the_baseline(
-    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path
-) -> None:
-    (path, _) = foreign["fixed.hdf5"]
-    picked = bring([path], tmp_path / "set", pick_eval=7)
-    everything = Manifest.load(from_text)
-    total = everything.shards[0].num_samples
-    ids = np.array([int(i * total / 7) for i in range(7)])
-    expected = SampleReader(from_text, everything).read(ids)
-    found = SampleReader(tmp_path / "set", picked).read(np.arange(7))
-    np.testing.assert_array_equal(found.input_ids, expected.input_ids)
-    assert picked.baseline is not None
-    assert picked.baseline.masked_tokens == len(found.masked_ids)
-    with pytest.raises(DataError, match=f"holds {total} examples where 5000 are to be picked"):
-        bring([path], tmp_path / "more", pick_eval=5000)
 
 
 def with_more_words(directory: Path, number: int) -> Path:
@@ -177,11 +160,9 @@ Change = Callable[[Path], None]
 
 def refusal(path: Path) -> str:
     """The line with which an HDF5 file is refused."""
-    vocabulary = load_vocabulary(VOCAB)
-    limits = ShardSettings(**SMALL, vocabulary_sha256=vocabulary.sha256, seed=0, dupe_factor=1)
+    settings = ShardSettings(**SMALL, seed=0, dupe_factor=1)
     with pytest.raises(DataError) as raised:
-        examples = read_examples(path, vocabulary, limits)
-        check_examples(path, examples, vocabulary, limits)
+        import_shard(ShardJob(path, path.with_name("none.hdf5"), VOCAB, settings))
     return str(raised.value)
 
 

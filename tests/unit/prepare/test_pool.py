@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from mlperf_bert.prepare.pool import finished
+from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.distributed.signal_watch import EndingInOrder
 there, moment = Path(sys.argv[1]), sys.argv[2]
 
@@ -23,7 +23,9 @@ def work(job):
 if __name__ == "__main__":
     try:
         with EndingInOrder():
-            for _ in finished(work, ["idle", "busy"], 2, died="died"):
+            for _ in finished_in_sight(
+                work, ["idle", "busy"], 2, sizes=[1, 1], words=("did", "jobs"), quiet=True
+            ):
                 pass
     except KeyboardInterrupt:
         print("interrupted")

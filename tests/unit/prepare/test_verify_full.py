@@ -32,16 +32,18 @@ def test_a_good_pair_passes_alike_with_one_process_and_two(made: Path) -> None:
     assert alone.to_text() == together.to_text()
 
 
-def test_the_fast_check_reads_small_shards_only(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_full_check_reads_shards(pair: Path) -> None:
     flip(shard(pair), 8 * read_sidecar(shard(pair)).datasets["input_ids"].offset)
-    found = problems(pair)
-    assert found.startswith(f"{shard(pair)}: is not the file that the manifest names")
-    assert problems(pair, full=True) == found
-    monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", 0)
     assert problems(pair) == ""
-    assert problems(pair, full=True) == found
+    found = problems(pair, full=True)
+    assert found.startswith(f"{shard(pair)}: is not the file that the manifest names")
+
+
+def test_no_shard_is_read_of_a_set_whose_files_do_not_fit(pair: Path) -> None:
+    flip(shard(pair), 5)
+    (pair / "train" / "vocab.txt").unlink()
+    (found,) = problems(pair, full=True).splitlines()
+    assert str(pair / "train" / "vocab.txt") in found
 
 
 def test_a_flipped_bit_anywhere_is_found(pair: Path) -> None:
@@ -107,7 +109,7 @@ FORGERIES = {
     "[PAD] in text": (with_a_token_in_the_text(PAD), "inside its text: sample 0"),
     "segment": (put("segment_b_start", 2, 1), "segment empty: sample 2"),
     "masked count": (shift_masked_count, "masked positions: sample 0"),
-    "offsets": (shift_offset, "end with [SEP]: sample"),
+    "offsets": (shift_offset, "begin with [CLS]: sample"),
 }
 
 

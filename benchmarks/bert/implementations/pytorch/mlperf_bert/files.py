@@ -25,7 +25,7 @@ from dataclasses import MISSING, fields
 from io import BufferedReader, FileIO
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
 
@@ -326,26 +326,14 @@ def make_directory(path: Path) -> None:
         raise DataError(str(path), reason, "name a directory that can be written") from error
 
 
-def is_temporary(name: str, of: Collection[str]) -> bool:
-    """True if a file name is `.NAME.PID-MACHINE.tmp` or `.NAME.PID.tmp` for a NAME in `of`.
+def remove_temporaries(directory: Path, names: Collection[str]) -> None:
+    """Remove temporary files of killed writers, `.NAME.PID-MACHINE.tmp` of a NAME in `names`.
 
-    A killed writer leaves such files.
-    """
-    stem, _, writer = name.removesuffix(".tmp").rpartition(".")
-    is_ours = name.endswith(".tmp") and writer.partition("-")[0].isdecimal()
-    return is_ours and stem.startswith(".") and stem[1:] in of
-
-
-def remove_temporaries(
-    directory: Path, names: Collection[str], *, of: Literal["this machine", "all"] = "all"
-) -> None:
-    """Remove temporary files of killed writers; no writer of these files may be running there.
-
-    `of` "this machine" keeps those of other machines, whose writers may be running.
+    No writer of these files may be running, on any machine.
     """
     for path in directory.glob(".*.tmp"):
-        machine = path.stem.rpartition(".")[2].partition("-")[2]
-        if is_temporary(path.name, names) and (of == "all" or machine in ("", _machine())):
+        name, _, writer = path.stem.removeprefix(".").rpartition(".")
+        if name in names and writer.partition("-")[0].isdecimal():
             path.unlink(missing_ok=True)
 
 

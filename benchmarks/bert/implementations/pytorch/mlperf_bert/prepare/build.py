@@ -9,12 +9,10 @@ token. If the input is [MASK], the guess is the most frequent label among the se
 
 import hashlib
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -38,13 +36,12 @@ from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
-    file_sha256,
+    file_size,
     make_directory,
     remove_temporaries,
-    replaced_file,
     write_file,
 )
-from mlperf_bert.prepare.contents import Tally, baseline_of, check_arrays
+from mlperf_bert.prepare.contents import Tally, baseline_of, check_arrays, read_counts
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,
     Documents,
@@ -62,10 +59,6 @@ from mlperf_bert.vocabulary.any_vocabulary import (
 )
 from mlperf_bert.vocabulary.word_pieces import token_dtype
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
-MAX_STEM_BYTES = 200  # a file name may have 255: enough for the text around the stem
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
 
@@ -95,27 +88,21 @@ def prepare_text(
 
     Each text becomes one shard (documents.py describes the two layouts); a shard finished with the
     same text and settings is kept. `vocab_path` is a vocabulary or a tokenizer.json; its copy goes
-    into the set, its digest into the settings. With `settings.pick_eval` the context-free baseline
-    is always stored; for the rest see `make_set`.
+    into the set, its digest into the settings. `corpus` is provenance for the manifest. With
+    `settings.pick_eval` the context-free baseline is always stored.
 
     Raises ConfigError for an option out of range or an unusable numba cache; DataError for a text,
-    the vocabulary, or a shard that was finished with other settings.
+    the vocabulary, a shard that was finished with other settings, or a shard of no text.
     """
     vocabulary = load_any_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)
+    check_left_overs(jobs)
     compile_maker(settings.segments, vocabulary)
+    make_shards(jobs, make_shard, vocabulary, workers=workers, quiet=quiet)
     with_baseline = with_baseline or settings.pick_eval is not None
-    return make_set(
-        jobs,
-        make_shard,
-        vocabulary,
-        workers=workers,
-        with_baseline=with_baseline,
-        corpus=corpus,
-        quiet=quiet,
-    )
+    return index_set(jobs, vocabulary, with_baseline=with_baseline, corpus=corpus)
 
 
 def prepare_pair(
@@ -145,29 +132,6 @@ def prepare_pair(
     }
 
 
-def make_set(
-    jobs: list[ShardJob],
-    make: Callable[[ShardJob], object],
-    vocabulary: AnyVocabulary,
-    *,
-    workers: int,
-    with_baseline: bool,
-    corpus: dict[str, str] | None,
-    quiet: bool,
-    words: tuple[str, str] = ("prepared", "texts"),
-) -> Manifest:
-    """Make the unfinished shards of one set, then its index.
-
-    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
-    worker processes (1: in this one), so it must be a function of a module, or a partial of one.
-    `corpus` is provenance for the manifest; `words` are the words of `count_bytes`. Raises
-    DataError like `make`, and if a shard was finished with other settings or belongs to no job.
-    """
-    check_left_overs(jobs)
-    make_shards(jobs, make, vocabulary, workers=workers, quiet=quiet, words=words)
-    return index_set(jobs, vocabulary, with_baseline=with_baseline, corpus=corpus)
-
-
 def make_shards(
     jobs: list[ShardJob],
     make: Callable[[ShardJob], object],
@@ -177,14 +141,19 @@ def make_shards(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> None:
-    """The first half of `make_set`; several machines may make shards of one set together."""
+    """Make the unfinished shards of a set; several machines may do so for one set together.
+
+    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
+    worker processes (1: in this one), so it must be a function of a module, or a partial of one.
+    `words` are those of `count_bytes`. Raises DataError like `make`, and if a shard was finished
+    with other settings.
+    """
     out_dir = jobs[0].shard_path.parents[1]
-    sizes = [_source_bytes(job.text_path) for job in jobs]
+    sizes = [file_size(job.text_path, "give a readable file") for job in jobs]
     _store_vocabulary(out_dir, vocabulary)
     # Check the settings of every existing shard before hours of work, not after.
     for job in jobs:
         is_finished(job, source_sha256=None)
-    remove_temporaries(out_dir / "shards", _file_names(jobs), of="this machine")
     for _ in finished_in_sight(
         make,
         jobs,
@@ -203,17 +172,22 @@ def index_set(
     with_baseline: bool,
     corpus: dict[str, str] | None,
 ) -> Manifest:
-    """The second half of `make_set`: complete a set that has all its shards."""
+    """Complete a set that has all its shards; `corpus` is provenance for the manifest.
+
+    Raises DataError if the set has shards of no job, or a wrong shard that the baseline reads.
+    """
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     _store_vocabulary(out_dir, vocabulary)
     check_left_overs(jobs)
-    remove_temporaries(out_dir / "shards", _file_names(jobs))
-    remove_temporaries(out_dir, {file_name(vocabulary)})
-    entries = [ShardEntry.of(job.shard_path) for job in jobs]
+    shards = [job.shard_path for job in jobs]
+    names = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
+    remove_temporaries(out_dir / "shards", names)
+    entries = [ShardEntry.of(shard) for shard in shards]
     manifest = replace(manifest_of(vocabulary, settings, entries), corpus=corpus)
-    names = {"dataset.json", *(name for name, _ in manifest.index_arrays)}
-    remove_temporaries(out_dir / "index", names)
-    return _write_set_index(out_dir, manifest, with_baseline)
+    lengths, masked_counts = read_counts(out_dir, entries)
+    if with_baseline:
+        manifest = replace(manifest, baseline=measure_baseline(out_dir, manifest))
+    return write_index(out_dir, manifest, lengths, masked_counts)
 
 
 def check_left_overs(jobs: list[ShardJob]) -> None:
@@ -255,31 +229,11 @@ def shard_jobs(
         if path.stem in found:
             problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
             raise DataError(str(path), problem, "rename one of them")
-        if len(os.fsencode(path.stem)) > MAX_STEM_BYTES:
-            remedy = f"rename it to at most {MAX_STEM_BYTES} bytes"
-            raise DataError(str(path), "has too long a name for a shard", remedy)
         found[path.stem] = path
     return [
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
         for stem in sorted(found)
     ]
-
-
-def _file_names(jobs: list[ShardJob]) -> set[str]:
-    shards = [job.shard_path for job in jobs]
-    return {path.name for shard in shards for path in (shard, sidecar_path(shard))}
-
-
-def _source_bytes(path: Path) -> int:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        problem = error.strerror or "is missing"
-        raise DataError(str(path), problem, "give a readable file") from None
-    if not path.is_file() or size == 0:
-        problem = "is empty" if path.is_file() else "is not a file"
-        raise DataError(str(path), problem, "give a file with contents")
-    return size
 
 
 def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
@@ -315,30 +269,18 @@ def manifest_of(
     )
 
 
-def _write_set_index(out_dir: Path, manifest: Manifest, with_baseline: bool) -> Manifest:
-    lengths, masked_counts = [], []
-    for entry in manifest.shards:
-        shard = Shard(out_dir / "shards" / entry.file)
-        lengths.append(shard.lengths().astype(np.uint16))
-        masked_counts.append(shard.masked_counts().astype(np.uint16))
-    if with_baseline:
-        baseline = measure_baseline(out_dir, manifest)
-        manifest = replace(manifest, baseline=baseline)
-    return write_index(out_dir, manifest, np.concatenate(lengths), np.concatenate(masked_counts))
-
-
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
     """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone.
 
     Raises DataError for a shard with wrong samples, which an earlier start may have left.
     """
-    paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
-    found = [check_arrays(Shard(path).arrays(), manifest) for path in paths]
-    for path, each in zip(paths, found, strict=True):
-        if each.faults:
-            raise DataError(str(path), "; also ".join(each.faults), SHARD_REMEDY)
-    tally = sum((each.tally for each in found), Tally())
-    return baseline_of(tally, np.sum([each.label_counts for each in found], axis=0))
+    tally, label_counts = Tally(), np.zeros(manifest.vocab_size, dtype=np.int64)
+    for entry in manifest.shards:
+        path = set_dir / "shards" / entry.file
+        of_shard = check_arrays(path, Shard(path).arrays(), manifest, SHARD_REMEDY)
+        tally += of_shard[0]
+        label_counts += of_shard[1]
+    return baseline_of(tally, label_counts)
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
@@ -361,57 +303,37 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 
 
 def make_shard(job: ShardJob) -> None:
-    """Make one shard unless it exists.
-
-    Raises DataError for a faulty text or vocabulary, and if memory is short.
-    """
-    remedy = "split the text, lower the dupe factor or use fewer workers"
-    with enough_memory(job, remedy):
-        # The text is released once it is split: the examples need the memory.
-        source = read_text(job.text_path)
-        source_sha256 = source.sha256
-        if is_finished(job, source_sha256):
-            return
-        settings = job.settings
-        vocabulary = load_any_vocabulary(job.vocab_path)
-        documents = tokenize_documents(
-            source.text, make_encoder(vocabulary), split=settings.split_sentences
-        )
-        del source
-        _check_documents(job.text_path, documents, 1 if settings.segments == "single" else 2)
-        examples = _make_examples(documents, vocabulary, settings, source_sha256)
-        store_shard(job, examples, source_sha256, ("gives", "pick fewer, or raise the dupe factor"))
-
-
-@contextmanager
-def enough_memory(job: ShardJob, remedy: str) -> Iterator[None]:
-    """Turn a MemoryError into a DataError."""
-    try:
-        yield
-    except MemoryError:
-        raise DataError(str(job.text_path), "needs more memory than there is", remedy) from None
-
-
-def store_shard(
-    job: ShardJob, examples: ShardArrays, source_sha256: str, few: tuple[str, str]
-) -> None:
-    """Write the examples, or the examples picked for evaluation.
-
-    Raises DataError, with the verb and the remedy `few`, if there are fewer than to be picked.
-    """
-    wanted = job.settings.pick_eval
+    """Make one shard unless it exists. Raises DataError for a faulty text or vocabulary."""
+    # The text is released once it is split: the examples need the memory.
+    source = read_text(job.text_path)
+    source_sha256 = source.sha256
+    if is_finished(job, source_sha256):
+        return
+    settings = job.settings
+    vocabulary = load_any_vocabulary(job.vocab_path)
+    encoder = make_encoder(vocabulary)
+    documents = tokenize_documents(source.text, encoder, split=settings.split_sentences)
+    del source
+    # With a single document the reference would silently pair it with itself and call the second
+    # segment a random other one, which teaches a wrong next-sentence label.
+    least = 1 if settings.segments == "single" else 2
+    if len(documents) < least:
+        problem = f"has {len(documents)} documents with words, {least} are needed"
+        raise DataError(str(job.text_path), problem, "separate documents by an empty line")
+    examples = _make_examples(documents, vocabulary, settings, source_sha256)
+    wanted = settings.pick_eval
     if wanted is not None:
         num_samples = len(examples.segment_b_start)
         if num_samples < wanted:
-            problem = f"{few[0]} {num_samples} examples where {wanted} are to be picked"
-            raise DataError(str(job.text_path), problem, few[1])
+            problem = f"gives {num_samples} examples where {wanted} are to be picked"
+            raise DataError(str(job.text_path), problem, "pick fewer, or raise the dupe factor")
         examples = pick_evenly(examples, wanted)
     write_shard(
         job.shard_path,
         examples,
         source_name=job.text_path.name,
         source_sha256=source_sha256,
-        settings=job.settings,
+        settings=settings,
     )
 
 
@@ -421,14 +343,6 @@ def _make_examples(
     if settings.segments == "single":
         return make_sequences(documents, vocabulary, settings, source_sha256)
     return make_examples(documents, vocabulary, settings)
-
-
-def _check_documents(path: Path, documents: Documents, least: int) -> None:
-    # With a single document the reference would silently pair it with itself and call the second
-    # segment a random other one, which teaches a wrong next-sentence label.
-    if len(documents) < least:
-        problem = f"has {len(documents)} documents with words, {least} are needed"
-        raise DataError(str(path), problem, "separate documents by an empty line")
 
 
 def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
@@ -467,13 +381,14 @@ def write_shard(
     """
     # A sidecar of an earlier shard must never lie beside the new file.
     sidecar_path(path).unlink(missing_ok=True)
-    with replaced_file(path) as temporary:
-        datasets = _write_arrays(temporary, examples)
-        digest = file_sha256(temporary)
-        size = temporary.stat().st_size
+    # In memory first: libhdf5 (2.0) ends the process if its last write meets a full disk.
+    file = io.BytesIO()
+    datasets = _write_arrays(file, path, examples)
+    contents = file.getvalue()
+    write_file(path, contents)
     sidecar = Sidecar(
-        shard_bytes=size,
-        shard_sha256=digest,
+        shard_bytes=len(contents),
+        shard_sha256=hashlib.sha256(contents).hexdigest(),
         num_samples=len(examples.segment_b_start),
         source_name=source_name,
         source_sha256=source_sha256,
@@ -485,47 +400,7 @@ def write_shard(
     return sidecar
 
 
-class _PatientFile(io.FileIO):
-    """A file that hides the error of a full disk from libhdf5 (2.0), which would end the process.
-
-    After the first error nothing more is written, and `check` raises the error.
-    """
-
-    error: OSError | None = None
-
-    def write(self, contents: "ReadableBuffer", /) -> int:
-        """Write all of the buffer, unless something failed before."""
-        left = memoryview(contents).cast("B")
-        try:
-            while left and self.error is None:
-                left = left[super().write(left) :]
-        except OSError as error:
-            self.error = error
-        return memoryview(contents).nbytes
-
-    def truncate(self, size: int | None = None, /) -> int:
-        """Set the size, unless something failed before."""
-        try:
-            if self.error is None:
-                return super().truncate(size)
-        except OSError as error:
-            self.error = error
-        return self.tell() if size is None else size
-
-    def check(self) -> None:
-        """Raise the first error."""
-        if self.error is not None:
-            raise self.error
-
-
-def _write_arrays(path: Path, examples: ShardArrays) -> dict[str, DatasetPlace]:
-    with _PatientFile(path, "w+") as opened:
-        places = _write_hdf5(opened, examples)
-        opened.check()
-    return places
-
-
-def _write_hdf5(opened: _PatientFile, examples: ShardArrays) -> dict[str, DatasetPlace]:
+def _write_arrays(opened: io.BytesIO, path: Path, examples: ShardArrays) -> dict[str, DatasetPlace]:
     places = {}
     with h5py.File(
         opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
@@ -535,7 +410,7 @@ def _write_hdf5(opened: _PatientFile, examples: ShardArrays) -> dict[str, Datase
             dataset = file.create_dataset(name, data=stored, track_times=False)
             offset = dataset.id.get_offset()
             if offset is None:
-                raise DataError(f"{opened.name!s}: {name}", "has no elements", "give more text")
+                raise DataError(f"{path}: {name}", "has no elements", "give more text")
             places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
     return places
 

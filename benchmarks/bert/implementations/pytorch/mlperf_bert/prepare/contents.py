@@ -4,7 +4,7 @@ Shape letters: n samples of one chunk, T their tokens, P their masked positions,
 The rules are those of examples.py; a sample's text is its tokens with the labels put back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlperf_bert.config.sections import STORED_MASKING_RATE
-from mlperf_bert.data.index import Baseline, Manifest, masked_count_table
-from mlperf_bert.data.shards import ShardArrays
+from mlperf_bert.data.index import (
+    Baseline,
+    Manifest,
+    ShardEntry,
+    masked_count_table,
+    special_ids,
+)
+from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.errors import DataError
 
 TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
@@ -45,15 +51,6 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardContents:
-    """Findings from the arrays of one shard; `faults` is empty if all is right."""
-
-    faults: tuple[str, ...]
-    tally: Tally
-    label_counts: NDArray[np.int64]  # [V], labels where the input is [MASK]
-
-
-@dataclass(frozen=True, slots=True)
 class _Chunk:
     first: int  # number of its first sample
     tokens: NDArray[Any]  # [T]
@@ -66,40 +63,68 @@ class _Chunk:
     counts: NDArray[np.int64]  # [n]
     sample_of_masked: NDArray[np.int64]  # [P], number within the chunk
 
+    @property
+    def masked_rows(self) -> NDArray[np.int64]:
+        """Rows of `tokens` that are masked, int64 [P]."""
+        return self.starts[self.sample_of_masked] + self.positions
 
-class _Faults:
-    """The first sample and the number of samples of each kind of fault."""
+    def text(self) -> NDArray[Any]:
+        """The tokens with the labels put back, [T]."""
+        text = self.tokens.copy()
+        text[self.masked_rows] = self.labels
+        return text
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[int, int]] = {}
-
-    def add(self, kind: str, chunk: _Chunk, samples: NDArray[np.int64]) -> bool:
-        """Note samples of the chunk by number; True if there are any."""
-        if len(samples):
-            first, count = self._found.get(kind, (chunk.first + int(samples[0]), 0))
-            self._found[kind] = (first, count + len(samples))
-        return len(samples) > 0
-
-    def in_words(self) -> tuple[str, ...]:
-        return tuple(
-            f"{kind}: sample {first}" + (f" and {count - 1:,} more" if count > 1 else "")
-            for kind, (first, count) in self._found.items()
-        )
+    def has_masked(self, is_wrong: Flags) -> Flags:
+        """The samples with a masked position that is wrong, from bool [P] to bool [n]."""
+        owners = self.sample_of_masked[is_wrong]
+        return np.bincount(owners, minlength=len(self.lengths)) > 0
 
 
-def check_arrays(arrays: ShardArrays, manifest: Manifest) -> ShardContents:
+def read_counts(
+    set_dir: Path, entries: Sequence[ShardEntry]
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Tokens and masked positions of each sample of these shards, both uint16 [N].
+
+    Raises DataError if one is out of its range.
+    """
+    shards = [Shard(set_dir / "shards" / entry.file) for entry in entries]
+    lengths = [shard.lengths().astype(np.uint16) for shard in shards]
+    masked_counts = [shard.masked_counts().astype(np.uint16) for shard in shards]
+    return np.concatenate(lengths), np.concatenate(masked_counts)
+
+
+def check_arrays(
+    path: Path, arrays: ShardArrays, manifest: Manifest, remedy: str
+) -> tuple[Tally, NDArray[np.int64]]:
     """Check all samples of a shard whose offset tables already ascend within their limits.
 
-    Memory beside the mapped file: a few megabytes.
+    Returns the counts over its samples, and how often each token is the label of a [MASK] input,
+    int64 [V]. Memory beside the mapped file: a few megabytes. Raises DataError with `path` and
+    `remedy` for the first wrong sample.
     """
-    checker = _Checker(manifest)
+    tally = Tally()
+    label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
+    table = masked_count_table(
+        manifest.max_seq_length, manifest.max_predictions, STORED_MASKING_RATE
+    ).astype(np.int64)
     for chunk in _chunks(arrays):
-        checker.check(chunk)
-    return ShardContents(
-        faults=checker.faults.in_words(),
-        tally=checker.tally,
-        label_counts=checker.label_counts,
-    )
+        for problem, is_wrong in _faults(chunk, manifest, table):
+            if is_wrong.any():
+                sample = chunk.first + int(np.argmax(is_wrong))
+                raise DataError(str(path), f"{problem}: sample {sample}", remedy)
+        inputs = chunk.tokens[chunk.masked_rows]
+        is_mask = inputs == manifest.mask_id
+        label_counts += np.bincount(chunk.labels[is_mask], minlength=manifest.vocab_size)
+        tally += Tally(
+            samples=len(chunk.lengths),
+            tokens=len(chunk.tokens),
+            masked=len(inputs),
+            mask_inputs=int(np.count_nonzero(is_mask)),
+            kept=int(np.count_nonzero(inputs == chunk.labels)),
+            unknown=int(np.count_nonzero(chunk.text() == manifest.unk_id)),
+            random_next=int(np.count_nonzero(chunk.next_labels)),
+        )
+    return tally, label_counts
 
 
 def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
@@ -155,112 +180,50 @@ def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
         first = end
 
 
-class _Checker:
-    """Checks one chunk at a time, with tables that all chunks share."""
+def _faults(
+    chunk: _Chunk, manifest: Manifest, table: NDArray[np.int64]
+) -> Iterator[tuple[str, Flags]]:
+    """Yield each kind of fault, and which samples of the chunk have it, bool [n].
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.faults = _Faults()
-        self.tally = Tally()
-        self.label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
-        self._manifest = manifest
-        longest = manifest.max_seq_length
-        is_single = manifest.segments == "single"
-        self._min_length = MIN_LENGTH_SINGLE if is_single else MIN_LENGTH
-        self._special = 2 if is_single else 3  # special tokens of a sample
-        self._masked_counts = masked_count_table(
-            longest, manifest.max_predictions, STORED_MASKING_RATE
-        ).astype(np.int64)
+    A kind is looked for only if the chunk has none of those before it, so that only numbers within
+    their ranges are used as indices. `table` holds the masked positions by length.
+    """
+    lengths, starts_of_b, positions = chunk.lengths, chunk.starts_of_b, chunk.positions
+    owner = chunk.sample_of_masked
+    is_single = manifest.segments == "single"
+    least = MIN_LENGTH_SINGLE if is_single else MIN_LENGTH
+    yield f"has fewer than {least} tokens", lengths < least
+    if is_single:
+        yield "segment_b_start is not its end", starts_of_b != lengths
+        yield "next_sentence_label is not 0", chunk.next_labels != 0
+    else:
+        is_empty = (starts_of_b < 3) | (starts_of_b > lengths - 2)
+        yield "segment_b_start leaves a segment empty", is_empty
+        yield "next_sentence_label is not 0 or 1", chunk.next_labels > 1
+    problem = "has not min(max_predictions, max(1, round(0.15 x tokens))) masked positions"
+    yield problem, chunk.counts != table[lengths]
+    is_outside = np.logical_or.reduceat(chunk.tokens >= manifest.vocab_size, chunk.starts)
+    yield "input_ids is not within the vocabulary", is_outside
+    is_outside = chunk.has_masked(chunk.labels >= manifest.vocab_size)
+    yield "masked_lm_ids is not within the vocabulary", is_outside
 
-    def check(self, chunk: _Chunk) -> None:
-        """Note faults and tallies."""
-        # Only numbers within their ranges can be used as indices.
-        if self._has_wrong_ranges(chunk) or self._has_wrong_positions(chunk):
-            return
-        rows = chunk.starts[chunk.sample_of_masked] + chunk.positions
-        text = chunk.tokens.copy()
-        text[rows] = chunk.labels
-        if self._has_wrong_structure(chunk, text):
-            return
-        self._count(chunk, text, chunk.tokens[rows])
+    is_misplaced = (
+        (positions < 1)  # [CLS]
+        | (positions > lengths[owner] - 2)  # the last [SEP]
+        | (positions == starts_of_b[owner] - 1)  # the other [SEP]
+    )
+    problem = "masked_lm_positions is on [CLS], on [SEP] or outside the sample"
+    yield problem, chunk.has_masked(is_misplaced)
+    falls = np.zeros(len(positions), dtype=np.bool_)
+    falls[1:] = (positions[1:] <= positions[:-1]) & (owner[1:] == owner[:-1])
+    yield "masked_lm_positions does not ascend", chunk.has_masked(falls)
 
-    def _has_wrong_ranges(self, chunk: _Chunk) -> bool:
-        vocab_size = self._manifest.vocab_size
-        faults = {
-            f"has fewer than {self._min_length} tokens": chunk.lengths < self._min_length,
-            **self._wrong_pairs(chunk),
-            "has not min(max_predictions, max(1, round(0.15 x tokens))) masked positions": (
-                chunk.counts != self._masked_counts[chunk.lengths]
-            ),
-        }
-        found = [self.faults.add(kind, chunk, np.flatnonzero(bad)) for kind, bad in faults.items()]
-        if chunk.tokens.max() >= vocab_size:
-            kind = "input_ids is not within the vocabulary"
-            found.append(self.faults.add(kind, chunk, _owners(chunk, chunk.tokens >= vocab_size)))
-        if chunk.labels.max() >= vocab_size:
-            kind = "masked_lm_ids is not within the vocabulary"
-            bad = np.unique(chunk.sample_of_masked[chunk.labels >= vocab_size])
-            found.append(self.faults.add(kind, chunk, bad))
-        return any(found)
-
-    def _wrong_pairs(self, chunk: _Chunk) -> dict[str, Flags]:
-        if self._manifest.segments == "single":
-            return {
-                "segment_b_start is not its end": chunk.starts_of_b != chunk.lengths,
-                "next_sentence_label is not 0": chunk.next_labels != 0,
-            }
-        return {
-            "segment_b_start leaves a segment empty": (chunk.starts_of_b < 3)
-            | (chunk.starts_of_b > chunk.lengths - 2),
-            "next_sentence_label is not 0 or 1": chunk.next_labels > 1,
-        }
-
-    def _has_wrong_positions(self, chunk: _Chunk) -> bool:
-        owner, positions = chunk.sample_of_masked, chunk.positions
-        bad = (
-            (positions < 1)  # [CLS]
-            | (positions > chunk.lengths[owner] - 2)  # the last [SEP]
-            | (positions == chunk.starts_of_b[owner] - 1)  # the other [SEP]
-        )
-        kind = "masked_lm_positions is on [CLS], on [SEP] or outside the sample"
-        is_outside = self.faults.add(kind, chunk, np.unique(owner[bad]))
-        falls = (positions[1:] <= positions[:-1]) & (owner[1:] == owner[:-1])
-        kind = "masked_lm_positions does not ascend"
-        return self.faults.add(kind, chunk, np.unique(owner[1:][falls])) or is_outside
-
-    def _has_wrong_structure(self, chunk: _Chunk, text: NDArray[Any]) -> bool:
-        ids = self._manifest
-        ends = chunk.starts + chunk.lengths
-        places = {
-            "does not begin with [CLS]": (chunk.starts, ids.cls_id),
-            "has no [SEP] before segment B": (chunk.starts + chunk.starts_of_b - 1, ids.sep_id),
-            "does not end with [SEP]": (ends - 1, ids.sep_id),
-        }
-        found = [
-            self.faults.add(kind, chunk, np.flatnonzero(text[rows] != token))
-            for kind, (rows, token) in places.items()
-        ]
-        special = (ids.cls_id, ids.sep_id, ids.pad_id, ids.mask_id)
-        total = sum(np.count_nonzero(text == token) for token in set(special))
-        if any(found) or total != self._special * len(ends):
-            per_sample = np.add.reduceat(np.isin(text, special).astype(np.int64), chunk.starts)
-            kind = "has [CLS], [SEP], [PAD] or [MASK] inside its text"
-            found.append(self.faults.add(kind, chunk, np.flatnonzero(per_sample > self._special)))
-        return any(found)
-
-    def _count(self, chunk: _Chunk, text: NDArray[Any], inputs: NDArray[Any]) -> None:
-        is_mask = inputs == self._manifest.mask_id
-        self.label_counts += np.bincount(chunk.labels[is_mask], minlength=len(self.label_counts))
-        self.tally += Tally(
-            samples=len(chunk.lengths),
-            tokens=len(text),
-            masked=len(inputs),
-            mask_inputs=int(np.count_nonzero(is_mask)),
-            kept=int(np.count_nonzero(inputs == chunk.labels)),
-            unknown=int(np.count_nonzero(text == self._manifest.unk_id)),
-            random_next=int(np.count_nonzero(chunk.next_labels)),
-        )
-
-
-def _owners(chunk: _Chunk, bad_tokens: Flags) -> NDArray[np.int64]:
-    rows = np.flatnonzero(bad_tokens)
-    return np.unique(np.searchsorted(chunk.starts, rows, side="right") - 1)
+    text, ends = chunk.text(), chunk.starts + lengths
+    yield "does not begin with [CLS]", text[chunk.starts] != manifest.cls_id
+    before_b = chunk.starts + starts_of_b - 1
+    yield "has no [SEP] before segment B", text[before_b] != manifest.sep_id
+    yield "does not end with [SEP]", text[ends - 1] != manifest.sep_id
+    is_special = np.isin(text, special_ids(manifest)).astype(np.int64)
+    per_sample = np.add.reduceat(is_special, chunk.starts)
+    problem = "has [CLS], [SEP], [PAD] or [MASK] inside its text"
+    yield problem, per_sample > (2 if is_single else 3)

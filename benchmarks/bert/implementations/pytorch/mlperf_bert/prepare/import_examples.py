@@ -20,13 +20,14 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import file_digest
 from mlperf_bert.prepare.build import (
     ShardJob,
+    check_left_overs,
     check_settings,
-    enough_memory,
+    index_set,
     is_finished,
-    make_set,
+    make_shards,
     manifest_of,
     shard_jobs,
-    store_shard,
+    write_shard,
 )
 from mlperf_bert.prepare.contents import MIN_LENGTH, check_arrays, check_labels, check_unknown
 from mlperf_bert.prepare.examples import joined
@@ -137,23 +138,6 @@ def _take(
     )
 
 
-def check_examples(
-    path: Path, examples: ShardArrays, vocabulary: Vocabulary, limits: ShardSettings
-) -> None:
-    """Raise DataError if `verify --full` would refuse a shard of these examples.
-
-    It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked; that
-    next-sentence labels change; and unknown words.
-    """
-    manifest = manifest_of(vocabulary, limits)
-    contents = check_arrays(examples, manifest)
-    if contents.faults:
-        raise DataError(str(path), "; also ".join(contents.faults), REMEDY)
-    if limits.segments == "pair":
-        check_labels(path, contents.tally, REMEDY)
-    check_unknown(path, contents.tally, REMEDY)
-
-
 def import_set(
     files: Sequence[Path],
     vocab_path: Path,
@@ -175,16 +159,11 @@ def import_set(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
-    manifest = make_set(
-        jobs,
-        import_shard,
-        vocabulary,
-        workers=workers,
-        with_baseline=settings.pick_eval is not None,
-        corpus={"examples": "imported from HDF5 files"},
-        quiet=quiet,
-        words=("imported", "files"),
-    )
+    check_left_overs(jobs)
+    words = ("imported", "files")
+    make_shards(jobs, import_shard, vocabulary, workers=workers, quiet=quiet, words=words)
+    corpus = {"examples": "imported from HDF5 files"}
+    manifest = index_set(jobs, vocabulary, with_baseline=False, corpus=corpus)
     verify(out_dir, full=False, workers=1, quiet=True).raise_if_wrong()
     return manifest
 
@@ -192,14 +171,23 @@ def import_set(
 def import_shard(job: ShardJob) -> None:
     """Make one shard of a file with examples unless the shard exists.
 
-    Raises DataError for a faulty file or vocabulary, and if memory is short.
+    Raises DataError for a faulty file or vocabulary, and for examples that `verify --full` would
+    refuse. It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked;
+    that next-sentence labels change; and unknown words.
     """
     path, settings = job.text_path, job.settings
-    with enough_memory(job, "split the file or use fewer workers"):
-        source_sha256 = file_digest(path, "give a readable file")
-        if is_finished(job, source_sha256):
-            return
-        vocabulary = load_vocabulary(job.vocab_path)
-        examples = read_examples(path, vocabulary, settings)
-        check_examples(path, examples, vocabulary, settings)
-        store_shard(job, examples, source_sha256, ("holds", "pick fewer"))
+    source_sha256 = file_digest(path, "give a readable file")
+    if is_finished(job, source_sha256):
+        return
+    vocabulary = load_vocabulary(job.vocab_path)
+    examples = read_examples(path, vocabulary, settings)
+    tally, _ = check_arrays(path, examples, manifest_of(vocabulary, settings), REMEDY)
+    check_labels(path, tally, REMEDY)
+    check_unknown(path, tally, REMEDY)
+    write_shard(
+        job.shard_path,
+        examples,
+        source_name=path.name,
+        source_sha256=source_sha256,
+        settings=settings,
+    )

@@ -6,19 +6,14 @@ evaluation, 10,000 are picked evenly out of all of `eval.txt`.
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar, sidecar_path
+from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
-    file_digest,
-    file_sha256,
-    make_directory,
     open_regular_file,
-    replaced_file,
 )
 from mlperf_bert.prepare.build import (
     ShardJob,
@@ -111,44 +106,20 @@ def prepare_eval(places: Places) -> Manifest:
     return index_set(jobs, vocabulary, with_baseline=True, corpus=None)
 
 
-def join_parts(places: Places, others: Sequence[Path]) -> Manifest:
-    """Make one training set of the shards here and in the other output directories.
+def join_parts(places: Places) -> Manifest:
+    """Make one training set of the shards that lie in the output directory.
 
-    A shard of another directory is hard-linked if possible, else copied and its digest checked.
-    Raises DataError if shards are missing, with the option that makes them, if a shard was made of
-    other text than its part, and if two shards were made of the same text.
+    Raises DataError if a shard is missing.
     """
     _check_files(places, ["vocab.txt"])
     names = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
     jobs, vocabulary = _jobs(places, "train", names, None)
-    make_directory(places.out / "train" / "shards")
-    for job in jobs:
-        for other in others:
-            if is_finished(job, source_sha256=None):
-                break
-            _take(job, other / "train" / "shards" / job.shard_path.name)
     missing = [number for number, job in enumerate(jobs) if not is_finished(job, None)]
     if missing:
-        problem = f"has no shards of parts {_in_ranges(missing)}"
-        raise DataError(
-            str(places.out / "train"), problem, "make them with --parts, then join again"
-        )
-    _check_texts(jobs)
+        problem = f"has no shard of part {missing[0]}, and of {len(missing) - 1} other parts"
+        remedy = "make them with --parts or copy them here, then join again"
+        raise DataError(str(places.out / "train"), problem, remedy)
     return index_set(jobs, vocabulary, with_baseline=False, corpus=None)
-
-
-def _check_texts(jobs: Sequence[ShardJob]) -> None:
-    """Check that every shard was made of its own part, as far as the parts are here."""
-    found: dict[str, Path] = {}
-    for job in jobs:
-        if job.text_path.exists():
-            is_finished(job, file_digest(job.text_path, FETCH))
-        other = found.setdefault(read_sidecar(job.shard_path).source_sha256, job.shard_path)
-        if other != job.shard_path:
-            problem = f"was made of the same text as {other.name}"
-            raise DataError(
-                str(job.shard_path), problem, "delete the wrong one, and make it with --parts"
-            )
 
 
 def parse_parts(words: str) -> range:
@@ -199,33 +170,3 @@ def _check_files(places: Places, names: Sequence[str]) -> None:
         except OSError as error:
             problem = error.strerror or "cannot be read"
             raise DataError(str(path), problem, FETCH.replace(" again", "")) from None
-
-
-def _take(job: ShardJob, path: Path) -> None:
-    """Link or copy the shard of another directory into this one, if it exists."""
-    if not sidecar_path(path).exists():
-        return
-    sidecar = read_sidecar(path)
-    with replaced_file(job.shard_path) as temporary:
-        try:
-            os.link(path, temporary)
-            is_whole = temporary.stat().st_size == sidecar.shard_bytes
-        except OSError:  # another file system
-            shutil.copyfile(path, temporary)
-            is_whole = file_sha256(temporary) == sidecar.shard_sha256
-        if not is_whole:
-            raise DataError(str(path), "differs from its sidecar", "make it again with --parts")
-    with replaced_file(sidecar_path(job.shard_path)) as temporary:
-        shutil.copyfile(sidecar_path(path), temporary)
-
-
-def _in_ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges, `0-3, 7, 9-12`; the first ten ranges."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    words = [f"{low}-{high}" if low < high else str(low) for low, high in found]
-    return ", ".join(words[:10]) + (" ..." if len(words) > 10 else "")

@@ -15,8 +15,6 @@ from mlperf_bert.run.console import count_bytes
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-WORKER_DIED = "a worker process died, most often for want of memory"
-
 
 def finished_in_sight(
     function: Callable[[Job], Result],
@@ -26,49 +24,40 @@ def finished_in_sight(
     sizes: Sequence[int],
     words: tuple[str, str],
     quiet: bool,
-    died: str = WORKER_DIED,
     stream: TextIO | None = None,
-) -> Iterator[tuple[Job, Result]]:
-    """Like `finished`, with lines of its progress unless `quiet`.
-
-    `sizes` are the jobs' bytes; `words` and `stream` are those of `count_bytes`.
-    """
-    size_of = {id(job): size for job, size in zip(jobs, sizes, strict=True)}
-    advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
-    for job, result in finished(function, jobs, workers, died=died):
-        yield job, result
-        if not quiet:
-            advance(size_of[id(job)])
-
-
-def finished(
-    function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, *, died: str
 ) -> Iterator[tuple[Job, Result]]:
     """Yield each job with `function(job)`, in the order in which they end; no result is kept.
 
-    Raises the errors of `function`, and DataError with the problem `died` when a worker dies.
+    Shows lines of its progress unless `quiet`: `sizes` are the jobs' bytes; `words` and `stream`
+    are those of `count_bytes`. Raises the errors of `function`, and DataError when a worker dies.
     Ctrl-C reaches only this process, which then ends the workers: jobs must tolerate that.
     """
+    advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
     if workers == 1 or len(jobs) <= 1:
-        for job in jobs:
+        for job, size in zip(jobs, sizes, strict=True):
             yield job, function(job)
+            if not quiet:
+                advance(size)
         return
     # spawn: a forked child would inherit locks of the caller's threads.
     context = multiprocessing.get_context("spawn")
     with _holding_back(signal.SIGHUP):
         resource_tracker.ensure_running()  # started later, it would not hold Ctrl-C back
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        others = set(multiprocessing.active_children())
         with _holding_back(signal.SIGINT, signal.SIGHUP):
-            futures = {pool.submit(function, job): job for job in jobs}
-        workers_now = [each for each in multiprocessing.active_children() if each not in others]
+            pairs = zip(jobs, sizes, strict=True)
+            futures = {pool.submit(function, job): (job, size) for job, size in pairs}
         try:
             for future in as_completed(list(futures)):
-                yield futures.pop(future), future.result()
+                job, size = futures.pop(future)
+                yield job, future.result()
+                if not quiet:
+                    advance(size)
         except BrokenProcessPool:
-            raise DataError("workers", died, "use fewer and run again") from None
+            problem = "a worker process died, most often for want of memory"
+            raise DataError("workers", problem, "use fewer and run again") from None
         except (KeyboardInterrupt, GeneratorExit):
-            for worker in workers_now:
+            for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
         finally:
