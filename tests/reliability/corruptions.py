@@ -56,8 +56,13 @@ def by_reading(name: str, where: str, harm: Harm) -> Corruption:
     return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, UNSEEN))
 
 
+def by_digest(name: str, where: str, harm: Harm) -> Corruption:
+    """Found once the shards are hashed, which training does beside its first steps."""
+    return Corruption(name, where, harm, (UNSEEN, FOUND, FOUND, FOUND))
+
+
 def in_training(name: str, where: str, harm: Harm) -> Corruption:
-    """Found by whatever reads shards."""
+    """Found by whatever reads samples."""
     return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, FOUND))
 
 
@@ -242,9 +247,9 @@ def escape(name: str) -> Harm:
 DAMAGED = (
     at_start("shard cut short", SHARD, cut),
     at_start("shard missing", SHARD, remove),
-    in_training("shard: a bit of a token flipped", SHARD, flip_in("input_ids", 20, bit=0)),
-    in_training("shard: a bit of an offset flipped", SHARD, flip_in("offsets", 20, bit=40)),
-    in_training("shard: a bit of the HDF5 header flipped", SHARD, flip(5)),
+    by_digest("shard: a bit of a token flipped", SHARD, flip_in("input_ids", 20, bit=0)),
+    by_digest("shard: a bit of an offset flipped", SHARD, flip_in("offsets", 20, bit=40)),
+    by_digest("shard: a bit of the HDF5 header flipped", SHARD, flip(5)),
     at_start("sidecar missing", SIDECAR, remove),
     at_start("sidecar edited", SIDECAR, edit_json(source_name="x")),
     at_start("sidecar of another version", SIDECAR, edit_json(format_version=2)),

@@ -67,7 +67,7 @@ def test_the_command_lists_the_problems_and_raises_the_first(
     with pytest.raises(DataError, match=r"4 wrong, the first: .*b\.hdf5: No such"):
         call(pair)
     printed = capsys.readouterr().out
-    assert "shards not read: --full" in printed and "4 problems:" in printed
+    assert "3 shards hashed" in printed and "4 problems:" in printed
     assert printed.count("No such file") == 4
 
 
@@ -100,6 +100,19 @@ def test_a_manifest_of_other_special_tokens(pair: Path) -> None:
     assert f"{pair / 'train' / 'vocab.txt'}: has mask_id = 4 where the manifest says 5" in problems(
         pair
     )
+
+
+def test_small_sets_are_hashed_and_large_ones_only_in_full(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(shard(pair), 5)
+    assert f"{shard(pair)}: is not the file" in problems(pair)
+    num_bytes = sum(path.stat().st_size for path in pair.rglob("*.hdf5"))
+    for limit, is_found in ((num_bytes, True), (num_bytes - 1, False)):
+        monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", limit)
+        report = check(pair)
+        assert bool(report.problems) == is_found
+    assert "shards not hashed, 0.0 GiB in all: --full reads" in report.to_text()
 
 
 def cut(path: Path) -> None:

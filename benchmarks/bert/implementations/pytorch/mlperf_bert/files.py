@@ -300,7 +300,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_file(path: Path, contents: bytes) -> None:
+def write_file(path: Path, contents: bytes | memoryview) -> None:
     """Write or replace `path` in one step. Raises DataError when it cannot be written."""
     with replaced_file(path) as temporary, temporary.open("xb") as file:
         file.write(contents)

@@ -384,7 +384,7 @@ def write_shard(
     # In memory first: libhdf5 (2.0) ends the process if its last write meets a full disk.
     file = io.BytesIO()
     datasets = _write_arrays(file, path, examples)
-    contents = file.getvalue()
+    contents = file.getbuffer()
     write_file(path, contents)
     sidecar = Sidecar(
         shard_bytes=len(contents),
