@@ -116,15 +116,16 @@ def record(
     engine: str = "single", *, seed: int = 1, ranks: int = 1, **changes: Any
 ) -> dict[str, Any]:
     """A record of 10 updates of 16 windows in 20 s on a CPU of two cores."""
+    numbers = {"global_batch": 16, "microbatches": 4, "learning_rate": 1e-3, "stride": 128}
     found: dict[str, Any] = {
-        "schema_version": 2,
+        "schema_version": 3,
         "engine": engine,
         "ranks": ranks,
         "seed": seed,
-        "precision": "fp32",
         "device": "cpu",
         "processor": "a processor",
         "cores": 2,
+        "settings": {"precision": "fp32", **numbers},
         "model": {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 99, "parameters": 12345},
         "init": "random",
         "data": {
@@ -135,20 +136,19 @@ def record(
             "train_windows": 80,
             "dev_windows": 40,
         },
-        "settings": {"global_batch": 16, "microbatches": 4, "learning_rate": 1e-3, "dropout": None},
         "updates": 10,
         "samples": 160,
         "losses": [3.0 - 0.1 * number for number in range(10)],
-        "seconds": {"start": 1.0, "train": 20.0, "evaluate": 2.0, "end_to_end": 24.0},
-        "samples_per_s": {"train": 8.0, "end_to_end": 6.5},
+        "seconds": {"train": 20.0, "end_to_end": 24.0},
+        "samples_per_s": 8.0,
         "validation_loss": 2.5,
+        "questions": 40,
         "exact_match": 30.0,
         "f1": 40.0,
-        "plain_noise_scale": None,
-        "peak_memory_bytes": [200 * 2**20] * ranks,
-        "cpu_seconds": [15.0] * ranks,
-        "core_wait_seconds": [None] * ranks,
-        "bubble": None,
+        "noise_scale": None,
+        "memory_mib": 200.0,
+        "bubble_measured": None,
+        "bubble_formula": None,
         "timeline": [],
     }
     return found | changes

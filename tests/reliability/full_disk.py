@@ -64,7 +64,6 @@ def make_inputs(root: Path) -> Inputs:
     (root / "space.toml").write_text(SPACE)
     done(*train(inputs, root / "run"), expected=MISSED)
     done("export", "--to", "huggingface", inputs.checkpoint, "--out", root / "huggingface")
-    done(*squad("train", root / "squad"))
     return inputs
 
 
@@ -142,10 +141,6 @@ COMMANDS: dict[str, Words] = {
         *("--set", "eval.target_accuracy=0.01"),
     ),
     "squad train": lambda i, d: squad("train", d / "run"),
-    "squad evaluate": lambda i, d: (
-        *("squad", "evaluate", "--model", i.root / "squad" / "model", "--max-length", 64),
-        *("--stride", 24, "--device", "cpu", "--out", d / "answers.json"),
-    ),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
     "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
     "plan suggest": lambda i, d: (

@@ -1,6 +1,5 @@
 """Noise scale and efficiency, by hand or of known noise."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -80,19 +79,6 @@ def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
     without_noise = NoiseScale()
     without_noise.add(4.0, 1, 4.0 + 1e-12, 8)  # rounding: a trace just below zero
     assert without_noise.value == 0.0
-
-
-def test_skipped_updates_are_left_out_and_batches_must_differ() -> None:
-    noise = NoiseScale()
-    noise.add(13.0, 4, 5.0, 20)
-    before = (noise.gradient_square, noise.trace)
-    for spoilt in (math.nan, math.inf):
-        noise.add(spoilt, 4, 5.0, 20)
-        noise.add(13.0, 4, spoilt, 20)
-    for small, big in ((0, 4), (4, 4), (8, 4)):
-        with pytest.raises(ValueError, match=f"batches of {small} and {big}"):
-            noise.add(1.0, small, 1.0, big)
-    assert (noise.gradient_square, noise.trace) == before
 
 
 def test_efficiency() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from bert_tools.common.tables import markdown
-from bert_tools.squad.bubble import Span
 from bert_tools.squad.comparison import (
     MARK,
     RESULT,
-    RunRecord,
+    Run,
     compare_runs,
     in_words,
+    is_comparable,
     read_run,
     with_interval,
 )
@@ -26,7 +26,7 @@ from squad_cases import pipeline_timeline, record, write_record
 M0 = 16
 
 
-def run_of(directory: Path, engine: str = "single", **changes: Any) -> RunRecord:
+def run_of(directory: Path, engine: str = "single", **changes: Any) -> Run:
     name = f"{len(list(directory.glob('*')))}"
     return read_run(write_record(directory / name, record(engine, **changes)))
 
@@ -36,7 +36,7 @@ def with_batch(batch: int) -> dict[str, Any]:
 
 
 def rates(value: float) -> dict[str, Any]:
-    return {"samples_per_s": {"train": value, "end_to_end": value / 2}}
+    return {"samples_per_s": value}
 
 
 def row_of(comparison: dict[str, Any], engine: str, batch: int = 16) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def test_ratios_are_taken_seed_by_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("noise", [None, 0.0, 48.0, 1e6])
 def test_efficiency_and_goodput_by_hand(tmp_path: Path, noise: float | None) -> None:
-    runs = [run_of(tmp_path, plain_noise_scale=noise)]
-    runs.append(run_of(tmp_path, plain_noise_scale=noise, updates=5, **with_batch(64)))
+    runs = [run_of(tmp_path, noise_scale=noise)]
+    runs.append(run_of(tmp_path, noise_scale=noise, updates=5, **with_batch(64)))
     comparison = compare_runs(runs, M0)
     # Of the initial batch 1 whatever the noise, and goodput the rate itself.
     assert mean(comparison, "single", "efficiency") == 1.0
@@ -123,12 +123,12 @@ def test_largest_difference_of_a_loss(tmp_path: Path) -> None:
         {"processor": "another"},
         {"cores": 4},
         {"device": "cuda"},
-        {"precision": "bf16"},
+        {"settings": record()["settings"] | {"precision": "bf16"}},
         {"samples": 320},
         {"init": "abc"},
         {"data": record()["data"] | {"train_sha256": "other"}},
         {"model": record()["model"] | {"layers": 12}},
-        {"settings": record()["settings"] | {"dropout": 0.1}},
+        {"settings": record()["settings"] | {"stride": 64}},
     ],
 )
 def test_runs_that_differ_in_more_than_the_engine_are_refused(
@@ -146,52 +146,19 @@ def test_the_same_seed_twice_or_no_run_is_no_comparison(tmp_path: Path) -> None:
         compare_runs([], M0)
 
 
-def test_a_record_is_read(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {
-        "cpu_seconds": [1.0, 2.2],
-        "core_wait_seconds": [10.0, 0.0],
-        "peak_memory_bytes": [5, 9 * 2**20],
-        "bubble": {"measured": 0.21, "formula": None},
-        "timeline": pipeline_timeline(2, 4),
-        "plain_noise_scale": 31.0,
-    }
-    run = read_run(write_record(tmp_path, record("pipeline:2", ranks=2, seed=3, **changes)))
-    assert (run.engine, run.ranks, run.seed) == ("pipeline:2", 2, 3)
-    # 3.2 s of 160 samples; of 20 s of two ranks, one waited 10 s.
-    expected = {"cpu_ms": 20, "core_wait": 25, "memory_mib": 9, "bubble_measured": 21}
-    for key, value in (expected | {"noise_scale": 31.0}).items():
-        assert run.values[key] == pytest.approx(value)
-    assert run.values["bubble_formula"] is None
-    assert run.timeline[0] == Span(rank=0, stage=0, kind="F", microbatch=0, begin_s=0.0, end_s=1.0)
-    assert run.losses[:2] == (3.0, 2.9)
-
-
 def test_runs_that_fill_their_cores_are_comparable(tmp_path: Path) -> None:
-    for ranks, device, is_comparable in (
+    for ranks, device, comparable in (
         (1, "cpu", True),
         (2, "cpu", True),
         (4, "cpu", False),
         (8, "cuda", True),  # each has its own
     ):
-        assert run_of(tmp_path, ranks=ranks, device=device).is_comparable is is_comparable
+        assert is_comparable(run_of(tmp_path, ranks=ranks, device=device)) is comparable
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"schema_version": 1},
-        {"samples_per_s": [1.0]},
-        {"core_wait_seconds": "much"},
-        {"settings": {}},
-        {"timeline": [{"rank": 0}]},
-        {"bubble": {"measured": 0.1}},
-    ],
-)
-def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(DataError) as refused:
-        read_run(write_record(tmp_path, record() | changes))
-    assert RESULT in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{RESULT}: schema_version is 2"):
+        read_run(write_record(tmp_path, record(schema_version=2)))
 
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
@@ -199,21 +166,20 @@ def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def make_runs(directory: Path, **changes: Any) -> list[RunRecord]:
+def make_runs(directory: Path, **changes: Any) -> list[Run]:
     """Two seeds of one rank, of two stages, and of four on two cores."""
     runs = []
     for engine, ranks in (("single", 1), ("pipeline:2", 2), ("pipeline:4", 4)):
-        bubble = {"bubble": {"measured": 0.3, "formula": 0.25}} if ranks > 1 else {}
+        bubble = {"bubble_measured": 30.0, "bubble_formula": 25.0} if ranks > 1 else {}
         timeline = {"timeline": pipeline_timeline(ranks, 4)} if ranks > 1 else {}
         for seed in (1, 2):
-            rate = {"samples_per_s": {"train": 8.0 * ranks + seed, "end_to_end": 6.0}}
-            more = bubble | timeline | rate | changes
+            more = bubble | timeline | rates(8.0 * ranks + seed) | changes
             runs.append(run_of(directory, engine, seed=seed, ranks=ranks, **more))
     return runs
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[RunRecord]:
+def runs(tmp_path: Path) -> list[Run]:
     return make_runs(tmp_path)
 
 
@@ -222,7 +188,6 @@ def runs(tmp_path: Path) -> list[RunRecord]:
     [
         (12.3456, 0.4123, "12.35 ± 0.41"),
         (1234.56, 98.7, "1,235 ± 99"),
-        (1234.56, 987.6, "1,235 ± 988"),
         (0.5, None, "0.5"),
         (1.0, 0.0, "1"),
         (0.0, None, "0"),
@@ -230,13 +195,13 @@ def runs(tmp_path: Path) -> list[RunRecord]:
         (100 / 9, 5.4e-15, "11.11"),  # what rounding left
     ],
 )
-def test_a_mean_is_shown_as_far_as_its_interval_knows_it(
+def test_a_mean_is_shown_with_its_interval(
     mean: float, half_width: float | None, text: str
 ) -> None:
     assert with_interval({"mean": mean, "half_width": half_width, "count": 3}) == text
 
 
-def test_the_table_is_made_of_the_record_alone(runs: list[RunRecord]) -> None:
+def test_the_table_is_made_of_the_record_alone(runs: list[Run]) -> None:
     comparison = compare_runs(runs, M0)
     text = in_words(comparison)
     assert in_words(json.loads(json.dumps(comparison))) == text
@@ -253,19 +218,13 @@ def test_the_table_is_made_of_the_record_alone(runs: list[RunRecord]) -> None:
     assert "80 windows of 80 questions to train on" in text and "seeds 1, 2;" in text
 
 
-def test_an_engine_with_fewer_seeds_than_others_is_named(runs: list[RunRecord]) -> None:
-    assert "seeds, as" not in in_words(compare_runs(runs, M0))
-    assert "pipeline:4, batch 16 †: 1 of 2 seeds" in in_words(compare_runs(runs[:-1], M0))
-    assert "One seed" in in_words(compare_runs(runs[::2], M0))
-
-
 def test_lines_of_a_table_are_equally_wide() -> None:
     lines = markdown(["engine", "x"], [["a | b", "1"], ["longer than that", "22"]])
     assert len({len(line) for line in lines}) == 1
     assert all(line.count("|") == 3 for line in lines)  # a bar in a cell would be a column
 
 
-def test_what_is_not_comparable_is_marked(runs: list[RunRecord]) -> None:
+def test_what_is_not_comparable_is_marked(runs: list[Run]) -> None:
     text = in_words(compare_runs(runs, M0))
     marked = [line for line in text.splitlines() if MARK in line]
     assert len(marked) == 2 and marked[0].startswith(f"| pipeline:4 {MARK} ")
@@ -274,11 +233,11 @@ def test_what_is_not_comparable_is_marked(runs: list[RunRecord]) -> None:
 
 
 def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(
-    tmp_path: Path, runs: list[RunRecord]
+    tmp_path: Path, runs: list[Run]
 ) -> None:
     assert "so it is 1 for each, whatever the noise" in in_words(compare_runs(runs, M0))
-    small = make_runs(tmp_path / "a", plain_noise_scale=10.0)
-    large = make_runs(tmp_path / "b", plain_noise_scale=10.0, updates=5, **with_batch(32))
+    small = make_runs(tmp_path / "a", noise_scale=10.0)
+    large = make_runs(tmp_path / "b", noise_scale=10.0, updates=5, **with_batch(32))
     text = in_words(compare_runs(small + large, M0))
     assert "so it is 1 for each" not in text
     # (10 + 16) / (10 + 32) = 0.619
@@ -292,7 +251,7 @@ def as_svg(figure: Any) -> str:
     return page.getvalue()
 
 
-def test_the_picture_marks_it_too(tmp_path: Path, runs: list[RunRecord]) -> None:
+def test_the_picture_marks_it_too(tmp_path: Path, runs: list[Run]) -> None:
     timeline = as_svg(timeline_figure(runs))
     assert "4 ranks on 2 cores: not comparable" in timeline
     assert "30.0% measured, 25.0% by formula" in timeline

@@ -1,36 +1,11 @@
-"""A run's resources, and bubbles by hand."""
+"""Bubbles by hand."""
 
-import os
-from pathlib import Path
 from time import perf_counter
 
 import pytest
-import torch
 
 from bert_tools.squad.bubble import Kind, Span, StageClock, bubble_by_formula, measured_bubble
-from bert_tools.squad.fine_tune import core_wait_seconds, measured_usage
 from bert_tools.squad.settings import Schedule
-
-CPU = torch.device("cpu")
-
-
-def test_a_rank_notes_its_processor_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter((5.0, 11.0))
-    monkeypatch.setattr("bert_tools.squad.fine_tune.process_time", lambda: next(readings))
-    with measured_usage(CPU) as usage:
-        pass
-    assert usage["cpu_seconds"] == 6.0
-    assert usage["peak_memory_bytes"] > 2**20
-    assert usage["cpus"] and set(usage["cpus"]) <= set(range(os.cpu_count() or 1))
-
-
-def test_waiting_for_a_core_is_summed_over_threads(tmp_path: Path) -> None:
-    for number, waited in ((1, 1_500_000_000), (2, 500_000_000)):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "schedstat").write_text(f"99 {waited} 7\n")
-    (tmp_path / "3").mkdir()  # a thread that has just ended
-    assert core_wait_seconds(tmp_path) == 2.0
-    assert core_wait_seconds(tmp_path / "nowhere") is None
 
 
 def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_tools.bench.flops import model_flops
 from bert_tools.squad.batches import (
     SpanBatch,
     UpdatePlan,
@@ -19,19 +18,17 @@ from bert_tools.squad.batches import (
     span_loss_sum,
 )
 from bert_tools.squad.bubble import StageClock
-from bert_tools.squad.engines import Team, make_engine, share_of
+from bert_tools.squad.engines import Team, make_engine
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.model import (
     Part,
-    balanced_split,
     draw_weights,
-    layer_costs,
+    even_split,
     make_part,
     whole,
 )
-from bert_tools.squad.weights import Start, check_fits, save_for_transformers
+from bert_tools.squad.weights import Start, save_for_transformers
 from bert_tools.squad.windows import Windows
-from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError, ConfigError
 from squad_cases import (
     LONGEST,
@@ -210,69 +207,11 @@ def test_updates_are_those_of_plain_torch(architecture: str, saved: Path) -> Non
     assert max(norms) > 1
 
 
-def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
-    settings = small_settings("single", updates=2)
-    windows, team, clock = made_up_windows(40), Team(), StageClock(0)
-    plan = UpdatePlan.make(windows.lengths, settings)
-    engine = make_engine(settings, Start(SMALL, WEIGHTS, ""), plan, team, CPU, clock)
-    loop = Loop(settings, engine, plan, WindowReader(windows).batch, clock)
-    before = {name: each.clone() for name, each in engine.weights().items()}
-    for parameter in engine.parts[0].parameters():
-        parameter.grad = torch.ones_like(parameter)
-    engine.parts[0].qa_outputs.bias.grad[1] = float("nan")
-    loop.finish(1, torch.zeros((), dtype=torch.float64))
-    assert loop.log.skipped == 1
-    assert all(torch.equal(before[name], each) for name, each in engine.weights().items())
-
-
-def test_shares_are_equal_in_number_and_count_each_once() -> None:
-    batches = [np.array([number]) for number in range(5)]
-    shares = [share_of(batches, replica, 3) for replica in range(3)]
-    assert [len(share) for share in shares] == [2, 2, 2]
-    counted = sorted(which for share in shares for which, weight in share if weight)
-    assert counted == [0, 1, 2, 3, 4]
-    assert [weight for share in shares for _, weight in share].count(0.0) == 1
-
-
-def test_more_tokens_than_a_model_has_do_not_fit() -> None:
-    with pytest.raises(ConfigError, match="--vocab: has 65 tokens, the model 64"):
-        check_fits(SMALL, 65, LONGEST)
-
-
-def largest(costs: list[float], bounds: list[int]) -> float:
-    return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
-def test_no_split_has_a_smaller_largest_stage(parts: int) -> None:
-    random = np.random.default_rng(parts)
-    for _ in range(5):
-        costs = random.uniform(0.1, 3, 7).tolist()
-        bounds = balanced_split(costs, parts)
-        assert bounds[0] == 0 and bounds[-1] == 7 and len(bounds) == parts + 1
-        assert sorted(set(bounds)) == bounds
-        every = ([0, *cuts, 7] for cuts in itertools.combinations(range(1, 7), parts - 1))
-        assert largest(costs, bounds) == pytest.approx(min(largest(costs, each) for each in every))
+def test_layers_are_split_evenly() -> None:
+    assert even_split(12, 4) == [0, 3, 6, 9, 12]
+    assert even_split(5, 2) == [0, 2, 5]  # the first has the embeddings
     with pytest.raises(ConfigError, match="has 8 stages, the model 7 layers"):
-        balanced_split(costs, 8)
-
-
-def test_costs_by_hand() -> None:
-    model = ModelSection(hidden_size=8, intermediate_size=32, num_layers=2, num_heads=2)
-    # A token's products in a layer: 4 D^2 + 2 D F = 256 + 512, and 2 D L = 160 for 10 tokens;
-    # 6 operations each for forward and backward. The scores: 2 D = 16.
-    layer, head = 6 * 10 * (768 + 160), 6 * 10 * 16
-    assert layer_costs(model, 10.0) == pytest.approx([layer, layer + head])
-    # ModernBERT's scores begin with a projection: D^2 = 64 more.
-    modern = replace(model, architecture="modern", objective="mlm", num_layers=7)
-    costs = layer_costs(modern, 10.0)
-    layers = model_flops(modern, [10.0], [0])
-    scores = 6 * 10 * (16 + 64)
-    assert sum(costs) == pytest.approx(layers.encoder + layers.attention + scores)
-    assert costs[-1] - costs[0] == pytest.approx(scores)
-    assert len(set(costs[1::3])) == len(set(costs[0:6:3])) == 1
-    costs = layer_costs(ModelSection(num_layers=12), length=180.0)
-    assert balanced_split(costs, 4) == [0, 3, 6, 9, 12]
+        even_split(7, 8)
 
 
 LENGTHS = np.random.default_rng(1).integers(5, 200, 50)
@@ -303,15 +242,12 @@ def test_microbatches_have_similar_tokens() -> None:
     as_drawn = LENGTHS[np.sort(found.windows.reshape(25, 8))].reshape(25, 2, 4).sum(axis=2)
     spread = [(each.max(axis=1) - each.min(axis=1)).mean() for each in (found.tokens, as_drawn)]
     assert spread[0] < spread[1] / 2
-    capacity = found.capacity(200)
-    assert found.tokens.max() <= capacity < found.tokens.max() + 16
 
 
 def test_evaluation_batches_hold_every_window_once() -> None:
-    batches = evaluation_batches(LENGTHS, 300)
+    batches = evaluation_batches(LENGTHS)
     assert sorted(np.concatenate(batches)) == list(range(50))
-    assert all(LENGTHS[each].sum() <= 300 or len(each) == 1 for each in batches)
-    assert [len(each) for each in evaluation_batches(LENGTHS, 1)] == [1] * 50
+    assert [len(each) for each in batches] == [32, 18]
 
 
 def test_a_batch_lays_windows_end_to_end() -> None:

@@ -20,12 +20,12 @@ from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.windows import Windows
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
-from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.sampler import Int64Array, permute
 from mlperf_bert.model.blocks import precise
 from mlperf_bert.seeds import derive_seed
 
 _BY_TOKENS = Balance(policy="presort_global")
+WINDOWS_AT_ONCE = 32  # windows in a batch of an evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,6 @@ class UpdatePlan:
         windows = np.stack([_cut(each, lengths, settings.microbatches) for each in drawn])
         return cls(windows, lengths[windows].sum(axis=2))
 
-    def capacity(self, max_length: int) -> int:
-        """Tokens of a row that holds any microbatch; exact, as all updates are planned."""
-        plan = CapacityPlan(
-            tokens=int(self.tokens.max()),
-            sequences=self.windows.shape[2],
-            masked=0,
-        )
-        return StaticShape.of(plan, max_seqlen=max_length, max_masked=0).tokens
-
 
 def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Array:
     """The windows of an update as [M, B], similar tokens in each row."""
@@ -67,18 +58,12 @@ def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Arra
     return drawn[assignment.places].reshape(microbatches, -1)
 
 
-def evaluation_batches(lengths: Int64Array, tokens: int) -> list[Int64Array]:
-    """All windows, longest first, in batches of at most so many tokens (or one window)."""
-    batches: list[list[int]] = []
-    room = 0
-    for number in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[number])
-        if length > room:
-            batches.append([])
-            room = max(tokens, length)
-        batches[-1].append(number)
-        room -= length
-    return [np.array(batch, dtype=np.int64) for batch in batches]
+def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:
+    """All windows, the longest first, in batches of WINDOWS_AT_ONCE."""
+    order = np.argsort(-lengths, kind="stable")
+    return [
+        order[first : first + WINDOWS_AT_ONCE] for first in range(0, len(order), WINDOWS_AT_ONCE)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,16 @@
 `Replicated`: one rank alone, DistributedDataParallel and fully sharded data parallel, all layers
 everywhere; each rank computes its share of the microbatches, one after the other.
 
-`Pipelined`: each rank holds some layers, and microbatches stream through; or several pipelines run
-side by side. torch.distributed.pipelining runs the schedule. Each of several pipelines computes its
-share of the microbatches, and their gradients are averaged after the last one. torch wants rows of
-one shape between stages: only hidden states travel between ranks, in rows of the run's token
-capacity. Every rank knows which tokens a row holds, so a stage cuts the padding off on arrival and
-computes real tokens only.
+`Pipelined`: each rank holds some layers, and microbatches stream through.
+torch.distributed.pipelining runs the schedule. torch wants rows of one shape between stages: only
+hidden states travel between ranks, in rows of the run's longest microbatch. Every rank knows which
+tokens a row holds, so a stage cuts the padding off on arrival and computes real tokens only.
 
-Shape letters: M microbatches of a pipeline, T tokens of a microbatch, C capacity of a row in
-tokens, D hidden.
+Shape letters: M microbatches of an update, T tokens of a microbatch, C capacity of a row in tokens,
+D hidden.
 """
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -39,19 +35,10 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bert_tools.huggingface.weights import FAMILIES
 from bert_tools.squad.answers import Scores
 from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader, evaluation_batches
 from bert_tools.squad.bubble import StageClock
-from bert_tools.squad.model import (
-    Part,
-    SpanModel,
-    balanced_split,
-    layer_costs,
-    make_part,
-    parameter_shapes,
-    whole,
-)
+from bert_tools.squad.model import Part, SpanModel, even_split, make_part, parameter_shapes, whole
 from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
 from bert_tools.squad.weights import Start
 from bert_tools.squad.windows import Windows
@@ -60,58 +47,27 @@ from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.seeds import derive_seed
 
 MakeBatch = Callable[[Int64Array], SpanBatch]  # lists of windows' numbers, on the engine's device
-REPLICA, STAGE = "replica", "stage"
-TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # tokens in a batch of an evaluation
-MOST_AHEAD = 8  # evaluation batches in flight between two stages
 
 
 class Team:
-    """This rank in its engine's mesh of REPLICA times STAGE; None: one rank alone."""
+    """This rank among the ranks of its engine; without a mesh, one rank alone."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
-        self.replica, self.stage = (0, 0) if mesh is None else mesh.get_coordinate() or (0, 0)
-        self.replicas, self.stages = (1, 1) if mesh is None else tuple(mesh.shape)
-
-    @property
-    def is_first(self) -> bool:
-        """True if this rank is the first of all."""
-        return self.replica == self.stage == 0
-
-    def group(self, dimension: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one in one dimension only; None if it is alone."""
-        size = self.replicas if dimension == REPLICA else self.stages
-        return None if self.mesh is None or size == 1 else self.mesh.get_group(dimension)
+        self.rank = 0 if mesh is None else mesh.get_local_rank()
+        self.size = 1 if mesh is None else mesh.size()
+        self.group = None if mesh is None else mesh.get_group()
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum over all ranks, in place; equal on all of them to the bit."""
-        for dimension in (STAGE, REPLICA):
-            group = self.group(dimension)
-            if group is not None:
-                dist.all_reduce(numbers, group=group)
+        if self.group is not None:
+            dist.all_reduce(numbers, group=self.group)
         return numbers
 
 
 def make_team(engine: EngineName, device: torch.device) -> Team:
-    """The team of all ranks of the process group; neighbours in rank follow in a pipeline."""
-    if engine.ranks == 1:
-        return Team()
-    ranks = torch.arange(engine.ranks).view(engine.replicas, engine.stages)
-    return Team(DeviceMesh(device.type, ranks, mesh_dim_names=(REPLICA, STAGE)))
-
-
-def share_of(
-    microbatches: Sequence[Int64Array], replica: int, replicas: int
-) -> list[tuple[int, float]]:
-    """The microbatches that a replica computes, and the weight of each.
-
-    All replicas get equally many, as they wait for each other in each: if there are not enough, a
-    replica repeats another's with the weight 0.
-    """
-    count = -(-len(microbatches) // replicas)
-    numbers = [replica + replicas * each for each in range(count)]
-    last = len(microbatches) - 1
-    return [(min(number, last), float(number <= last)) for number in numbers]
+    """The team of all ranks of the process group."""
+    return Team(DeviceMesh(device.type, torch.arange(engine.ranks)) if engine.ranks > 1 else None)
 
 
 class Replicated:
@@ -123,66 +79,52 @@ class Replicated:
 
     Every engine has `team`, its ranks; `parts`, the pieces of the model that this rank holds; and
     `copies`, the number of ranks that hold each of its elements. Every rank calls its methods with
-    the same arguments. Here the `model` is whole, and the team has replicas only.
+    the same arguments. Here the `model` is whole.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
         self.parts: Sequence[SpanModel] = [model]
-        self.copies = team.replicas if kind == "ddp" else 1
+        self.copies = team.size if kind == "ddp" else 1
         self.team = team
         self._called: nn.Module = model
         self._ddp: DistributedDataParallel | None = None
-        if kind == "ddp" and team.replicas > 1:
-            self._ddp = DistributedDataParallel(model, process_group=team.group(REPLICA))
+        if kind == "ddp" and team.group is not None:
+            self._ddp = DistributedDataParallel(model, process_group=team.group)
             self._called = self._ddp
         if kind == "fsdp" and team.mesh is not None:
-            # Each layer by itself, and the rest of the model together, over the replicas.
+            # Each layer by itself, and the rest of the model together.
             for module in (*model.layers, model):
-                fully_shard(module, mesh=team.mesh[REPLICA])
+                fully_shard(module, mesh=team.mesh)
 
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
         """Add the gradient of (sum of the windows' losses / divisor) to all `.grad`.
 
-        Afterwards `.grad` is the gradient over all ranks.
+        Afterwards `.grad` is the gradient over all ranks, each of which computes equally many of
+        the microbatches.
 
         Returns:
             This rank's share of that loss, a float64 scalar on its device.
         """
         team = self.team
-        shares = share_of(microbatches, team.replica, team.replicas)
+        mine = microbatches[team.rank :: team.size]
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
-        for number, (which, weight) in enumerate(shares):
-            is_last = number == len(shares) - 1
+        for number, windows in enumerate(mine, 1):
+            is_last = number == len(mine)
             with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
-                loss = self._called(None, make(microbatches[which]), "loss_sum")
-                # torch averages over replicas; times their number gives the sum.
-                (loss * (weight * team.replicas / divisor)).backward()
-            total += loss.detach().double() * (weight / divisor)
+                loss = self._called(None, make(windows), "loss_sum")
+                # torch averages over ranks; times their number gives the sum.
+                (loss * (team.size / divisor)).backward()
+            total += loss.detach().double() * (1 / divisor)
         return total
 
-    @torch.no_grad()
-    def scores(
-        self, batches: Sequence[Int64Array], make: MakeBatch
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Number and scores [T, 2] of each batch that ends on this rank.
-
-        It is called in evaluation and must be read to its end.
-        """
-        team = self.team
-        for which, weight in share_of(batches, team.replica, team.replicas):
-            scores = self.parts[0](None, make(batches[which]), "scores")
-            if weight:
-                yield which, scores
-
     def weights(self) -> Mapping[str, Tensor]:
-        """All tensors of the model on rank 0's host, by name."""
+        """All tensors of the model by name, on every rank's host."""
         found = {}
         for name, parameter in self.parts[0].named_parameters():
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self.team.is_first:  # other hosts need not hold them
-                found[name] = whole.detach().cpu()
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            found[name] = full.detach().cpu()
         return found
 
 
@@ -277,10 +219,9 @@ class TimedStage(PipelineStage):
 
 
 class Pipelined:
-    """`pipeline`, with one replica or several.
+    """`pipeline`. `make` returns a part of the `model` with its weights."""
 
-    `make` returns a part of the `model` with its weights; the plan's mean length balances stages.
-    """
+    copies = 1
 
     def __init__(
         self,
@@ -294,21 +235,14 @@ class Pipelined:
         name, schedule = settings.engine, settings.engine.schedule
         assert schedule is not None
         self._schedule, self.team, self._clock = schedule, team, clock
-        mean_length = float(plan.tokens.sum() / plan.windows.size)
-        self._bounds = balanced_split(layer_costs(model, mean_length), name.num_parts)
-        of_ranks = [
-            stages_of_rank(schedule, rank, name.stages, name.num_parts)
-            for rank in range(name.stages)
-        ]
-        owners = {stage: rank for rank, stages in enumerate(of_ranks) for stage in stages}
-        self._owners = [owners[stage] for stage in range(name.num_parts)]
-        self._numbers = of_ranks[team.stage]
+        self._num_stages = name.num_parts
+        self._numbers = stages_of_rank(schedule, team.rank, name.ranks, name.num_parts)
         self._shapes = parameter_shapes(model)
-        self._capacity = plan.capacity(settings.max_length)
-        self._microbatches = settings.microbatches // name.replicas  # of one pipeline: M
-        self.copies = team.replicas
+        self._capacity = int(plan.tokens.max())
+        self._microbatches = settings.microbatches
+        bounds = even_split(model.num_layers, name.num_parts)
         self.parts: Sequence[SpanModel] = [
-            make(Part(self._bounds[number], self._bounds[number + 1], model.num_layers))
+            make(Part(bounds[number], bounds[number + 1], model.num_layers))
             for number in self._numbers
         ]
         self._modules = [StageModule(part, self._capacity) for part in self.parts]
@@ -317,23 +251,18 @@ class Pipelined:
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """Accumulate gradients; see `Replicated.accumulate`."""
-        team = self.team
-        mine = microbatches[team.replica :: team.replicas]
-        batches = [make(numbers) for numbers in mine]
+        """Accumulate gradients; see `Replicated.accumulate`. Each rank computes its stages."""
+        batches = [make(numbers) for numbers in microbatches]
         for module in self._modules:
-            module.batches = batches
-            # Averaged over replicas below; times their number gives the sum.
-            module.loss_factor = team.replicas / divisor
+            module.batches, module.loss_factor = batches, 1 / divisor
         losses: list[Tensor] = []
         rows = (self._rows(batches),) if 0 in self._numbers else ()
         # The last stage computes the loss; torch wants a target to compare with.
         target = torch.zeros(len(batches), device=self.parts[0].device)
         self._run_of(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
-        self._average_gradients()
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for loss in losses:
-            total += loss.detach().double() / team.replicas
+            total += loss.detach().double()
         return total
 
     def _run_of(self, microbatches: int) -> Any:
@@ -341,10 +270,10 @@ class Pipelined:
         if microbatches not in self._schedules:
             stages = [
                 TimedStage(
-                    *(self._clock, module, number, len(self._owners), module.part.device),
+                    *(self._clock, module, number, self._num_stages, module.part.device),
                     input_args=(module.example(of="input"),),  # torch need not try the module out
                     output_args=(module.example(of="output"),),
-                    group=self.team.group(STAGE),
+                    group=self.team.group,
                 )
                 for module, number in zip(self._modules, self._numbers, strict=True)
             ]
@@ -361,70 +290,19 @@ class Pipelined:
             row[: batch.num_tokens] = batch.tokens.input_ids
         return rows
 
-    def _average_gradients(self) -> None:
-        """Average gradients over the replicas, one all-reduce for each part."""
-        group = self.team.group(REPLICA)
-        if group is None:
-            return
-        for part in self.parts:
-            gradients = [each.grad for each in part.parameters() if each.grad is not None]
-            together = torch.cat([each.flatten() for each in gradients]) / self.team.replicas
-            dist.all_reduce(together, group=group)
-            pieces = together.split_with_sizes([each.numel() for each in gradients])
-            for gradient, piece in zip(gradients, pieces, strict=True):
-                gradient.copy_(piece.view_as(gradient))
-
-    @torch.no_grad()
-    def scores(
-        self, batches: Sequence[Int64Array], make: MakeBatch
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Scores as in `Replicated.scores`; each rank works as far ahead as it can."""
-        team, group = self.team, self.team.group(STAGE)
-        sent: deque[tuple[Any, Tensor]] = deque()
-        for which, weight in share_of(batches, team.replica, team.replicas):
-            batch = make(batches[which])
-            hidden: Tensor | None = None
-            for part, number in zip(self.parts, self._numbers, strict=True):
-                if number > 0 and self._owners[number - 1] != team.stage:
-                    shape = (batch.num_tokens, part.config.hidden_size)
-                    hidden = torch.empty(shape, dtype=part.dtype, device=part.device)
-                    dist.recv(hidden, group=group, group_src=self._owners[number - 1])
-                hidden = part(hidden, batch, "scores")
-                if number == len(self._owners) - 1:
-                    if weight:
-                        yield which, hidden
-                elif self._owners[number + 1] != team.stage:
-                    kept = hidden.to(part.dtype).contiguous()  # must stay until it is sent
-                    owner = self._owners[number + 1]
-                    sent.append((dist.isend(kept, group=group, group_dst=owner), kept))
-                    if len(sent) > MOST_AHEAD:
-                        sent.popleft()[0].wait()
-        for work, _ in sent:
-            work.wait()
-
     def weights(self) -> Mapping[str, Tensor]:
         """Weights as in `Replicated.weights`, sent to the whole pipeline one after the other."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
-        found = {}
-        part, group = self.parts[0], self.team.group(STAGE)
-        for name, shape in self._shapes.items():
+        found, part, team = {}, self.parts[0], self.team
+        ranks = [team.rank if name in mine else 0 for name in self._shapes]
+        owners = team.sum(torch.tensor(ranks, device=part.device)).tolist()
+        for owner, (name, shape) in zip(owners, self._shapes.items(), strict=True):
+            tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
             if name in mine:
-                tensor = mine[name].detach().clone()
-            else:
-                tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
-            if group is not None:
-                dist.broadcast(tensor, group=group, group_src=self._owners[self._stage_of(name)])
-            if self.team.is_first:
-                found[name] = tensor.cpu()
+                tensor.copy_(mine[name].detach())
+            dist.broadcast(tensor, group=team.group, group_src=owner)
+            found[name] = tensor.cpu()
         return found
-
-    def _stage_of(self, name: str) -> int:
-        """The stage that holds the tensor of that name."""
-        family = FAMILIES[self.parts[0].config.architecture]
-        if name.startswith(family.layers):
-            layer = int(name.removeprefix(family.layers).partition(".")[0])
-            return bisect_right(self._bounds, layer) - 1
-        return 0 if name.startswith(f"{family.body}embeddings.") else len(self._owners) - 1
 
 
 Engine = Replicated | Pipelined
@@ -452,21 +330,17 @@ def make_engine(
     return Pipelined(settings, start.model, part_of, plan, team, clock)
 
 
-def score_windows(engine: Engine, windows: Windows) -> Scores:
-    """Scores, float32, on every rank; all ranks call it. Data-parallel ranks share windows.
+@torch.no_grad()
+def score_windows(model: SpanModel, windows: Windows, team: Team) -> Scores:
+    """Scores of all tokens by a whole model, float32 [T, 2], on every rank; all ranks call it.
 
-    In a pipeline they go through the stages one batch after the other.
+    The ranks share the windows.
     """
-    device = engine.parts[0].device
-    at_once = TOKENS_ON_CPU if device.type == "cpu" else TOKENS_ON_GPU
-    batches = evaluation_batches(windows.lengths, at_once)
     reader = WindowReader(windows)
     found = np.zeros((len(windows.input_ids), 2), dtype=np.float32)
-    for part in engine.parts:
-        part.eval()
-    for which, scores in engine.scores(batches, lambda each: reader.batch(each).to(device)):
-        found[reader.places(batches[which])] = scores.float().cpu().numpy()
-    for part in engine.parts:
-        part.train()
+    model.eval()
+    for numbers in evaluation_batches(windows.lengths)[team.rank :: team.size]:
+        scores = model(None, reader.batch(numbers).to(model.device), "scores")
+        found[reader.places(numbers)] = scores.float().cpu().numpy()
     # Zero on all ranks but one, so the sum is exact.
-    return engine.team.sum(torch.from_numpy(found).to(device)).cpu().numpy()
+    return team.sum(torch.from_numpy(found).to(model.device)).cpu().numpy()

@@ -6,7 +6,6 @@ clock; those, and the first, are left out of the rate of training. Norms are tak
 that this rank holds, and summed over the ranks.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -28,17 +27,17 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-6
 WEIGHT_DECAY = 0.01
 MAX_GRAD_NORM = 1.0
+WARM_UP = 0.1  # share of the updates in which the learning rate rises, as in BERT's program
 CLOCKED_UPDATES = 3  # clocked updates of a pipeline, at most
 
 
 @dataclass(slots=True)
 class TrainingLog:
-    """Log of the training; the first three lists have an entry for each update."""
+    """Log of the training; losses and norms have an entry for each update."""
 
     losses: list[float] = field(default_factory=list)  # means, in nats
     grad_norms: list[float] = field(default_factory=list)
-    step_seconds: list[float | None] = field(default_factory=list)  # None: not a plain update
-    skipped: int = 0
+    plain_seconds: list[float] = field(default_factory=list)  # of the updates that count
     noise: list[dict[str, float]] = field(default_factory=list)
     noise_scale: NoiseScale = field(default_factory=NoiseScale)
     clocked: list[list[Span]] = field(default_factory=list)  # this rank's, by update
@@ -46,8 +45,8 @@ class TrainingLog:
 
     def samples_per_s(self, global_batch: int) -> float | None:
         """Windows per second over the updates that count; None if none does."""
-        counted = [seconds for seconds in self.step_seconds if seconds is not None]
-        return global_batch * len(counted) / sum(counted) if counted else None
+        seconds = self.plain_seconds
+        return global_batch * len(seconds) / sum(seconds) if seconds else None
 
 
 class Loop:
@@ -77,11 +76,9 @@ class Loop:
         self._clock = clock
         self.log = TrainingLog()
         self.num_updates = len(plan.windows)
-        decayed: list[Tensor] = []
-        exempt: list[Tensor] = []
-        for part in engine.parts:
-            for name, parameter in part.named_parameters():
-                (exempt if is_exempt(name) else decayed).append(parameter)
+        named = [pair for part in engine.parts for pair in part.named_parameters()]
+        decayed = [parameter for name, parameter in named if not is_exempt(name)]
+        exempt = [parameter for name, parameter in named if is_exempt(name)]
         self._parameters = [*decayed, *exempt]
         self._optimizer = torch.optim.AdamW(
             [
@@ -93,7 +90,7 @@ class Loop:
             eps=EPSILON,
             foreach=True,
         )
-        self._warm_up = round(settings.warmup * self.num_updates)
+        self._warm_up = round(WARM_UP * self.num_updates)
         # One more than there are, so that the last update's rate is not zero.
         self._schedule = ScheduleSection(
             decay_steps=self.num_updates + 1, warmup_steps=self._warm_up
@@ -122,35 +119,32 @@ class Loop:
                 self.log.clocked.append(self._clock.stop())
             else:
                 share = self._accumulate(update, 0, self._settings.microbatches)
-            loss = self.finish(update, share)
-            is_plain = update > 1 and update not in clocked and not self._measures_noise(update)
-            self.log.step_seconds.append(perf_counter() - begun if is_plain else None)
+            loss = self._finish(update, share)
+            if update > 1 and update not in clocked and not self._measures_noise(update):
+                self.log.plain_seconds.append(perf_counter() - begun)
             shown(update, loss)
             self.log.stopped_by = stopped(update)
             if self.log.stopped_by:
                 break
         return self.log
 
-    def finish(self, update: int, share_of_loss: Tensor) -> float:
-        """Clip and apply update `update` (from 1) if gradients are finite; returns its loss.
+    def _finish(self, update: int, share_of_loss: Tensor) -> float:
+        """Clip and apply update `update` (from 1); returns its loss.
 
         `share_of_loss` is this rank's, from `Replicated.accumulate`. One small all-reduce gives all
         ranks loss and norm, so that they all do the same.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._team.sum(numbers).tolist()  # the host waits for the device, once
-        norm = square**0.5 if square >= 0 else float("nan")
-        skipped = not square < float("inf")
-        if not skipped:
-            if norm > MAX_GRAD_NORM:
-                torch._foreach_mul_(self._gradients(), MAX_GRAD_NORM / norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate(update, self._schedule, self._settings.learning_rate)
-            self._optimizer.step()
+        norm = square**0.5
+        if norm > MAX_GRAD_NORM:
+            torch._foreach_mul_(self._gradients(), MAX_GRAD_NORM / norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(update, self._schedule, self._settings.learning_rate)
+        self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.log.losses.append(loss)
         self.log.grad_norms.append(norm)
-        self.log.skipped += skipped
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
@@ -174,7 +168,7 @@ class Loop:
         """Wait for all ranks; returns rank 0's clock then, or just before."""
         device = self._engine.parts[0].device
         self._team.sum(torch.zeros(1, device=device)).item()
-        seconds = perf_counter() if self._team.is_first else 0.0
+        seconds = perf_counter() if self._team.rank == 0 else 0.0
         now = torch.tensor(seconds, dtype=torch.float64, device=device)
         return float(self._team.sum(now).item())
 
@@ -186,17 +180,12 @@ class Loop:
         of_first_half = [each.clone() for each in self._gradients()]
         share = share + self._accumulate(update, count // 2, count)
         second = self._square(2.0, less=of_first_half)
-        self._note_noise(update, (first + second) / 2, self._square(1.0))
-        return share
-
-    def _note_noise(self, update: int, of_half: float, of_all: float) -> None:
         batch = float(self._settings.global_batch)
-        batches = (of_half, batch / 2, of_all, batch)
-        if all(math.isfinite(each) for each in batches):
-            self.log.noise_scale.add(*batches)
-            noted = {"gradient_square": gradient_square(*batches)}
-            noted |= {"trace": covariance_trace(*batches)}
-            self.log.noise.append({"update": update, **noted})
+        batches = ((first + second) / 2, batch / 2, self._square(1.0), batch)
+        self.log.noise_scale.add(*batches)
+        found = {"gradient_square": gradient_square(*batches), "trace": covariance_trace(*batches)}
+        self.log.noise.append({"update": update, **found})
+        return share
 
     def _square(self, factor: float, less: Sequence[Tensor] | None = None) -> float:
         """The whole model's squared norm of factor * (gradients of this update - those before)."""
@@ -207,17 +196,10 @@ class Loop:
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of this rank's elements, in the order of the parameters."""
-        return [_local(each.grad) for each in self._parameters if each.grad is not None]
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
 
     def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
         """This rank's share of a squared norm, float64; other ranks hold copies of its elements."""
         norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, whole or cut over ranks."""
-    if isinstance(tensor, DTensor):
-        local: Tensor = tensor.to_local()
-        return local
-    return tensor

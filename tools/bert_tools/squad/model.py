@@ -1,21 +1,18 @@
 """BERT or ModernBERT that scores every token as the first and last of an answer, whole or in parts.
 
 A part is some consecutive layers; the first part also has the embeddings, the last the scores. A
-pipeline is a row of parts, and a single part is the whole model. Layers are cut into parts so that
-the slowest part has as little work as possible.
+pipeline is a row of parts, and a single part is the whole model.
 
 Shape letters: T tokens, D hidden.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bert_tools.bench.flops import PASSES, PER_MULTIPLY_ADD, model_flops
 from bert_tools.squad.batches import SpanBatch, span_loss_sum
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert.config.sections import ModelSection
@@ -242,50 +239,13 @@ def make_part(
     return model.train()
 
 
-def layer_costs(model: ModelSection, length: float) -> list[float]:
-    """Operations of each layer for a window of so many tokens, with the scores in the last.
+def even_split(num_layers: int, parts: int) -> list[int]:
+    """The first layer of each part, then the number of layers; parts differ by one at most.
 
-    Those of matrix products, forward and backward. The embeddings are looked up and cost none.
+    Later parts get more, as the first has the embeddings. Raises ConfigError for more parts than
+    layers.
     """
-    one, two = (
-        model_flops(replace(model, num_layers=layers, global_attention_every=2), [length], [0])
-        for layers in (1, 2)
-    )
-    everywhere = one.encoder + one.attention
-    nearby = two.encoder + two.attention - everywhere
-    costs = [everywhere if model.is_global(each) else nearby for each in range(model.num_layers)]
-    # ModernBERT's scores are of a projection of [D, D].
-    columns = 2 + (model.hidden_size if model.architecture == "modern" else 0)
-    costs[-1] += PASSES * PER_MULTIPLY_ADD * columns * model.hidden_size * length
-    return costs
-
-
-def balanced_split(costs: Sequence[float], parts: int) -> list[int]:
-    """The first index of each part, then the number of costs; no part is empty.
-
-    The largest sum of a part is the least that consecutive parts allow, by dynamic programming.
-    Among equal splits, later parts get more, as the first has the embeddings. Raises ConfigError
-    for more parts than costs.
-    """
-    count = len(costs)
-    if parts > count:
-        problem = f"has {parts} stages, the model {count} layers"
+    if parts > num_layers:
+        problem = f"has {parts} stages, the model {num_layers} layers"
         raise ConfigError("--engine", problem, "use fewer stages, or a deeper model")
-    before = [0.0]
-    for cost in costs:
-        before.append(before[-1] + cost)
-
-    @cache
-    def best(end: int, number: int) -> tuple[float, int]:
-        """Largest part of the first `end` costs in `number` parts, and the begin of the last."""
-        if number == 1:
-            return before[end], 0
-        return min(
-            (max(best(begin, number - 1)[0], before[end] - before[begin]), begin)
-            for begin in range(number - 1, end)
-        )
-
-    bounds = [count]
-    for number in range(parts, 0, -1):
-        bounds.append(best(bounds[-1], number)[1])
-    return bounds[::-1]
+    return [number * num_layers // parts for number in range(parts + 1)]

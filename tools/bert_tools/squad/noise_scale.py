@@ -39,22 +39,16 @@ class NoiseScale:
     """
 
     def __init__(self, decay: float = 0.95) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay is {decay}, not within 0 .. 1")
         self._decay = decay
         self._weight = self._gradient_square = self._trace = 0.0
 
     def add(
         self, small_square: float, small_batch: float, big_square: float, big_batch: float
     ) -> None:
-        """Count the squared norms of one update; non-finite ones are left out.
+        """Count the squared norms of one update.
 
         Arguments as in `gradient_square`; every update has the same `big_batch`.
         """
-        if not 0 < small_batch < big_batch:
-            raise ValueError(f"batches of {small_batch} and {big_batch} samples: the first is less")
-        if not (math.isfinite(small_square) and math.isfinite(big_square)):
-            return
         batches = (small_square, small_batch, big_square, big_batch)
         self._weight = self._smoothed(self._weight, 1.0)
         self._gradient_square = self._smoothed(self._gradient_square, gradient_square(*batches))
@@ -74,7 +68,7 @@ class NoiseScale:
     def value(self) -> float | None:
         """phi in samples, not below 0; None while |G|^2 is not above 0, as when noise hides it."""
         square, trace = self.gradient_square, self.trace
-        if square is None or trace is None or square <= 0:
+        if square is None or trace is None or not square > 0:
             return None
         value = max(trace, 0.0) / square
         return value if math.isfinite(value) else None

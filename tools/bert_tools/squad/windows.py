@@ -9,7 +9,7 @@ by [CLS] as start and end. Training sees the first of several answers.
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 _COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
-_NO_ANSWER = 0  # the position of [CLS]
 MAX_QUESTION_LENGTH = 64  # tokens, as in the authors' program
 
 
@@ -41,7 +40,7 @@ class Windows:
         first_piece: in `piece_starts` and `piece_ends`, where each window's text begins, int64 [W].
         piece_starts, piece_ends: each token's characters in its context, from start to before end,
             int64 [P].
-        remarks: lines for the user on what was left out.
+        remarks: lines for the user on answers that stand in no window.
     """
 
     input_ids: NDArray[np.int64]
@@ -65,46 +64,56 @@ class Windows:
 
 
 def make_windows(
-    questions: Questions,
-    vocabulary: AnyVocabulary,
-    *,
-    max_length: int = 384,
-    stride: int = 128,
-    max_question_length: int = MAX_QUESTION_LENGTH,
+    questions: Questions, vocabulary: AnyVocabulary, *, max_length: int = 384, stride: int = 128
 ) -> Windows:
     """Windows of at most `max_length` tokens, for all questions in order.
 
-    A question longer than `max_question_length` tokens is cut at its end. A text without a token
+    A question longer than MAX_QUESTION_LENGTH tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises ConfigError if the stride is not positive, a question leaves no room, or the package
-    `tokenizers` is missing; DataError from `FileEncoder.encode`.
+    Raises ConfigError if a question leaves no room, or the package `tokenizers` is missing;
+    DataError from `FileEncoder.encode_with_offsets`.
     """
-    if stride < 1:
-        raise ConfigError("--stride", f"is {stride}, not a number of tokens", "give 1 or more")
-    maker = _Maker(vocabulary, max_length, stride)
+    encode = make_offset_encoder(vocabulary)
+    cls, sep = np.array([vocabulary.cls_id]), np.array([vocabulary.sep_id])
+    known: dict[str, tuple[Tokens, int]] = {}  # tokens of each context, and the first's number
+    num_pieces = num_lost = 0
+    input_ids: list[NDArray[np.int64]] = []
+    rows: list[tuple[int, ...]] = []  # _COLUMNS of each window
     for number, question in enumerate(questions):
-        maker.add(number, question, max_question_length)
-    name, num_answers = one_line(questions.name), sum(not each.is_impossible for each in questions)
-    remarks = []
-    if maker.num_questions_cut:
-        remarks.append(
-            f"{name}: {maker.num_questions_cut:,} of {len(questions):,} questions are cut:"
-            f" longer than {max_question_length} tokens"
-        )
-    if maker.num_answers_lost:
-        remarks.append(
-            f"{name}: {maker.num_answers_lost:,} of {num_answers:,} answers stand in no window of"
-            f" {max_length} tokens and a stride of {stride}: their windows count as without an"
-            " answer"
-        )
-    columns = np.array(maker.windows, dtype=np.int64).reshape(-1, len(_COLUMNS)).T
+        if question.context not in known:
+            known[question.context] = encode(question.context), num_pieces
+            num_pieces += len(known[question.context][0].ids)
+        context, first_piece = known[question.context]
+        words = encode(question.question).ids[:MAX_QUESTION_LENGTH]
+        text_start = len(words) + _NUM_SPECIAL - 1
+        room = max_length - len(words) - _NUM_SPECIAL
+        if room < 1:
+            problem = f"is {max_length}, question {in_brief(question.id)} needs "
+            problem += f"{len(words) + _NUM_SPECIAL + 1} at least"
+            raise ConfigError("--max-length", problem, "raise it")
+        answer = _answer_tokens(context, question)
+        is_held = False
+        for first, end in _cuts(len(context.ids), room, stride):
+            start = last = 0  # [CLS]: no answer
+            if answer and first <= answer[0] and answer[1] < end:
+                start, last = (text_start + token - first for token in answer)
+                is_held = True
+            input_ids += [cls, words, sep, context.ids[first:end], sep]
+            length = len(words) + _NUM_SPECIAL + end - first
+            rows.append((length, text_start, start, last, number, first_piece + first))
+        num_lost += bool(question.answers) and not is_held
+    remark = (
+        f"{one_line(questions.name)}: {num_lost:,} answers stand in no window of {max_length}"
+        f" tokens and a stride of {stride}: their windows count as without an answer"
+    )
+    columns = np.array(rows, dtype=np.int64).T
     return Windows(
-        input_ids=_joined(maker.input_ids),
+        input_ids=np.concatenate(input_ids),
         **dict(zip(_COLUMNS, columns, strict=True)),
-        piece_starts=_joined([each.starts for each in maker.contexts]),
-        piece_ends=_joined([each.ends for each in maker.contexts]),
-        remarks=tuple(remarks),
+        piece_starts=np.concatenate([each.starts for each, _ in known.values()]),
+        piece_ends=np.concatenate([each.ends for each, _ in known.values()]),
+        remarks=(remark,) if num_lost else (),
     )
 
 
@@ -128,60 +137,3 @@ def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | Non
     touched = (context.starts < answer.start + len(answer.text)) & (context.ends > answer.start)
     (found,) = np.nonzero(touched & (context.starts < context.ends))
     return (int(found[0]), int(found[-1])) if len(found) else None
-
-
-class _Maker:
-    """Makes windows question by question; each context is split into tokens once."""
-
-    def __init__(self, vocabulary: AnyVocabulary, max_length: int, stride: int) -> None:
-        self._encode = make_offset_encoder(vocabulary)
-        self._cls = np.array([vocabulary.cls_id])
-        self._sep = np.array([vocabulary.sep_id])
-        self._max_length = max_length
-        self._stride = stride
-        self._known: dict[str, tuple[Tokens, int]] = {}
-        self._num_pieces = 0
-        self.contexts: list[Tokens] = []
-        self.input_ids: list[NDArray[np.int64]] = []
-        self.windows: list[tuple[int, int, int, int, int, int]] = []  # _COLUMNS of each
-        self.num_questions_cut = 0
-        self.num_answers_lost = 0
-
-    def add(self, number: int, question: Question, max_question_length: int) -> None:
-        """Add the windows of one question."""
-        context, first_piece = self._tokens_of(question.context)
-        words = self._encode(question.question).ids
-        self.num_questions_cut += len(words) > max_question_length
-        words = words[:max_question_length]
-        text_start = len(words) + _NUM_SPECIAL - 1
-        room = self._max_length - len(words) - _NUM_SPECIAL
-        if room < 1:
-            needed = len(words) + _NUM_SPECIAL + 1
-            problem = (
-                f"is {self._max_length}, question {in_brief(question.id)} needs {needed} at least"
-            )
-            raise ConfigError("--max-length", problem, "raise it")
-        answer = _answer_tokens(context, question)
-        is_held = False
-        for first, end in _cuts(len(context.ids), room, self._stride):
-            start = last = _NO_ANSWER
-            if answer and first <= answer[0] and answer[1] < end:
-                start, last = (text_start + token - first for token in answer)
-                is_held = True
-            self.input_ids += [self._cls, words, self._sep, context.ids[first:end], self._sep]
-            length = len(words) + _NUM_SPECIAL + end - first
-            self.windows.append((length, text_start, start, last, number, first_piece + first))
-        self.num_answers_lost += bool(question.answers) and not is_held
-
-    def _tokens_of(self, context: str) -> tuple[Tokens, int]:
-        """A context's tokens, and the index of the first among those of all contexts."""
-        found = self._known.get(context)
-        if found is None:
-            found = self._known[context] = self._encode(context), self._num_pieces
-            self.contexts.append(found[0])
-            self._num_pieces += len(found[0].ids)
-        return found
-
-
-def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
