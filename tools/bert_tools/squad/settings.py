@@ -185,6 +185,7 @@ def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> N
         if name in ("engine", "seed") or (names is not None and name not in names.split()):
             continue
         (kind, *_, text), default = get_args(hint), DEFAULTS[name]
+        shown: dict[str, Any]
         if typing.get_origin(kind) is Literal:
             shown = {"choices": get_args(kind)}
         elif Path in (kind, *get_args(kind)):
