@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,36 +14,30 @@ from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_
 from bert_tools.plan.cluster.machine import (
     Constants,
     Network,
-    Software,
     accelerators,
     default_constants,
     make_machine,
-    programs,
     ring_all_gather_ms,
     ring_all_reduce_ms,
     tree_all_reduce_ms,
-    with_capture,
-    with_optimizer,
 )
-from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms, run_time
+from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import (
     Dealing,
     Workload,
     draw_steps,
     even_workload,
-    in_one_direction,
 )
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.distributed.bucket_plan import plan_buckets
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops
-from support import load_study
 
-calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 FULL = default_constants()
 # No overheads: what is left is work and messages.
 FREE = replace(
@@ -51,8 +46,6 @@ FREE = replace(
     **dict.fromkeys(("link_latency_us", "network_latency_us", "collective_start_us"), 0.0),
     overlap_slowdown=0.0,
 )
-OURS, PUBLISHED = programs()["ours"], programs()["nvidia_v2_0"]
-EAGER = with_capture(OURS, "off")
 A100 = Device(accelerators()["a100"], "bf16", FREE)
 PARAMETERS = 336_232_258
 WHOLE: ClipPolicy = "whole_before_allreduce"
@@ -66,20 +59,22 @@ def job(
     *,
     clip: ClipPolicy = "none",
     constants: Constants = FREE,
-    program: Software = EAGER,
     node_gb_s: float | None = None,
+    **program: Any,
 ) -> Job:
+    """Eager unless `program` says else."""
     machine = make_machine("a100", nodes, gpus, node_gb_s)
-    return Job(machine=machine, program=program, constants=constants, precision="bf16", clip=clip)
+    program = {"capture": "off", **program}
+    return Job(machine=machine, constants=constants, precision="bf16", clip=clip, **program)
 
 
-def even(ranks: int, sequences: int = 4, length: int = 256, program: Software = EAGER) -> Workload:
-    return even_workload(ranks, sequences, length, 38, program)
+def even(ranks: int, sequences: int = 4, length: int = 256) -> Workload:
+    return even_workload(ranks, sequences, length, 38)
 
 
-def uneven(tokens: list[int], program: Software = EAGER) -> Workload:
+def uneven(tokens: list[int]) -> Workload:
     """Ranks of one sequence each, all cut from `even_workload` but for its tokens."""
-    parts = [even_workload(1, 1, length, 38, program) for length in tokens]
+    parts = [even_workload(1, 1, length, 38) for length in tokens]
     names = ("tokens", "real_tokens", "attended", "masked", "sequences")
     return Workload(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -88,9 +83,9 @@ def simulate(of: Job, work: Workload) -> StepTiming:
     return simulate_step(of, work, np.ones(work.world_size))
 
 
-def network(nodes: int, gpus: int, *, node_gb_s: float = 200, in_network: bool = False) -> Network:
+def network(nodes: int, gpus: int, *, node_gb_s: float = 200) -> Network:
     constants = replace(FREE, link_efficiency=1.0, network_efficiency=1.0)
-    return Network(make_machine("a100", nodes, gpus, node_gb_s), constants, in_network)
+    return Network(make_machine("a100", nodes, gpus, node_gb_s), constants)
 
 
 def test_rings_and_trees_by_hand() -> None:
@@ -107,8 +102,6 @@ def test_collectives_of_machines_by_hand() -> None:
     # 2 * 7/8 of 672 MB at 300 GB/s.
     assert network(1, 8).all_reduce_ms(672e6) == pytest.approx(2 * 7 / 8 * 672 / 300)
     assert network(1, 1).all_reduce_ms(672e6) == 0
-    # Switches that add halve what the ports carry.
-    assert network(128, 8, in_network=True).all_reduce_ms(672e6) == pytest.approx(672 / 200)
     # A gather carries the whole once: inside a node 7/8, between 2 nodes a half at 200 GB/s.
     gathered = 7 / 8 * 672 / 300 + 672 / 2 / 200
     assert network(2, 8).all_gather_ms(672e6) == pytest.approx(gathered)
@@ -168,7 +161,7 @@ def test_parts_of_a_step_on_one_device() -> None:
     )
     assert float(wide[0]) == pytest.approx(2 * float(narrow[0]))
     # A layer is not below its multiply-adds, and a head over more positions takes longer.
-    forward, backward = layer_ms(A100, EAGER, short, short.tokens)
+    forward, backward = layer_ms(A100, short, short.tokens)
     operations = 2 * 4096 * (4 * 1024**2 + 2 * 1024 * 4096)
     least = 1e3 * operations / (312e12 * FREE.matrix_efficiency)
     assert float(forward[0]) > least and float(backward[0]) > 2 * least
@@ -194,17 +187,19 @@ def index() -> SampleIndex:
 
 def drawn(
     index: SampleIndex,
-    program: Software = PUBLISHED,
     balance: BalancePolicy = "none",
     sizes: tuple[int, int, int] = (2, 4, 1),
+    *,
+    is_captured: bool = False,
 ) -> list[Workload]:
     """Nodes, accelerators of each, and steps; 8 sequences a rank."""
-    return draw_steps(index, Dealing(local_batch_size=8, balance=balance), program, *sizes)
+    dealing = Dealing(local_batch_size=8, balance=balance, is_captured=is_captured)
+    return draw_steps(index, dealing, *sizes)
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])
 def test_ranks_get_what_the_planner_gives_them(policy: BalancePolicy, index: SampleIndex) -> None:
-    works = drawn(index, PUBLISHED, policy, (4, 4, 3))
+    works = drawn(index, policy, (4, 4, 3))
     planner = StepPlanner(
         UniformSampler(len(index.lengths), 128, 0),
         index.lengths,
@@ -223,57 +218,34 @@ def test_presort_is_more_even_than_random_draws(index: SampleIndex) -> None:
     policies: tuple[BalancePolicy, ...] = ("none", "presort_local", "presort_global")
     none, local, everywhere = (
         np.mean([each.real_tokens.max() / each.real_tokens.mean() for each in works])
-        for works in (drawn(index, PUBLISHED, policy, (8, 4, 5)) for policy in policies)
+        for works in (drawn(index, policy, (8, 4, 5)) for policy in policies)
     )
     assert everywhere < local < none
 
 
-def test_published_programs_deal_every_row_in_one_direction() -> None:
-    # Costs 9 5 4 3 2 1 of two ranks, in rows of two: places (1 3) (5 0) (4 2).
-    cost = np.array([[[3.0, 9, 1]], [[5, 2, 4]]])
-    assert in_one_direction(cost, 2).places.tolist() == [1, 5, 4, 3, 0, 2]
-    # Two nodes, two forwards: each node's forward for itself.
-    cost = np.arange(16.0).reshape(4, 2, 2)
-    assignment = in_one_direction(cost, 2)
-    assert assignment.places.tolist() == [5, 1, 7, 3, 4, 0, 6, 2, 13, 9, 15, 11, 12, 8, 14, 10]
-    assert assignment.counts.tolist() == [[2, 2]] * 4
-
-
-def test_layouts_compute_more_than_the_real_tokens(index: SampleIndex) -> None:
+def test_a_captured_step_computes_as_many_tokens_on_every_rank(index: SampleIndex) -> None:
     (eager,) = drawn(index)
-    (captured,) = drawn(index, with_capture(PUBLISHED, "on"))  # all ranks as the largest
+    (captured,) = drawn(index, is_captured=True)  # all ranks as the largest
     assert captured.tokens.tolist() == [eager.tokens.max()] * 8
-    assert captured.real_tokens.tolist() == eager.tokens.tolist()
-    (packed,) = drawn(index, programs()["nvidia_v2_0_captured"])
-    assert packed.tokens.tolist() == [8 * 512] * 8 and packed.sequences.tolist() == [16] * 8
-    assert packed.masked.tolist() == packed.tokens.tolist()  # its head computes every position
-    (padded,) = drawn(index, programs()["nvidia_v1_1_captured"])
-    assert padded.tokens.tolist() == [8 * 512] * 8
-    for name, tokens in (
-        *(("ours", 256), ("nvidia_v2_0", 256), ("nvidia_v1_1_captured", 512)),
-        ("nvidia_v2_0_captured", 256),  # two sequences of 256 fill a row
-    ):
-        work = even(2, sequences=10, program=programs()[name])  # as evaluations are reckoned
-        assert work.tokens.tolist() == [10 * tokens] * 2
-        assert work.real_tokens.tolist() == [10 * 256] * 2
+    assert captured.masked.tolist() == [eager.masked.max()] * 8
+    assert captured.real_tokens.tolist() == eager.real_tokens.tolist() == eager.tokens.tolist()
 
 
-def test_attention_pairs_lie_between_real_ones_and_those_of_full_rows(index: SampleIndex) -> None:
-    ours, baidu, nvidia = (
-        float(drawn(index, programs()[name])[0].attended.sum())
-        for name in ("ours", "baidu", "nvidia_v2_0")
-    )
+def test_attention_pairs_lie_between_real_ones_and_those_of_full_tiles(index: SampleIndex) -> None:
+    attended = float(drawn(index)[0].attended.sum())
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
     lengths = index.lengths[batch].astype(float)
-    assert (lengths**2).sum() <= ours <= baidu <= nvidia <= ((lengths + 16) * 512).sum()
+    assert (lengths**2).sum() <= attended <= ((lengths + 16) * (lengths + 64)).sum()
 
 
-def test_a_published_exchange_gathers_padded_rows_before_the_forward(index: SampleIndex) -> None:
-    (everywhere,) = drawn(index, balance="exchange_global")
-    (node,) = drawn(index, balance="exchange_local")
-    # Four rows of 512 and a label in 16 bits for each of 64 samples, or of 32.
-    assert (everywhere.input_bytes, everywhere.input_scope) == (64 * 2 * (4 * 512 + 1), "world")
-    assert (node.input_bytes, node.input_scope) == (32 * 2 * (4 * 512 + 1), "node")
+def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index: SampleIndex) -> None:
+    (everywhere,) = drawn(index, "exchange_global")
+    (node,) = drawn(index, "exchange_local")
+    batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1).reshape(8, 1, 8)
+    for work, scope, ranks in ((everywhere, "world", 8), (node, "node", 4)):
+        group = batch[:ranks]
+        packets = gathered_bytes(index.lengths[group], index.masked_counts[group], np.dtype("<u2"))
+        assert (work.input_bytes, work.input_scope) == (packets, scope)
     moved = replace(even(8), input_bytes=32e6, input_scope="node")
     of = job(constants=replace(FREE, link_efficiency=1.0))
     # 3 of 4 ranks' parts over links of 300 GB/s.
@@ -297,12 +269,11 @@ def test_without_communication_a_step_is_its_computing() -> None:
     assert endless.step_ms == pytest.approx(timing.step_ms)
 
 
-@pytest.mark.parametrize("name", ["ours", "samsung_v2_0", "nvidia_v2_0", "nvidia_v2_0_captured"])
-def test_parts_and_waits_of_every_rank_are_the_step(name: str) -> None:
-    program = programs()[name]
+@pytest.mark.parametrize("capture", ["on", "off"])
+def test_parts_and_waits_of_every_rank_are_the_step(capture: str) -> None:
     for clip in CLIPS:
-        of = job(clip=clip, constants=FULL, program=program)
-        work = uneven([512, 40, 300, 300, 128, 511, 7, 90], program)
+        of = job(clip=clip, constants=FULL, capture=capture)
+        work = uneven([512, 40, 300, 300, 128, 511, 7, 90])
         timing = simulate_step(of, work, jitter(8, 0.02, 3))
         assert all((part >= -1e-9).all() for part in timing.parts.values())
         assert sum(timing.parts.values()) == pytest.approx(np.full(8, timing.step_ms))
@@ -345,30 +316,19 @@ def test_buckets_behind_each_other_on_a_slow_network() -> None:
 @pytest.mark.parametrize("sequences", [1, 2, 4, 16, 56])
 def test_capture_is_never_slower(sequences: int) -> None:
     eager, captured = (
-        simulate(job(2, 8, constants=FULL, program=each), even(16, sequences, program=each)).step_ms
-        for each in (EAGER, OURS)
+        simulate(job(2, 8, constants=FULL, capture=each), even(16, sequences)).step_ms
+        for each in ("off", "on")
     )
     assert captured <= eager + 1e-9
     if sequences <= 4:
         assert captured < 0.8 * eager  # there launches take longer than kernels
 
 
-def test_a_host_that_waits_in_each_hook_costs_time() -> None:
-    synced = replace(EAGER, syncs_in_hooks="each bucket", sync_before_update="on")
-    free, waiting = (
-        simulate(job(2, 8, constants=FULL, program=program), even(16, 16))
-        for program in (EAGER, synced)
-    )
-    assert waiting.step_ms > free.step_ms
-    name = "wait: launches and host syncs"
-    assert waiting.parts[name].mean() > free.parts[name].mean()
-
-
 def test_what_comes_behind_the_last_bucket() -> None:
     none, after = (simulate(job(clip=clip), even(8)) for clip in CLIPS[:2])
     a_byte = 1e3 * PARAMETERS / (2039e9 * FREE.memory_efficiency)  # of each parameter
     assert after.step_ms - none.step_ms == pytest.approx(3 * 2 * a_byte)  # three passes
-    shared = simulate(job(program=replace(EAGER, sharding="node")), even(8))
+    shared = simulate(job(sharding="node"), even(8))
     assert none.optimizer_ms - shared.optimizer_ms == pytest.approx(28 * a_byte * 3 / 4)
     assert none.all_gather_ms == 0 < shared.all_gather_ms
 
@@ -376,8 +336,7 @@ def test_what_comes_behind_the_last_bucket() -> None:
 def test_an_eager_forward_waits_for_no_more_than_its_own_weights() -> None:
     """The embeddings come first and are waited for; the layers' weights come while it computes."""
     captured, eager = (
-        simulate(job(program=replace(with_capture(EAGER, capture), sharding="node")), even(8, 64))
-        for capture in ("on", "off")
+        simulate(job(capture=capture, sharding="node"), even(8, 64)) for capture in ("on", "off")
     )
     of_node = job().network
     sizes = [bucket.num_bytes for bucket in sent_buckets(2)]
@@ -391,11 +350,9 @@ def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
     """One A100 needs 7.7 TFLOP at its rate; eight an eighth, and a tenth of the step at most."""
     rate = 1e9 * A100.accelerator.matrix_16bit_tflops * FREE.matrix_efficiency
     flops = sum(map(newton_schulz_flops, hidden_matrices(ModelSection())))
-    muon = with_optimizer(EAGER, "muon")
     found = {}
     for scope in ("none", "node", "world"):
-        program = replace(muon, sharding=scope)
-        timing = simulate(job(128, 8, program=program), even(1024, 16, program=program))
+        timing = simulate(job(128, 8, optimizer="muon", sharding=scope), even(1024, 16))
         assert timing.parts["Newton-Schulz"].tolist() == [timing.orthogonalising_ms] * 1024
         assert sum(timing.parts.values()).max() == pytest.approx(timing.step_ms)
         found[scope] = timing
@@ -430,17 +387,6 @@ def test_jitter_makes_many_ranks_slower_than_few() -> None:
     assert slowest == pytest.approx([1.0142, 1.0325], abs=0.001)
 
 
-def test_a_run_is_its_steps_evaluations_and_start() -> None:
-    of, timing = job(1, 1), simulate(job(1, 1), even(1))
-    inputs = {"samples": 2_932_736, "start_up_s": 2.0, "skipped_steps": 7}
-    run = run_time(of, [timing], global_batch_size=16_384, **inputs)
-    assert (run.step_ms, run.steps) == (timing.step_ms, 179)
-    assert run.evaluations == 9  # every 325,000 samples: the rules' example for this batch
-    training_s = 186 * run.step_ms / 1e3
-    assert run.seconds == pytest.approx(2.0 + training_s + 9 * run.evaluation_ms / 1e3)
-    assert run.steady_step_ms == pytest.approx(run.step_ms + 9 * run.evaluation_ms / 179)
-
-
 def test_evaluations_come_by_the_rules_and_are_shared_by_the_ranks() -> None:
     intervals = {448: 150_000, 16_384: 325_000, 3072: 175_000, 4608: 200_000}
     assert {batch: evaluation_interval(batch) for batch in intervals} == intervals
@@ -448,13 +394,6 @@ def test_evaluations_come_by_the_rules_and_are_shared_by_the_ranks() -> None:
     assert 7 < one / eight < 9
     constants = replace(FREE, host_launch_us=50.0)  # small ones are quicker captured
     eager, captured = (
-        evaluation_ms(job(128, 8, constants=constants, program=each)) for each in (EAGER, OURS)
+        evaluation_ms(job(128, 8, constants=constants, capture=each)) for each in ("off", "on")
     )
     assert captured < eager
-
-
-def test_samsungs_run_with_its_samples_skipped_steps_and_start() -> None:
-    (step,) = [each for each in calibrate.published_steps() if each.id == "Samsung x1024 v2.0"]
-    assert (step.samples, step.skipped_steps, step.start_up_s) == (2_932_736, 7, 2.15)
-    assert step.run_time(FULL).seconds == pytest.approx(22.3, rel=0.03)
-    assert calibrate.compare(step, FULL).predicted_ms == pytest.approx(108.3, rel=0.03)

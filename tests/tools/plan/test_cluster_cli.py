@@ -8,16 +8,15 @@ from functools import partial
 
 import pytest
 
-from bert_tools.plan.cluster.machine import constant_rows, default_constants
+from bert_tools.plan.cluster.machine import constant_rows
 from bert_tools.plan.forecast import HELD_OUT
 from plan_cases import Asked
-from support import REPOSITORY, load_study
+from support import REPOSITORY
 
 SIZES = (
     "cluster --config dgxa100_1x8x56x1 --set mlperf.enforce_rules=false --set parallel.nodes=2 "
     "--set parallel.ranks_per_node=4 --set parallel.local_batch_size=4"
 )
-calibrate = load_study("2026-11-22-cluster-model", "calibrate")
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 TABLES: dict[str, list[list[str]]] = json.loads((LOG / "tables.json").read_text("utf-8"))
 PAGE, STORY = (
@@ -178,17 +177,6 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_forecast_is_refused(words: str, told: Callable[..., str]) -> None:
     assert REFUSED[words] in told("cluster", words, status=2)
-
-
-def test_errors_are_what_the_model_says_today() -> None:
-    steps = calibrate.published_steps()
-    compared = [calibrate.compare(step, default_constants()) for step in steps]
-    of_steps = [each.error for each in compared if each.published.role == "held_out"]
-    for errors, shown in ((of_steps, 2), (calibrate.time_errors(compared), 4)):
-        sizes = [abs(error) for error in errors]
-        good = sum(size <= calibrate.GOAL for size in sizes)
-        said = [f"{good} of {len(sizes)}", f"{sum(sizes) / len(sizes):.1%}", f"{max(sizes):.1%}"]
-        assert TABLES["errors"][shown][2:] == said
 
 
 def test_constants_are_what_the_model_takes_today() -> None:

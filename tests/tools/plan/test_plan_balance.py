@@ -14,7 +14,6 @@ import pytest
 
 from bert_tools.common.length_histogram import LengthHistogram
 from bert_tools.plan.balance import measure_row
-from bert_tools.plan.cluster.workload import in_one_direction
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import SamplerName
@@ -200,6 +199,19 @@ def plans_of(
         balance=balance,
     )
     return [planner.plan(step) for step in range(1, draws + 1)]
+
+
+def in_one_direction(cost: Float64Array, group_size: int) -> Assignment:
+    """Deal each forward's samples, the largest first, to neighbouring ranks, every row from rank 0.
+
+    `cost` is [R, A, b]; `group_size` ranks share what they have drawn, as published programs do.
+    """
+    ranks, forwards, size = cost.shape
+    places = np.arange(cost.size).reshape(-1, group_size, forwards, size).transpose(0, 2, 1, 3)
+    drawn = places.reshape(-1, forwards, group_size * size)
+    order = np.argsort(-cost.ravel()[drawn], axis=2, kind="stable")
+    rows = np.take_along_axis(drawn, order, axis=2).reshape(-1, forwards, size, group_size)
+    return Assignment(rows.transpose(0, 3, 1, 2).ravel(), np.full((ranks, forwards), size))
 
 
 @pytest.mark.parametrize(("nodes", "size"), PUBLISHED)

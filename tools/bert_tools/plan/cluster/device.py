@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from bert_tools.plan.buckets import backward_order
-from bert_tools.plan.cluster.machine import Accelerator, Constants, MatrixPrecision, Software
+from bert_tools.plan.cluster.machine import Accelerator, Constants, MatrixPrecision
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
@@ -21,6 +21,11 @@ from mlperf_bert.optim.muon_plan import NEWTON_SCHULZ_STEPS
 MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
 _TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # Wikipedia's means; shares hardly depend on them
+# Kernels of an encoder layer, by inventory; dropout, residual sum and LayerNorm are one. Others are
+# those of embeddings, heads and loss. A hook launches its own for each bucket, about one a layer.
+_FORWARD_KERNELS, _BACKWARD_KERNELS, _OTHER_KERNELS, _HOOK_KERNELS = 7, 22, 120, 4
+# Widths of the hidden size read and written a token and layer.
+_FORWARD_WIDTHS, _BACKWARD_WIDTHS = 15, 34
 _MOST_SPLITS = 16  # splits of the sum over tokens in the product for a weight's gradient
 
 
@@ -91,12 +96,11 @@ class Device:
 
 
 def layer_ms(
-    device: Device, program: Software, work: Workload, rows: Float64Array
+    device: Device, work: Workload, rows: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
     """Forward and backward of an encoder layer, ms, float64 [R] each.
 
-    `rows` tokens, float64 [R], go on after attention: in the last layer the masked positions only,
-    if the program leaves out the others.
+    `rows` tokens, float64 [R], go on after attention: in the last layer the masked positions only.
     """
     hidden, wide, tokens = MODEL.hidden_size, MODEL.intermediate_size, work.tokens
     shapes = (
@@ -114,12 +118,12 @@ def layer_ms(
     attended = work.attended * (rows / tokens)
     width_bytes = device.activation_bytes * hidden
     forward = products + device.attention_ms(attended, hidden, 2)
-    forward += device.memory_ms(program.forward_widths * width_bytes * (rows + tokens) / 2)
+    forward += device.memory_ms(_FORWARD_WIDTHS * width_bytes * (rows + tokens) / 2)
     backward = gradients + device.attention_ms(attended, hidden, 5)
-    backward += device.memory_ms(program.backward_widths * width_bytes * (rows + tokens) / 2)
+    backward += device.memory_ms(_BACKWARD_WIDTHS * width_bytes * (rows + tokens) / 2)
     return (
-        forward + device.kernels_ms(program.forward_kernels),
-        backward + device.kernels_ms(program.backward_kernels),
+        forward + device.kernels_ms(_FORWARD_KERNELS),
+        backward + device.kernels_ms(_BACKWARD_KERNELS),
     )
 
 
@@ -154,7 +158,6 @@ class Phase:
     direction: Literal["forward", "backward"]
     device_ms: Float64Array
     launches: int
-    ends_with_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,27 +169,24 @@ class SentBucket:
     fraction: float
 
 
-def phases_of(device: Device, program: Software, work: Workload) -> list[Phase]:
+def phases_of(device: Device, work: Workload) -> list[Phase]:
     """Phases of forward (embeddings, layers, heads) and of backward (heads, layers, embeddings)."""
-    last_rows = work.tokens
-    if program.last_layer_rows == "masked":
-        last_rows = np.minimum(work.masked + work.sequences, work.tokens)
-    full = layer_ms(device, program, work, work.tokens)
-    last = layer_ms(device, program, work, last_rows)
+    last_rows = np.minimum(work.masked + work.sequences, work.tokens)
+    full = layer_ms(device, work, work.tokens)
+    last = layer_ms(device, work, last_rows)
     heads, embeddings = head_ms(device, work.masked), embedding_ms(device, work.tokens)
-    others = program.other_kernels // 4  # of embeddings and heads, forward and backward
+    others = _OTHER_KERNELS // 4  # of embeddings and heads, forward and backward
     extra = device.kernels_ms(others)
     layers = [(f"layer {number}", full) for number in range(MODEL.num_layers - 1)]
     layers.append((f"layer {MODEL.num_layers - 1}", last))
-    launches = program.backward_kernels + program.hook_kernels  # about one bucket a layer
-    syncs = program.syncs_in_hooks == "each bucket"
+    launches = _BACKWARD_KERNELS + _HOOK_KERNELS
     return [
         Phase("embeddings", "forward", embeddings[0] + extra, others),
-        *(Phase(name, "forward", ms[0], program.forward_kernels) for name, ms in layers),
+        *(Phase(name, "forward", ms[0], _FORWARD_KERNELS) for name, ms in layers),
         Phase("heads", "forward", heads[0] + extra, others),
         Phase("heads", "backward", heads[1] + extra, others),
-        *(Phase(name, "backward", ms[1], launches, syncs) for name, ms in layers[::-1]),
-        Phase("embeddings", "backward", embeddings[1] + extra, others, syncs),
+        *(Phase(name, "backward", ms[1], launches) for name, ms in layers[::-1]),
+        Phase("embeddings", "backward", embeddings[1] + extra, others),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Simulated machines and programs: data sheets, constants beyond them, and collectives.
+"""Simulated machines: data sheets, constants beyond them, and collectives.
 
 Times of collectives follow the usual alpha-beta model: a message of n bytes over a link takes
 alpha + n / bandwidth. Ring: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
@@ -7,7 +7,7 @@ in NCCL. Times are ms.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal, get_args
 
@@ -148,7 +148,6 @@ class Network:
 
     machine: Machine
     constants: Constants
-    in_network_reduction: bool = False
 
     @property
     def link_gb_s(self) -> float:
@@ -171,7 +170,7 @@ class Network:
         return self.all_reduce_ms(num_bytes) / 2
 
     def all_reduce_ways(self, num_bytes: float) -> list[float]:
-        """Times of a ring over all ranks, then of rings, trees or switches between nodes."""
+        """Times of a ring over all ranks, then of rings or trees between nodes."""
         machine, constants = self.machine, self.constants
         link_us, network_us = constants.link_latency_us, constants.network_latency_us
         nodes, ranks = machine.nodes, machine.gpus_per_node
@@ -181,17 +180,13 @@ class Network:
         hop_us = (link_us * (ranks - 1) + network_us) / ranks
         narrowest = min(self.link_gb_s, self.node_gb_s)
         inside = ring_all_reduce_ms(num_bytes, ranks, self.link_gb_s, link_us)
-        ways = [
+        return [
             ring_all_reduce_ms(num_bytes, machine.world_size, narrowest, hop_us),
             inside + ring_all_reduce_ms(num_bytes, nodes, self.node_gb_s, network_us),
             # The chain inside a node and the tree between nodes are one pipeline.
             tree_all_reduce_ms(num_bytes, nodes, narrowest, network_us)
             + 2 * (ranks - 1) * link_us / 1e3,
         ]
-        if self.in_network_reduction:
-            once = num_bytes / narrowest / 1e6
-            ways.append(once + 2 * (network_us + (ranks - 1) * link_us) / 1e3)
-        return ways
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
         """Time to gather inside a node; `num_bytes` is the whole that every rank then has."""
@@ -230,71 +225,5 @@ class Network:
         return start_ms + inside + between + latency_ms
 
 
-Layout = Literal["unpadded", "capacity", "padded_rows", "packed_rows"]
-AttentionLayout = Literal["tile", "class", "longest"]
 Scope = Literal["none", "node", "world"]
 StepOptimizer = Literal["adam", "lamb", "muon"]
-
-_BYTES_MORE: dict[StepOptimizer, int] = {  # read and written for each parameter, beside Adam's
-    "adam": 0,
-    "lamb": 14,  # update written and read, weight read again (fp32); gradient read for a norm
-    "muon": 12,  # no second moment; directions written, sent, stacked, returned and read (bf16)
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Software:
-    """One program, a row of `software.csv`, whose header explains the fields."""
-
-    name: str
-    layout: Layout
-    capture: Literal["on", "off"]
-    attention: AttentionLayout
-    head_rows: Literal["masked", "all"]
-    last_layer_rows: Literal["masked", "all"]
-    forward_kernels: int
-    backward_kernels: int
-    other_kernels: int
-    forward_widths: float
-    backward_widths: float
-    optimizer: StepOptimizer
-    optimizer_kernels: int
-    zeroing_kernels: int
-    optimizer_bytes: float
-    sharding: Scope
-    gather: Literal["after the update", "beside the forward"]  # of sharded weights
-    syncs_in_input: int
-    input_launches: int
-    sync_before_update: Literal["on", "off"]
-    syncs_in_hooks: Literal["none", "each bucket"]
-    hook_kernels: int
-    in_network_reduction: Literal["on", "off"]
-
-
-@cache
-def programs() -> dict[str, Software]:
-    """All programs of `software.csv`, by name."""
-    return {row.name: row for row in shipped_rows("cluster/software.csv", Software)}
-
-
-def with_capture(program: Software, capture: Literal["on", "off"]) -> Software:
-    """The same program, captured or launched kernel by kernel.
-
-    A captured step cannot ask the device anything, and its batches are padded to a capacity.
-    """
-    if capture == "off":
-        layout = "unpadded" if program.layout == "capacity" else program.layout
-        return replace(program, capture=capture, layout=layout)
-    return replace(
-        program,
-        capture=capture,
-        layout="capacity" if program.layout == "unpadded" else program.layout,
-        syncs_in_hooks="none",
-        sync_before_update="off",
-    )
-
-
-def with_optimizer(program: Software, optimizer: StepOptimizer) -> Software:
-    """The same program with another optimizer."""
-    more = _BYTES_MORE[optimizer] - _BYTES_MORE[program.optimizer]
-    return replace(program, optimizer=optimizer, optimizer_bytes=program.optimizer_bytes + more)

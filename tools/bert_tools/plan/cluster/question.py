@@ -38,7 +38,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "padding_fraction": found.padding_fraction,
         "sequences_per_s": found.sequences_per_s,
         "slowest_rank": timing.slowest_rank,
-        "run": asdict(run) | {"seconds": run.seconds, "steady_step_ms": run.steady_step_ms},
+        "run": asdict(run) | {"seconds": run.seconds},
         "samples_to_target": asdict(found.estimate),
         "forecast": expected.facts,
         "ablation": [asdict(row) for row in ablated],

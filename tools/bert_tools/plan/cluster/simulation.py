@@ -1,7 +1,7 @@
 """Simulation of a step and a run, also with one technique exchanged."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,13 +12,9 @@ from bert_tools.plan.cluster.machine import (
     Constants,
     MatrixPrecision,
     Scope,
-    Software,
     StepOptimizer,
     default_constants,
     make_machine,
-    programs,
-    with_capture,
-    with_optimizer,
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
@@ -38,7 +34,7 @@ MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
 DRAWS = 5  # steps of a question, fewer for very many ranks
 _LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
-_EVALUATION_BATCH = 16  # of every published run
+_EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
 _EVALUATION_COLLECTIVES = 3  # correct, masked, loss
 _HOST_READS = 2  # of an evaluation's sums
@@ -84,45 +80,36 @@ class Question:
         return self.nodes * self.gpus_per_node
 
     @property
-    def software(self) -> Software:
-        """Our program with the optimizer, shards and capture asked for."""
-        program = with_capture(programs()["ours"], self.capture)
-        by_recipe: dict[Recipe, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
-        optimizer = by_recipe.get(self.recipe, "adam")
-        return with_optimizer(replace(program, sharding=self.sharding), optimizer)
-
-    @property
-    def dealing(self) -> Dealing:
-        """The way batches are drawn and dealt."""
-        return Dealing(
-            local_batch_size=self.local_batch_size,
-            grad_accum_steps=self.grad_accum_steps,
-            sampler=self.sampler,
-            balance=self.balance,
-            counts=self.counts,
-        )
-
-    @property
     def global_batch_size(self) -> int:
         """Sequences a step."""
-        sequences = self.dealing.sequences(self.software.layout)
-        return self.world_size * sequences * self.grad_accum_steps
+        return self.world_size * self.local_batch_size * self.grad_accum_steps
 
     def job(self, constants: Constants) -> Job:
         """The job for the simulator."""
+        by_recipe: dict[Recipe, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
         return Job(
             machine=make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s),
-            program=self.software,
             constants=constants,
             precision=self.precision,
             clip=self.clip,
             bucket_cap_mb=self.bucket_cap_mb,
+            capture=self.capture,
+            sharding=self.sharding,
+            optimizer=by_recipe.get(self.recipe, "adam"),
         )
 
     def works(self, index: SampleIndex) -> list[Workload]:
         """Drawn steps; fewer for very many ranks."""
         draws = max(1, min(DRAWS, MOST_RANKS // self.world_size))
-        return draw_steps(index, self.dealing, self.software, self.nodes, self.gpus_per_node, draws)
+        dealing = Dealing(
+            local_batch_size=self.local_batch_size,
+            grad_accum_steps=self.grad_accum_steps,
+            sampler=self.sampler,
+            balance=self.balance,
+            counts=self.counts,
+            is_captured=self.capture == "on",
+        )
+        return draw_steps(index, dealing, self.nodes, self.gpus_per_node, draws)
 
     def estimate(self) -> Estimate:
         """Samples to the target, as the recipe needs at this batch."""
@@ -131,25 +118,17 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTime:
-    """Parts of a run's time in seconds; `step_ms` is the mean over drawn steps."""
+    """Parts of a run's time; `step_ms` is the mean over drawn steps."""
 
     step_ms: float
     steps: int
-    skipped_steps: int
     evaluations: int
     evaluation_ms: float
-    start_up_s: float
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of the clock to the target."""
-        training_ms = (self.steps + self.skipped_steps) * self.step_ms
-        return self.start_up_s + (training_ms + self.evaluations * self.evaluation_ms) / 1e3
-
-    @property
-    def steady_step_ms(self) -> float:
-        """Time of a step with its share of evaluations, as between a log's first and last one."""
-        return self.step_ms + self.evaluations * self.evaluation_ms / self.steps
+        """Seconds from the first step to the target."""
+        return (self.steps * self.step_ms + self.evaluations * self.evaluation_ms) / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,50 +181,23 @@ def simulate(
 
 
 def timed(question: Question, works: list[Workload], constants: Constants) -> Simulated:
-    """Time steps that were drawn before; see `simulate`."""
+    """Time steps that were drawn before, each with its own jitter; see `simulate`."""
     job, estimate = question.job(constants), question.estimate()
-    timings = simulate_steps(job, works)
-    more = question.grad_accum_steps - 1
-    timings = [replace(each, earlier_ms=more * each.forward_ms) for each in timings]
-    run = run_time(
-        job,
-        timings,
-        global_batch_size=question.global_batch_size,
-        samples=estimate.samples,
-        interval=question.evaluation_interval,
+    timings = []
+    for number, work in enumerate(works):
+        speed = jitter(work.world_size, constants.jitter_fraction, number)
+        timing = simulate_step(job, work, speed)
+        earlier_ms = (question.grad_accum_steps - 1) * timing.forward_ms
+        timings.append(replace(timing, earlier_ms=earlier_ms))
+    batch = question.global_batch_size
+    interval = question.evaluation_interval or evaluation_interval(batch)
+    run = RunTime(
+        step_ms=float(np.mean([timing.step_ms for timing in timings])),
+        steps=math.ceil(estimate.samples / batch),
+        evaluations=max(1, math.floor(estimate.samples / interval)),  # including the last one
+        evaluation_ms=evaluation_ms(job),
     )
     return Simulated(question=question, timings=timings, works=works, run=run, estimate=estimate)
-
-
-def simulate_steps(job: Job, works: Sequence[Workload]) -> list[StepTiming]:
-    """Simulate every drawn step, each with its own jitter."""
-    fraction = job.constants.jitter_fraction
-    return [
-        simulate_step(job, work, jitter(work.world_size, fraction, number))
-        for number, work in enumerate(works)
-    ]
-
-
-def run_time(
-    job: Job,
-    timings: Sequence[StepTiming],
-    *,
-    global_batch_size: int,
-    samples: float,
-    start_up_s: float = 0.0,
-    skipped_steps: int = 0,
-    interval: int | None = None,
-) -> RunTime:
-    """The run of such steps over `samples`; `interval` between evaluations: by the rules."""
-    interval = interval or evaluation_interval(global_batch_size)
-    return RunTime(
-        step_ms=float(np.mean([timing.step_ms for timing in timings])),
-        steps=math.ceil(samples / global_batch_size),
-        skipped_steps=skipped_steps,
-        evaluations=max(1, math.floor(samples / interval)),  # including the last one
-        evaluation_ms=evaluation_ms(job),
-        start_up_s=start_up_s,
-    )
 
 
 def evaluation_interval(global_batch_size: int) -> int:
@@ -257,9 +209,9 @@ def evaluation_ms(job: Job) -> float:
     """One evaluation: forwards over a rank's share of the held-out samples, then three sums."""
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
     forwards, batch = 1, share
-    if job.program.capture == "off":
+    if job.capture == "off":
         forwards, batch = math.ceil(share / _EVALUATION_BATCH), min(share, _EVALUATION_BATCH)
-    work = even_workload(1, batch, _MEAN_TOKENS, _MEAN_MASKED, job.program)
+    work = even_workload(1, batch, _MEAN_TOKENS, _MEAN_MASKED)
     timing = simulate_step(job, work, np.ones(1))
     last = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")
     sums_ms = _EVALUATION_COLLECTIVES * job.network.all_reduce_ms(4)

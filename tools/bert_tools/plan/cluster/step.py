@@ -6,6 +6,7 @@ Shape letters: R ranks, P phases. Times are ms from the start of the step, float
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -16,13 +17,22 @@ from bert_tools.plan.cluster.machine import (
     MatrixPrecision,
     Network,
     Scope,
-    Software,
+    StepOptimizer,
 )
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 from mlperf_bert.optim.muon_plan import busiest_share, hidden_matrices
 
+_UPDATE_KERNELS = 5  # of the optimizer, and the one that zeroes gradients behind it
+_ADAM_BYTES = 28  # read and written for each parameter
+_UPDATE_BYTES: dict[StepOptimizer, int] = {
+    "adam": _ADAM_BYTES,
+    # update written and read, weight read again (fp32); gradient read for a norm
+    "lamb": _ADAM_BYTES + 14,
+    # no second moment; directions written, sent, stacked, returned and read (bf16)
+    "muon": _ADAM_BYTES + 12,
+}
 _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
 
 
@@ -31,11 +41,13 @@ class Job:
     """The program and its machine: all that sets a step's time but the lengths drawn."""
 
     machine: Machine
-    program: Software
     constants: Constants
     precision: MatrixPrecision
     clip: ClipPolicy
     bucket_cap_mb: float = DEFAULT_CAP_MB
+    capture: Literal["on", "off"] = "on"
+    sharding: Scope = "none"
+    optimizer: StepOptimizer = "adam"
 
     @property
     def device(self) -> Device:
@@ -45,8 +57,7 @@ class Job:
     @property
     def network(self) -> Network:
         """Collectives of all ranks."""
-        in_network = self.program.in_network_reduction == "on"
-        return Network(self.machine, self.constants, in_network)
+        return Network(self.machine, self.constants)
 
     @property
     def element_bytes(self) -> int:
@@ -65,11 +76,11 @@ class Job:
 
     def phases(self, work: Workload) -> list[Phase]:
         """Phases of forward and backward."""
-        return phases_of(self.device, self.program, work)
+        return phases_of(self.device, work)
 
     def launch_ms(self, launches: int) -> float:
         """Host time of so many launches; a captured step has only one."""
-        each_us = 0.0 if self.program.capture == "on" else self.constants.host_launch_us
+        each_us = 0.0 if self.capture == "on" else self.constants.host_launch_us
         return launches * each_us / 1e3
 
 
@@ -211,8 +222,7 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
     """Time to average gradients; if all ranks share the state, each needs only its part."""
-    sharding = job.program.sharding
-    scattered = sharding == "world" or (sharding == "node" and job.machine.nodes == 1)
+    scattered = job.sharding == "world" or (job.sharding == "node" and job.machine.nodes == 1)
     network = job.network
     return (network.reduce_scatter_ms if scattered else network.all_reduce_ms)(num_bytes)
 
@@ -221,9 +231,7 @@ def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
     """Run the phases: the host launches ahead of the device until it must wait for it."""
-    sync_ms = job.constants.sync_us / 1e3
-    waiting_ms = job.program.syncs_in_input * sync_ms + job.launch_ms(job.program.input_launches)
-    host = np.full(ranks, begin + (waiting_ms if job.program.capture == "off" else 0.0))
+    host = np.full(ranks, begin)
     device = np.full(ranks, begin)
     shape = len(phases), ranks
     starts, ends, host_ends = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -231,8 +239,6 @@ def _run_phases(
         starts[number] = np.maximum(device, host)
         host = host + job.launch_ms(phase.launches)
         device = np.maximum(starts[number] + phase.device_ms, host)
-        if phase.ends_with_sync:
-            host = np.maximum(host, device) + sync_ms
         ends[number], host_ends[number] = device, host
     return starts, ends, host_ends
 
@@ -271,16 +277,11 @@ def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
 ) -> tuple[float, float]:
     """Times of the optimizer and of its wait for launches."""
-    program = job.program
-    kernels = program.optimizer_kernels + program.zeroing_kernels
-    moved = program.optimizer_bytes * job.parameters / _shards(job)
+    moved = _UPDATE_BYTES[job.optimizer] * job.parameters / _shards(job)
     moved += job.element_bytes * job.parameters  # zeroing
-    update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(kernels)
+    update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(_UPDATE_KERNELS)
     ready = max(float(end.max()), sent[-1][1] if sent else 0.0)
-    launched = float(host_ends[-1].max())
-    if program.sync_before_update == "on":
-        launched = max(launched, ready) + job.constants.sync_us / 1e3
-    launched += job.launch_ms(kernels)
+    launched = float(host_ends[-1].max()) + job.launch_ms(_UPDATE_KERNELS)
     return update_ms, max(0.0, launched - ready - update_ms)
 
 
@@ -289,11 +290,10 @@ def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
 
     Beside the forward they come bucket by bucket, in the order in which its phases wait for them.
     """
-    program, sharding = job.program, job.program.sharding
-    if program.capture == "on" or program.gather == "after the update":
-        return _gather_ms(job, sharding, job.element_bytes * job.parameters)
+    if job.capture == "on":
+        return _gather_ms(job, job.sharding, job.element_bytes * job.parameters)
     coming = [
-        (len(forward) - 1 - bucket.phase, _gather_ms(job, sharding, bucket.num_bytes))
+        (len(forward) - 1 - bucket.phase, _gather_ms(job, job.sharding, bucket.num_bytes))
         for bucket in reversed(job.buckets)
     ]
     arrived = np.cumsum([time for _, time in coming])
@@ -307,7 +307,7 @@ def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
 
 def _orthogonalising_ms(job: Job) -> float:
     """Time of Muon's matrices on the shard that has most, and of their way there and back."""
-    if job.program.optimizer != "muon":
+    if job.optimizer != "muon":
         return 0.0
     matrices, shards = hidden_matrices(MODEL), _shards(job)
     share = busiest_share(matrices, shards).items()
@@ -319,9 +319,9 @@ def _orthogonalising_ms(job: Job) -> float:
 
 
 def _shards(job: Job) -> int:
-    if job.program.sharding == "none":
+    if job.sharding == "none":
         return 1
-    return job.machine.gpus_per_node if job.program.sharding == "node" else job.machine.world_size
+    return job.machine.gpus_per_node if job.sharding == "node" else job.machine.world_size
 
 
 def _clip_ms(job: Job, num_bytes: float) -> float:

@@ -1,22 +1,18 @@
 """Work of every rank in a step, from the lengths that the samplers and balance policies deal.
 
-Shape letters: R ranks, b sequences (or packed rows) per rank and step.
+Shape letters: R ranks, b sequences per rank and step.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.plan.cluster.machine import AttentionLayout, Layout, Scope, Software
+from bert_tools.plan.cluster.machine import Scope
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, SamplerName
-from mlperf_bert.data.balance import Assignment, Balance, StepPlanner
+from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
-from mlperf_bert.data.shards import IntArray
 from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.word_pieces import token_dtype
@@ -24,13 +20,10 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 Float64Array = NDArray[np.float64]
 
 _SPREAD_STEPS = 1000  # that the drawn ones are taken from
-_ROW = 512  # positions of a padded or packed row
-SEQUENCES_PER_PACK = 2  # of rows of 512 with at most three sequences: 1.999 (arXiv 2107.02027)
 _INPUT_SCOPES: dict[BalancePolicy, Scope] = {
     "exchange_global": "world",
     "exchange_local": "node",
 }
-_TILE = 128  # rows of a tile of a product, and the classes of the published attention kernels
 _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's length
 
 
@@ -38,20 +31,15 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's lengt
 class Dealing:
     """Settings that draw and deal the batches, named as in the config's section `data`.
 
-    Ours deals samples sorted by length in a snake, most published programs in one direction.
+    A captured step pads its forwards to what the step's largest one has.
     """
 
-    local_batch_size: int  # sequences of a rank and forward, or packed rows
+    local_batch_size: int  # sequences of a rank and forward
     grad_accum_steps: int = 1
     sampler: SamplerName = "uniform"
     balance: BalancePolicy = "none"
-    deal: Literal["snake", "one_direction"] = "snake"
     counts: CountsPerRank = "equal"
-    seed: int = 0
-
-    def sequences(self, layout: Layout) -> int:
-        """Sequences per rank and forward."""
-        return self.local_batch_size * (SEQUENCES_PER_PACK if layout == "packed_rows" else 1)
+    is_captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,120 +65,75 @@ class Workload:
 
 
 def draw_steps(
-    index: SampleIndex,
-    dealing: Dealing,
-    program: Software,
-    nodes: int,
-    gpus_per_node: int,
-    draws: int,
+    index: SampleIndex, dealing: Dealing, nodes: int, gpus_per_node: int, draws: int
 ) -> list[Workload]:
     """Draw several steps, evenly spread over the first thousand. Raises ConfigError."""
-    forwards = dealing.grad_accum_steps
-    batch = nodes * gpus_per_node * dealing.sequences(program.layout) * forwards
+    forwards, ranks = dealing.grad_accum_steps, nodes * gpus_per_node
+    batch = ranks * dealing.local_batch_size * forwards
     if batch > len(index.lengths):
         problem = f"makes a global batch of {batch:,} sequences"
         remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
-        raise ConfigError("--local-batch-size", problem, remedy)
-    sampler = make_sampler(
-        dealing.sampler,
-        order_by_length=index.order_by_length,
-        length_histogram=index.length_histogram,
-        global_batch_size=batch,
-        seed=dealing.seed,
-    )
-    balance: Callable[[Float64Array], Assignment] = Balance(
-        policy=dealing.balance, ranks_per_node=gpus_per_node, counts=dealing.counts
-    )
-    if dealing.deal == "one_direction" and dealing.balance not in ("none", "presort_global"):
-        group = nodes * gpus_per_node if dealing.balance == "exchange_global" else gpus_per_node
-        balance = partial(in_one_direction, group_size=group)
+        raise ConfigError("parallel.local_batch_size", problem, remedy)
     planner = StepPlanner(
-        sampler,
+        make_sampler(
+            dealing.sampler,
+            order_by_length=index.order_by_length,
+            length_histogram=index.length_histogram,
+            global_batch_size=batch,
+            seed=0,
+        ),
         index.lengths,
         index.masked_counts,
-        world_size=nodes * gpus_per_node,
+        world_size=ranks,
         grad_accum_steps=forwards,
-        balance=balance,
+        balance=Balance(
+            policy=dealing.balance, ranks_per_node=gpus_per_node, counts=dealing.counts
+        ),
     )
     scope = _INPUT_SCOPES.get(dealing.balance, "none")
     steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
     works = []
     for plan in map(planner.plan, steps):
         every, counts = plan.counts.ravel(), plan.counts[:, 0]
-        attended = _attended(index.lengths[plan.sample_ids], program.attention)
+        attended = _attended(index.lengths[plan.sample_ids])
         attended = np.add.reduceat(attended, np.cumsum(every) - every)
-        work = Workload(
-            tokens=plan.num_tokens[:, 0].astype(np.float64),
-            real_tokens=plan.num_tokens[:, 0].astype(np.float64),
-            attended=attended.reshape(plan.counts.shape)[:, 0],
-            masked=plan.num_masked[:, 0].astype(np.float64),
-            sequences=counts.astype(np.float64),
-        )
+        real = plan.num_tokens[:, 0].astype(np.float64)
+        masked = plan.num_masked[:, 0].astype(np.float64)
+        received = 0
         if scope != "none":
-            drawn = plan.drawn_ids[: len(counts) if scope == "world" else gpus_per_node]
-            received = _received_bytes(index, drawn, program)
-            work = replace(work, input_bytes=received, input_scope=scope)
-        works.append(_padded(work, program, index.max_length))
+            drawn = plan.drawn_ids[: ranks if scope == "world" else gpus_per_node]
+            token = token_dtype(index.vocab_size)
+            received = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
+        works.append(
+            Workload(
+                tokens=np.full_like(real, real.max()) if dealing.is_captured else real,
+                real_tokens=real,
+                attended=attended.reshape(plan.counts.shape)[:, 0],
+                masked=np.full_like(masked, masked.max()) if dealing.is_captured else masked,
+                sequences=counts.astype(np.float64),
+                input_bytes=float(received),
+                input_scope=scope,
+            )
+        )
     return works
 
 
-def in_one_direction(cost: Float64Array, group_size: int) -> Assignment:
-    """Deal each forward's samples, the largest first, to neighbouring ranks, every row from rank 0.
-
-    `cost` is [R, A, b]; `group_size` ranks share what they have drawn, as published programs do.
-    """
-    ranks, forwards, size = cost.shape
-    places = np.arange(cost.size).reshape(-1, group_size, forwards, size).transpose(0, 2, 1, 3)
-    drawn = places.reshape(-1, forwards, group_size * size)
-    order = np.argsort(-cost.ravel()[drawn], axis=2, kind="stable")
-    rows = np.take_along_axis(drawn, order, axis=2).reshape(-1, forwards, size, group_size)
-    return Assignment(rows.transpose(0, 3, 1, 2).ravel(), np.full((ranks, forwards), size))
-
-
-def even_workload(
-    world_size: int, sequences: int, length: int, masked: int, program: Software
-) -> Workload:
-    """Work of equal ranks: `sequences` of `length` tokens with `masked` positions each.
-
-    Programs with padded or packed rows compute rows of 512 tokens for them.
-    """
+def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:
+    """Work of equal ranks: `sequences` of `length` tokens with `masked` positions each."""
     lengths = np.full((world_size, sequences), length)
-    real = lengths.sum(axis=1).astype(np.float64)
-    work = Workload(
-        tokens=real,
-        real_tokens=real,
-        attended=_attended(lengths, program.attention).sum(axis=1),
+    tokens = lengths.sum(axis=1).astype(np.float64)
+    return Workload(
+        tokens=tokens,
+        real_tokens=tokens,
+        attended=_attended(lengths).sum(axis=1),
         masked=np.full(world_size, float(masked * sequences)),
         sequences=np.full(world_size, float(sequences)),
     )
-    return _padded(work, program, _ROW)
 
 
-def _received_bytes(index: SampleIndex, drawn: IntArray, program: Software) -> float:
-    if program.layout == "capacity":
-        token = token_dtype(index.vocab_size)
-        return gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
-    # The published packets are padded rows: four of 16 bits a position, and a label.
-    return float(2 * (4 * index.max_length + 1) * drawn.size)
-
-
-def _padded(work: Workload, program: Software, max_length: int) -> Workload:
-    """The work on the device for the program's layout, in place of the real tokens."""
-    tokens, masked = work.real_tokens, work.masked
-    if program.layout == "capacity":
-        tokens, masked = np.full_like(tokens, tokens.max()), np.full_like(masked, masked.max())
-    elif program.layout == "padded_rows":
-        tokens = work.sequences * max_length
-    elif program.layout == "packed_rows":
-        tokens = work.sequences / SEQUENCES_PER_PACK * max_length
-    return replace(work, tokens=tokens, masked=tokens if program.head_rows == "all" else masked)
-
-
-def _attended(lengths: NDArray[np.integer], layout: AttentionLayout) -> Float64Array:
-    """Pairs of query and key that a kernel computes for each sequence, float64 [n]."""
+def _attended(lengths: NDArray[np.integer]) -> Float64Array:
+    """Pairs of query and key that the kernel computes for each sequence, float64 [n]."""
     real = lengths.astype(np.float64)
-    tile = _KEY_TILE if layout == "tile" else _TILE
-    attended_to = np.full_like(real, real.max()) if layout == "longest" else real
     queries = np.ceil(real / _QUERY_TILE) * _QUERY_TILE
-    pairs: Float64Array = queries * np.ceil(attended_to / tile) * tile
+    pairs: Float64Array = queries * np.ceil(real / _KEY_TILE) * _KEY_TILE
     return pairs
