@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_tools.plan.buckets import backward_order, parameter_shapes
+from bert_tools.plan.buckets import backward_order
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
@@ -22,9 +22,6 @@ LARGE = (
     " --set model.num_heads=16 --set model.intermediate_size=4096 --set data.max_predictions=76"
     " --set model.max_position_embeddings=512 --set data.max_seq_length=512"
 )
-
-
-MODERN = ("model.architecture=modern", "model.objective=mlm")
 
 
 def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
@@ -46,21 +43,16 @@ def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-@pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
 def test_gradients_are_ready_in_the_planned_order(
-    tiny_config: Path, settings: tuple[str, ...], attention: str, dtype: torch.dtype
+    tiny_config: Path, attention: str, dtype: torch.dtype
 ) -> None:
-    config = load_config(tiny_config, (f"model.attention={attention}", *settings))
-    assert list(backward_of(config, dtype)) == list(parameter_shapes(config.model))
+    config = load_config(tiny_config, (f"model.attention={attention}",))
+    planned = [each.name for each in backward_order(config.model, 64, 10)]
+    assert list(backward_of(config, dtype)) == planned
 
 
-@pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
-def test_shares_of_backward_are_those_of_torchs_flop_count(
-    tiny_config: Path, settings: tuple[str, ...]
-) -> None:
-    """The windows are wider than the sequences, as the reference multiplies what they hide."""
-    small = ("model.attention=reference", "model.num_layers=3")
-    config = load_config(tiny_config, (*small, *settings))
+def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ("model.attention=reference", "model.num_layers=3"))
     counted = backward_of(config, torch.float32)
     data = config.data
     planned = backward_order(config.model, data.max_seq_length, data.max_predictions)
@@ -72,23 +64,18 @@ def test_shares_of_backward_are_those_of_torchs_flop_count(
     [
         ModelSection(),
         ModelSection(num_layers=2, vocab_size=1001),
-        ModelSection(architecture="modern", objective="mlm", intermediate_size=2624),
+        ModelSection(num_layers=2, objective="mlm"),
     ],
 )
-def test_shapes_are_those_of_the_real_model(model: ModelSection) -> None:
+def test_sizes_are_those_of_the_real_model(model: ModelSection) -> None:
     real = BertForPretraining(replace(model, attention="reference"), torch.device("meta"))
-    shapes = {name: tuple(parameter.shape) for name, parameter in real.named_parameters()}
-    assert parameter_shapes(model) == shapes
+    numels = {name: parameter.numel() for name, parameter in real.named_parameters()}
+    assert {each.name: each.numel for each in backward_order(model, 512, 76)} == numels
 
 
-def test_windows_take_less_of_backward() -> None:
-    modern = ModelSection(architecture="modern", objective="mlm")
-    wide, narrow = (
-        backward_order(replace(modern, attention_window=window), 512, 76) for window in (1024, 128)
-    )
-    assert [each.name for each in wide] == [each.name for each in narrow]
-    assert wide[0].name == "decoder.bias"
-    assert wide[0].ready_at < narrow[0].ready_at  # a larger share of less
+def test_modernbert_is_refused(told: Asked) -> None:
+    words = "buckets --config cpu_tiny --set model.architecture=modern --set model.objective=mlm"
+    assert "model.architecture: is 'modern'" in told(words, status=2)
 
 
 def test_bert_large_has_its_known_buckets(asked: Asked, tiny_config: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert_tools.plan.buckets import parameter_shapes
+from bert_tools.huggingface.conversion import parameter_shapes
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import MISTAKE

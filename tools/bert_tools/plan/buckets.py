@@ -5,21 +5,16 @@ P its masked positions, R rows that the last layer computes.
 """
 
 import argparse
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from bert_tools.common.tables import aligned
-from bert_tools.common.windows import attended_tokens
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import TOKEN_TYPES, ModelSection
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets
-
-Shapes = dict[str, tuple[int, ...]]
+from mlperf_bert.errors import ConfigError
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 _HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
@@ -32,17 +27,21 @@ _LEGEND = (
 class _Part:
     """A part of backward: the parameters whose gradients it completes, in order, and its work.
 
-    The work is the forward's multiply-adds for one sequence. Backward takes twice as many for every
-    matrix product (one for its input, one for its weight), so both passes have the same shares.
+    `numels` has their elements by name. The work is the forward's multiply-adds for one sequence.
+    Backward takes twice as many for every matrix product (one for its input, one for its weight),
+    so both passes have the same shares.
     """
 
-    shapes: Shapes
+    numels: dict[str, int]
     multiply_adds: int = 0
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """The buckets of a config's model. Raises ConfigError for a user's mistake."""
     config = load_config(args.config, args.set)
+    if config.model.architecture != "bert":
+        problem = f"is {config.model.architecture!r}, whose backward is not planned"
+        raise ConfigError("model.architecture", problem, "give a config of a BERT")
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast's
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
@@ -72,22 +71,12 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     return facts, _in_words(title, buckets)
 
 
-def parameter_shapes(model: ModelSection) -> Shapes:
-    """Shapes of the parameters of `BertForPretraining`, in the order their gradients are ready.
+def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
+    """A BERT's gradients in the order they become ready, each with its share of the work done.
 
     The order is that of eager backward without autocast: uses last to first, a bias before its
     matrix and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, comes
     last, because its use as a table comes first in the forward.
-    """
-    return {
-        name: shape
-        for part in _backward(model, num_tokens=1, num_masked=1)
-        for name, shape in part.shapes.items()
-    }
-
-
-def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
-    """All gradients in the order they become ready, each with its share of backward's work done.
 
     Work is the multiply-adds of matrix products and attention, for sequences of `num_tokens`
     tokens (S) with `num_masked` masked positions (P). Memory-bound parts are not counted:
@@ -97,22 +86,19 @@ def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> lis
     parts = list(_backward(model, num_tokens, num_masked))
     done = list(accumulate(part.multiply_adds for part in parts))
     return [
-        ReadyGradient(name=name, numel=math.prod(shape), ready_at=so_far / done[-1])
+        ReadyGradient(name=name, numel=numel, ready_at=so_far / done[-1])
         for part, so_far in zip(parts, done, strict=True)
-        for name, shape in part.shapes.items()
+        for name, numel in part.numels.items()
     ]
 
 
 def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
     """Heads, layers from the last to the first, embeddings: model/bert.py read backwards."""
-    if model.architecture == "modern":
-        yield from _modern_backward(model, num_tokens, num_masked)
-        return
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
         yield _linear("cls.seq_relationship", hidden, 2, rows=1)
-    bias: Shapes = {"cls.predictions.bias": (vocabulary,)}  # the matrix is not ready yet
+    bias = {"cls.predictions.bias": vocabulary}  # the matrix is not ready yet
     yield _Part(bias, num_masked * hidden * vocabulary)
     yield _layer_norm("cls.predictions.transform", hidden)
     yield _linear("cls.predictions.transform.dense", hidden, hidden, num_masked)
@@ -126,9 +112,9 @@ def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator
     yield _layer_norm("bert.embeddings", hidden)
     yield _Part(
         {
-            "bert.embeddings.position_embeddings.weight": (model.max_position_embeddings, hidden),
-            "bert.embeddings.token_type_embeddings.weight": (TOKEN_TYPES, hidden),
-            "bert.embeddings.word_embeddings.weight": (vocabulary, hidden),
+            "bert.embeddings.position_embeddings.weight": model.max_position_embeddings * hidden,
+            "bert.embeddings.token_type_embeddings.weight": TOKEN_TYPES * hidden,
+            "bert.embeddings.word_embeddings.weight": vocabulary * hidden,
         }
     )
 
@@ -146,44 +132,13 @@ def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterat
         yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)
 
 
-def _modern_backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
-    """The same of model/modern.py: no biases but the decoder's."""
-    hidden, wide, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
-
-    def matrix(name: str, inputs: int, outputs: int, rows: int) -> _Part:
-        return _Part({f"{name}.weight": (outputs, inputs)}, rows * inputs * outputs)
-
-    def norm(name: str) -> _Part:
-        return _Part({f"{name}.weight": (hidden,)})
-
-    yield _Part({"decoder.bias": (vocabulary,)}, num_masked * hidden * vocabulary)
-    yield norm("head.norm")
-    yield matrix("head.dense", hidden, hidden, num_masked)
-    after = "model.final_norm"
-    seen = float(attended_tokens(np.array(num_tokens, dtype=np.float64), model.reach)) / num_tokens
-    for number in reversed(range(model.num_layers)):
-        name = f"model.layers.{number}"
-        rows = num_masked if number + 1 == model.num_layers else num_tokens
-        yield norm(after)
-        yield matrix(f"{name}.mlp.Wo", wide, hidden, rows)
-        yield matrix(f"{name}.mlp.Wi", hidden, 2 * wide, rows)
-        yield norm(f"{name}.mlp_norm")
-        yield matrix(f"{name}.attn.Wo", hidden, hidden, rows)
-        of_row = num_tokens if model.is_global(number) else seen
-        yield _Part({}, round(2 * rows * of_row * hidden))
-        yield matrix(f"{name}.attn.Wqkv", hidden, 3 * hidden, num_tokens)
-        after = f"{name}.attn_norm"
-    yield norm("model.embeddings.norm")
-    yield _Part({"model.embeddings.tok_embeddings.weight": (vocabulary, hidden)})
-
-
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:
-    shapes: Shapes = {f"{name}.bias": (outputs,), f"{name}.weight": (outputs, inputs)}
-    return _Part(shapes, rows * inputs * outputs)
+    numels = {f"{name}.bias": outputs, f"{name}.weight": outputs * inputs}
+    return _Part(numels, rows * inputs * outputs)
 
 
 def _layer_norm(owner: str, size: int) -> _Part:
-    return _Part({f"{owner}.LayerNorm.weight": (size,), f"{owner}.LayerNorm.bias": (size,)})
+    return _Part({f"{owner}.LayerNorm.weight": size, f"{owner}.LayerNorm.bias": size})
 
 
 def _in_words(title: str, buckets: Sequence[dict[str, Any]]) -> Iterator[str]:
