@@ -24,7 +24,6 @@ from bert_tools.plan.cluster.machine import (
 from bert_tools.plan.cluster.simulation import evaluation_interval, evaluation_ms
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import (
-    Dealing,
     Workload,
     draw_steps,
     even_workload,
@@ -193,8 +192,16 @@ def drawn(
     is_captured: bool = False,
 ) -> list[Workload]:
     """Nodes, accelerators of each, and steps; 8 sequences a rank."""
-    dealing = Dealing(local_batch_size=8, balance=balance, is_captured=is_captured)
-    return draw_steps(index, dealing, *sizes)
+    nodes, gpus_per_node, draws = sizes
+    return draw_steps(
+        index,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        draws=draws,
+        local_batch_size=8,
+        balance=balance,
+        is_captured=is_captured,
+    )
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bert_tools.common.tables import aligned
-from bert_tools.plan.cluster.simulation import AblationRow, ablation
+from bert_tools.plan.cluster.simulation import ablation
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
@@ -41,7 +41,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "run": asdict(run) | {"seconds": run.seconds},
         "samples_to_target": asdict(found.estimate),
         "forecast": expected.facts,
-        "ablation": [asdict(row) for row in ablated],
+        "ablation": ablated,
     }
     lines = list(_in_words(expected, ablated))
     if warning := too_few_steps(config, run.steps):
@@ -49,7 +49,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     return facts, lines
 
 
-def _in_words(expected: Forecast, ablated: Sequence[AblationRow]) -> Iterator[str]:
+def _in_words(expected: Forecast, ablated: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Lines on machine, step by parts, communication and run; then the ablation asked for."""
     found = expected.simulated
     question, run = found.question, found.run
@@ -86,19 +86,20 @@ def _in_words(expected: Forecast, ablated: Sequence[AblationRow]) -> Iterator[st
         yield from ("", *_ablation_in_words(ablated))
 
 
-def _ablation_in_words(rows: Sequence[AblationRow]) -> list[str]:
+def _ablation_in_words(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Table of steps with one technique exchanged at a time; the settings asked for are marked."""
-    cells = []
+    cells = [
+        (
+            f"{row['technique']}: {row['setting']}{' (as asked)' if row['is_as_asked'] else ''}",
+            f"{row['step_ms']:.1f} ms",
+            f"{row['difference_ms']:+.1f} ms",
+            f"{row['exposed_ms']:.1f} ms",
+            f"{row['imbalance_tokens']:.4f}",
+        )
+        for row in rows
+        if "reason" not in row
+    ]
+    yield from aligned(_ABLATION_NAMES, cells, left=_ABLATION_NAMES[0])
     for row in rows:
-        mark = " (as asked)" if row.is_as_asked else ""
-        name = f"{row.technique}: {row.setting}{mark}"
-        cells.append([name, "-", "-", "-", "-"])
-        if row.difference_ms is not None:
-            cells[-1][1:] = (
-                f"{row.step_ms:.1f} ms",
-                f"{row.difference_ms:+.1f} ms",
-                f"{row.exposed_ms:.1f} ms",
-                f"{row.imbalance_tokens:.4f}",
-            )
-    left_out = [f"left out: {row.setting} ({row.reason})" for row in rows if row.reason]
-    return [*aligned(_ABLATION_NAMES, cells, left=_ABLATION_NAMES[0]), *left_out]
+        if "reason" in row:
+            yield f"left out: {row['setting']} ({row['reason']})"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from bert_tools.plan.cluster.machine import (
     make_machine,
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
-from bert_tools.plan.cluster.workload import Dealing, Workload, draw_steps, even_workload
+from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from mlperf_bert.config.sections import (
@@ -100,8 +100,11 @@ class Question:
 
     def works(self, index: SampleIndex) -> list[Workload]:
         """Drawn steps; fewer for very many ranks."""
-        draws = max(1, min(DRAWS, MOST_RANKS // self.world_size))
-        dealing = Dealing(
+        return draw_steps(
+            index,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            draws=max(1, min(DRAWS, MOST_RANKS // self.world_size)),
             local_batch_size=self.local_batch_size,
             grad_accum_steps=self.grad_accum_steps,
             sampler=self.sampler,
@@ -109,7 +112,6 @@ class Question:
             counts=self.counts,
             is_captured=self.capture == "on",
         )
-        return draw_steps(index, dealing, self.nodes, self.gpus_per_node, draws)
 
     def estimate(self) -> Estimate:
         """Samples to the target, as the recipe needs at this batch."""
@@ -219,43 +221,25 @@ def evaluation_ms(job: Job) -> float:
     return forwards * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AblationRow:
-    """One setting of a technique, all else as asked; `difference_ms` is to the step as asked.
+def ablation(asked: Simulated, index: SampleIndex) -> list[dict[str, Any]]:
+    """One setting of a technique a row, all else as asked; times in ms, or the reason for none.
 
-    `reason` says why there is no step if the setting cannot serve this batch.
+    `difference_ms` is to the step as asked.
     """
-
-    technique: str
-    setting: str
-    is_as_asked: bool
-    step_ms: float | None = None
-    difference_ms: float | None = None
-    exposed_ms: float | None = None
-    imbalance_tokens: float | None = None
-    reason: str | None = None
-
-
-def ablation(asked: Simulated, index: SampleIndex) -> list[AblationRow]:
-    """A row for every setting of every technique."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for technique, setting, question in _variants(asked.question):
         is_as_asked = question == asked.question
-        row = AblationRow(technique=technique, setting=setting, is_as_asked=is_as_asked)
+        row = {"technique": technique, "setting": setting, "is_as_asked": is_as_asked}
+        rows.append(row)
         try:
             found = asked if is_as_asked else simulate(question, index)
         except ConfigError as error:
-            rows.append(replace(row, reason=str(error)))
+            row["reason"] = str(error)
             continue
-        rows.append(
-            replace(
-                row,
-                step_ms=found.run.step_ms,
-                difference_ms=found.run.step_ms - asked.run.step_ms,
-                exposed_ms=found.mean_ms("exposed_ms"),
-                imbalance_tokens=found.imbalance_tokens,
-            )
-        )
+        row["step_ms"] = found.run.step_ms
+        row["difference_ms"] = found.run.step_ms - asked.run.step_ms
+        row["exposed_ms"] = found.mean_ms("exposed_ms")
+        row["imbalance_tokens"] = found.imbalance_tokens
     return rows
 
 

@@ -27,21 +27,6 @@ _INPUT_SCOPES: dict[BalancePolicy, Scope] = {
 _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's length
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dealing:
-    """Settings that draw and deal the batches, named as in the config's section `data`.
-
-    A captured step pads its forwards to what the step's largest one has.
-    """
-
-    local_batch_size: int  # sequences of a rank and forward
-    grad_accum_steps: int = 1
-    sampler: SamplerName = "uniform"
-    balance: BalancePolicy = "none"
-    counts: CountsPerRank = "equal"
-    is_captured: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One forward of R ranks. Counts are those of the device, with padding; float64 [R].
@@ -65,18 +50,31 @@ class Workload:
 
 
 def draw_steps(
-    index: SampleIndex, dealing: Dealing, nodes: int, gpus_per_node: int, draws: int
+    index: SampleIndex,
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    draws: int,
+    local_batch_size: int,
+    grad_accum_steps: int = 1,
+    sampler: SamplerName = "uniform",
+    balance: BalancePolicy = "none",
+    counts: CountsPerRank = "equal",
+    is_captured: bool = False,
 ) -> list[Workload]:
-    """Draw several steps, evenly spread over the first thousand. Raises ConfigError."""
-    forwards, ranks = dealing.grad_accum_steps, nodes * gpus_per_node
-    batch = ranks * dealing.local_batch_size * forwards
+    """Draw several steps, evenly spread over the first thousand, settings as in a config.
+
+    A captured step pads its forwards to what the step's largest one has. Raises ConfigError.
+    """
+    ranks = nodes * gpus_per_node
+    batch = ranks * local_batch_size * grad_accum_steps
     if batch > len(index.lengths):
         problem = f"makes a global batch of {batch:,} sequences"
         remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
         raise ConfigError("parallel.local_batch_size", problem, remedy)
     planner = StepPlanner(
         make_sampler(
-            dealing.sampler,
+            sampler,
             order_by_length=index.order_by_length,
             length_histogram=index.length_histogram,
             global_batch_size=batch,
@@ -85,16 +83,14 @@ def draw_steps(
         index.lengths,
         index.masked_counts,
         world_size=ranks,
-        grad_accum_steps=forwards,
-        balance=Balance(
-            policy=dealing.balance, ranks_per_node=gpus_per_node, counts=dealing.counts
-        ),
+        grad_accum_steps=grad_accum_steps,
+        balance=Balance(policy=balance, ranks_per_node=gpus_per_node, counts=counts),
     )
-    scope = _INPUT_SCOPES.get(dealing.balance, "none")
+    scope = _INPUT_SCOPES.get(balance, "none")
     steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
     works = []
     for plan in map(planner.plan, steps):
-        every, counts = plan.counts.ravel(), plan.counts[:, 0]
+        every = plan.counts.ravel()
         attended = _attended(index.lengths[plan.sample_ids])
         attended = np.add.reduceat(attended, np.cumsum(every) - every)
         real = plan.num_tokens[:, 0].astype(np.float64)
@@ -106,11 +102,11 @@ def draw_steps(
             received = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
         works.append(
             Workload(
-                tokens=np.full_like(real, real.max()) if dealing.is_captured else real,
+                tokens=np.full_like(real, real.max()) if is_captured else real,
                 real_tokens=real,
                 attended=attended.reshape(plan.counts.shape)[:, 0],
-                masked=np.full_like(masked, masked.max()) if dealing.is_captured else masked,
-                sequences=counts.astype(np.float64),
+                masked=np.full_like(masked, masked.max()) if is_captured else masked,
+                sequences=plan.counts[:, 0].astype(np.float64),
                 input_bytes=float(received),
                 input_scope=scope,
             )
