@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_tools.bench import synthetic
-from bert_tools.bench.synthetic import as_examples, set_settings, synthetic_samples
+from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings
+from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
+from mlperf_bert.data.shards import Samples, ShardArrays
+from mlperf_bert.prepare.build import write_shard
 
 MAX_LENGTH = 40
 MAX_PREDICTIONS = 6
@@ -35,9 +36,23 @@ def manifest_of(shards: tuple[ShardEntry, ...], **changes: Any) -> Manifest:
     return Manifest(**{"vocab_size": 1000, **ids, **same, **known, **changes})
 
 
+def as_examples(samples: Samples, dtype: str) -> ShardArrays:
+    """The samples as a shard holds them; `dtype` is that of the words."""
+    return ShardArrays(
+        input_ids=samples.input_ids.astype(dtype),
+        offsets=np.concatenate(([0], np.cumsum(samples.lengths))),
+        segment_b_start=samples.segment_b_start.astype(np.uint16),
+        masked_lm_positions=samples.masked_positions.astype(np.uint16),
+        masked_lm_ids=samples.masked_ids.astype(dtype),
+        masked_lm_offsets=np.concatenate(([0], np.cumsum(samples.masked_counts))),
+        next_sentence_label=samples.next_sentence_label.astype(np.uint8),
+    )
+
+
 def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Manifest:
     """Write shards of (samples, dtype of the tokens) and their index."""
-    made = []
+    (set_dir / "shards").mkdir(parents=True)
+    made, entries = [], []
     for number, (num_samples, dtype) in enumerate(shards):
         generator = np.random.default_rng((seed, number))
         samples = synthetic_samples(
@@ -46,10 +61,21 @@ def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Ma
             max_predictions=MAX_PREDICTIONS,
             seed=seed + number,
         )
-        made.append(as_examples(samples, dtype))
-    settings = set_settings(MAX_LENGTH, MAX_PREDICTIONS, seed)
+        path = set_dir / "shards" / f"part-{number}.hdf5"
+        examples = as_examples(samples, dtype)
+        settings = settings_of(seed=seed)
+        write_shard(
+            path, examples, source_name="made up", source_sha256="0" * 64, settings=settings
+        )
+        made.append(samples)
+        entries.append(ShardEntry.of(path))
     vocab_size = max(VOCAB_SIZES[dtype] for _, dtype in shards)
-    return synthetic.write_set(set_dir, made, settings, vocab_size)
+    manifest = manifest_of(tuple(entries), vocab_size=vocab_size, seed=seed)
+    lengths = np.concatenate([samples.lengths for samples in made])
+    masked_counts = np.concatenate([samples.masked_counts for samples in made])
+    return write_index(
+        set_dir, manifest, lengths.astype(np.uint16), masked_counts.astype(np.uint16)
+    )
 
 
 def assert_same_batch(batch: UnpaddedBatch, expected: UnpaddedBatch) -> None:
