@@ -11,7 +11,6 @@ from run_cases import lines_of, record, write_run
 from bert_tools.report.run_files import (
     MAX_RUNS,
     find_runs,
-    metrics_in,
     newest_run,
     read_environment,
     read_metrics,
@@ -93,14 +92,6 @@ def test_of_lines_that_do_not_ascend_the_odd_one_is_skipped(
     assert capsys.readouterr().err.endswith("; skipped (and 1 more)\n")
 
 
-def test_the_end_of_long_metrics_begins_with_a_whole_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines_of(record(step) for step in range(1, 101)))
-    records, skipped = metrics_in(path, last_bytes=2000)
-    assert records == [record(step) for step in range(101 - len(records), 101)]
-    assert 1 < len(records) < 10 and skipped == []
-
-
 def make_runs(root: Path, *indexes: int) -> Path:
     for index in indexes:
         (root / f"run_{index}").mkdir(parents=True)
@@ -124,11 +115,10 @@ def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_run_is_told_so(tmp_path: Path) -> None:
-    for name in ("run_5", "e"):
-        (tmp_path / name).mkdir()
-        with pytest.raises(UserError, match=r"holds no run: no run_<i>, no metrics\.jsonl"):
-            find_runs([tmp_path / name])
-    with pytest.raises(UserError, match="does not exist"):
+    (tmp_path / "e").mkdir()
+    with pytest.raises(UserError, match=r"holds no run: no run_<i>, no metrics\.jsonl"):
+        find_runs([tmp_path / "e"])
+    with pytest.raises(UserError, match="No such file or directory; give a run directory"):
         find_runs([tmp_path / "x"])
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="give a run directory"):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_cases import Told, end_run, lines_of, record, write_run
+from run_cases import Told, end_run, record, write_run
 
 from bert_tools.report.watch import Look, look_at, rows_of
 from mlperf_bert.errors import UserError
@@ -164,12 +164,3 @@ def test_mistakes_are_one_line(tmp_path: Path, told: Told, monkeypatch: pytest.M
         assert words in told("watch", *arguments.split(" "), status=2)
     with pytest.raises(UserError, match="give a run directory"):
         look_at(tmp_path / "file")
-
-
-def test_of_long_metrics_the_end_is_read(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run") / "run_0"
-    records = (record(step, 0.3 if step % 20 == 0 else None) for step in range(1, 20_001))
-    (run / "metrics.jsonl").write_text(lines_of(records))
-    look = look_at(run)
-    assert look.records[-1]["step"] == 20_000 and 5000 < len(look.records) < 20_000
-    assert look.problems == ()

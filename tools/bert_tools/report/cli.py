@@ -1,8 +1,12 @@
 """The sub-command `report`: its arguments, its printing, and its files."""
 
 import argparse
+import os
+import platform
 import re
+import time
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
     from bert_tools.report.run import Run
 
 PAGE = "report.html"
+_NOT_SCALARS = ("step", "samples")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,16 +67,15 @@ def _page(args: argparse.Namespace, runs: "Sequence[Run]") -> str:
 
 
 def _tensorboard(args: argparse.Namespace, runs: "Sequence[Run]") -> str:
-    from bert_tools.report.tensorboard import check_directory, write_scalars
     from mlperf_bert.files import check_writable, make_directory
 
     directories = _scalar_directories(args.out, runs)
     for directory in directories:
-        check_directory(directory)
+        _check_directory(directory)
     for directory in directories:  # before anything is written to the first
         make_directory(directory)
         check_writable(directory / PAGE)
-    count = sum(write_scalars(*each) for each in zip(directories, runs, strict=True))
+    count = sum(_write_scalars(*each) for each in zip(directories, runs, strict=True))
     return f"{count:,} scalars, for tensorboard --logdir {args.out}"
 
 
@@ -83,3 +87,43 @@ def _scalar_directories(directory: Path, runs: "Sequence[Run]") -> list[Path]:
     if len({name.lower() for name in names}) < len(names):
         names = [f"{number}_{name}" for number, name in enumerate(names, 1)]
     return [directory / name for name in names]
+
+
+def _check_directory(directory: Path) -> None:
+    """Raise ConfigError if TensorBoard is not installed, or would find an event file already."""
+    try:
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.compat.proto.summary_pb2  # noqa: F401
+    except ImportError:
+        remedy = "run in the checkout: tools/venv.sh tensorboard"
+        raise ConfigError("tensorboard", "is not installed", remedy) from None
+    if any(directory.glob("events.out.tfevents.*")):
+        problem = "holds an event file already"
+        raise ConfigError(str(directory), problem, "name another directory, or remove the file")
+
+
+def _write_scalars(directory: Path, run: "Run") -> int:
+    """Write one event file into a directory that `_check_directory` accepted; number of scalars.
+
+    The time of a record is not known and is 0. Raises DataError if it cannot be written.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    from mlperf_bert.files import write_file
+
+    contents = BytesIO()
+    # Not its EventFileWriter, whose thread prints a traceback on a full disk.
+    writer = RecordWriter(contents)
+    writer.write(Event(file_version="brain.Event:2").SerializeToString())
+    count = 0
+    for record in run.records:
+        for name, value in record.items():
+            if name not in _NOT_SCALARS and value is not None:
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=float(value))])
+                writer.write(Event(step=record["step"], summary=summary).SerializeToString())
+                count += 1
+    name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"
+    write_file(directory / name, contents.getvalue())
+    return count

@@ -122,22 +122,14 @@ def environment_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def differences(runs: Sequence[Run]) -> list[Row]:
-    """Settings, and facts of the environment, that differ between the runs that have them."""
-    told = [each.config is not None for each in runs]
-    rows = [row for row in setting_rows(runs) if _differs_among(row, told)]
-    told = [bool(each.environment) for each in runs]
-    rows += [
+    """Settings, and facts of the environment, with different values in the runs that have one."""
+    environment = [
         Row(f"environment: {row.name}", row.values)
         for row in environment_rows(runs)
-        if row.name not in _OF_EACH_RUN and _differs_among(row, told)
+        if row.name not in _OF_EACH_RUN
     ]
-    return rows
-
-
-def _differs_among(row: Row, is_there: Sequence[bool]) -> bool:
-    """True if it differs among the runs whose files are there."""
-    pairs = zip(row.values, is_there, strict=True)
-    return len({value for value, there in pairs if there or value is not None}) > 1
+    rows = [*setting_rows(runs), *environment]
+    return [row for row in rows if len({*row.values} - {None}) > 1]
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from io import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,12 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
     Raises DataError if a path has none, ConfigError if there are more than MAX_RUNS.
     """
     by_place: dict[str, Path] = {}
-    for folder in (folder for path in paths for folder in _runs_of(path)):
-        by_place.setdefault(os.path.realpath(folder), folder)
+    for path in paths:
+        folders = _runs_of(path)
+        if not folders:
+            raise DataError(str(path), "holds no run: no run_<i>, no metrics.jsonl", _GIVE_RUN)
+        for folder in folders:
+            by_place.setdefault(os.path.realpath(folder), folder)
     found = list(by_place.values())
     if len(found) > MAX_RUNS:
         problem = f"are {len(found):,} runs"
@@ -42,40 +45,23 @@ def newest_run(path: Path) -> Path | None:
 
     Raises DataError if `path` is no directory or cannot be read.
     """
-    try:
-        names = _names_in(path)
-    except FileNotFoundError:
-        return None
-    runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
-    newest = next((path / name for name in reversed(runs) if (path / name).is_dir()), None)
-    is_run = _RUN.fullmatch(path.name) or names & {*_OF_A_RUN}
-    return newest or (path if is_run else None)
+    runs = _runs_of(path) if path.exists() else []
+    return runs[-1] if runs else None
 
 
 def _runs_of(path: Path) -> list[Path]:
-    try:
-        names = _names_in(path)
-    except FileNotFoundError:
-        raise DataError(str(path), "does not exist", _GIVE_RUN) from None
-    if _RUN.fullmatch(path.name) or "metrics.jsonl" in names:
-        found = [path] if names & {*_OF_A_RUN} else []
-    else:
-        runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
-        found = [path / name for name in runs if (path / name).is_dir()]
-    if not found:
-        raise DataError(str(path), "holds no run: no run_<i>, no metrics.jsonl", _GIVE_RUN)
-    return found
+    """The runs that a path is or contains, in the order of their numbers.
 
-
-def _names_in(directory: Path) -> set[str]:
-    """Names in a directory. Raises FileNotFoundError, and DataError for other failures."""
+    Raises DataError if it is no directory or cannot be read.
+    """
     try:
-        return set(os.listdir(directory))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or "is no name of a directory"
-        raise DataError(str(directory), problem, _GIVE_RUN) from None
+        names = set(os.listdir(path))
+    except OSError as error:
+        raise DataError(str(path), error.strerror or "cannot be read", _GIVE_RUN) from None
+    if _RUN.fullmatch(path.name) or names & {*_OF_A_RUN}:
+        return [path]
+    runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
+    return [path / name for name in runs if (path / name).is_dir()]
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
@@ -107,18 +93,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def metrics_in(path: Path, last_bytes: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+def metrics_in(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Records as in `read_metrics`, and what is wrong with each skipped line, as printable text.
 
-    With `last_bytes`, only records in that much of the end of the file. Raises like `read_metrics`.
+    Raises like `read_metrics`.
     """
-    contents, is_whole = _end_of(path, last_bytes)
-    lines = contents.split(b"\n")[:-1]
+    lines = _contents(path).split(b"\n")[:-1]
     records: list[dict[str, Any]] = []
     skipped: list[str] = []
     for number, line in enumerate(lines, 1):
-        if number == 1 and not is_whole:
-            continue  # probably a part of a line
         try:
             record = _record_in(line)
         except (ValueError, RecursionError) as error:
@@ -133,14 +116,10 @@ def metrics_in(path: Path, last_bytes: int | None = None) -> tuple[list[dict[str
     return records, skipped
 
 
-def _end_of(path: Path, last_bytes: int | None) -> tuple[bytes, bool]:
-    """The end of a file, or all of it, and whether it is all."""
+def _contents(path: Path) -> bytes:
     try:
         with open_regular_file(path) as file:
-            size = file.seek(0, SEEK_END)
-            start = 0 if last_bytes is None else max(0, size - last_bytes)
-            file.seek(start)
-            return file.read(size - start) or b"", start == 0
+            return file.readall()
     except FileNotFoundError:
         raise DataError(str(path), "is missing", "give the directory of a run") from None
     except OSError as error:
@@ -164,7 +143,7 @@ def read_environment(path: Path) -> dict[str, str]:
     Raises DataError if it is missing or is no JSON object.
     """
     try:
-        found = json.loads(_end_of(path, None)[0])
+        found = json.loads(_contents(path))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -30,7 +30,6 @@ LEAST_STALLED_S = 60.0  # network file systems may delay writes by as much as ha
 STALLED_TIMES = 5.0  # times the usual time between two records
 PACE = 12  # newest records for rate and remaining time
 _INTERVALS_S = 0.1, 3600.0
-_END_BYTES = 4 * 2**20  # read of the end of the metrics: about 6,000 records
 _LONGEST_S = 9_999 * 86_400.0
 _WIDTH = 80  # columns, where stdout is no terminal
 _BAR, _LABEL = 24, 10  # columns of the bar, and of a number's name
@@ -181,7 +180,7 @@ def look_at(path: Path) -> Look:
             return None
 
     outcome = read("outcome.json", read_outcome)  # before the metrics, complete when it exists
-    found = read("metrics.jsonl", lambda file: metrics_in(file, _END_BYTES))
+    found = read("metrics.jsonl", metrics_in)
     records, skipped = found or ((), ())
     if skipped:
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
