@@ -10,7 +10,7 @@ from terminal_cases import PATIENCE_S, Terminal
 
 def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path: Path) -> None:
     root = tmp_path / "runs"
-    with Terminal(root, "--interval", "0.1") as terminal:
+    with Terminal(root) as terminal:
         terminal.until(lambda: "no run has" in terminal.text)
         run = write_run(root) / "run_0"
         terminal.until(lambda: "starting: no metrics yet" in terminal.text)

@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.distributed.signal_watch import SignalPipe
-from mlperf_bert.errors import ConfigError, DataError, UserError, one_line
+from mlperf_bert.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEAST_STALLED_S = 60.0  # network file systems may delay writes by as much as half
 STALLED_TIMES = 5.0  # times the usual time between two records
 PACE = 12  # newest records for rate and remaining time
-_INTERVALS_S = 0.1, 3600.0
+INTERVAL_S = 2.0  # between looks
 _LONGEST_S = 9_999 * 86_400.0
 _WIDTH = 80  # columns, where stdout is no terminal
 _BAR, _LABEL = 24, 10  # columns of the bar, and of a number's name
@@ -111,22 +111,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
     text = "print the state and end (default if stdout is no terminal)"
     parser.add_argument("--once", action="store_true", help=text)
-    text = "seconds between looks (default 2)"
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the runs until all have ended or a signal comes; 0 in both cases.
 
-    Raises ConfigError for an impossible interval, DataError if a RUN is no directory, or is missing
-    with --once.
+    Raises DataError if a RUN is no directory, or is missing with --once.
     """
     from rich.console import Console
 
-    shortest, longest = _INTERVALS_S
-    if not shortest <= args.interval <= longest:
-        problem = f"is {args.interval:g} s"
-        raise ConfigError("--interval", problem, f"give {shortest:g} .. {longest:g} seconds")
     # NO_COLOR turns colours off, and so does a terminal without colours.
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     is_once = args.once or not console.is_terminal or console.is_dumb_terminal
@@ -148,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
             while True:
                 looks = [look_at(path) for path in args.run_paths]
                 live.update(screen_of(looks), refresh=True)
-                if all(look.has_ended for look in looks) or signals.wait(args.interval):
+                if all(look.has_ended for look in looks) or signals.wait(INTERVAL_S):
                     return 0
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal was closed
