@@ -15,11 +15,12 @@ import pytest
 
 from bert_tools.own_text import files as own_files
 from bert_tools.own_text import prepare as preparing
+from bert_tools.own_text.cleaning import documents_of
 from bert_tools.own_text.prepare import Cleaned, OwnText, Part, fitting_share, prepare_own_text
+from bert_tools.own_text.vocabulary import with_frequent_characters
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.prepare.documents import digest_of, documents_of
-from mlperf_bert.prepare.train_vocabulary import with_frequent_characters
+from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from own_texts import SETTINGS, contents, made_up_document, made_up_texts, make, own_text

@@ -1,20 +1,8 @@
-"""Sentences and cleaning: what ends a sentence, and what is kept of text in any language."""
-
-import unicodedata
+"""Sentences: what ends one."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mlperf_bert.prepare.documents import (
-    LEAST_CHARS,
-    SENTENCE_CHARS,
-    any_sentences,
-    clean_document,
-    clean_paragraph,
-    kinds_of,
-    split_sentences,
-)
+from mlperf_bert.prepare.documents import split_sentences
 
 
 @pytest.mark.parametrize(
@@ -45,91 +33,3 @@ def test_rule(text: str, sentences: list[str]) -> None:
 def test_no_text_is_lost() -> None:
     text = 'A b. C d? "E f!" (G h.) 4 i. j k. Mr. L... M'
     assert " ".join(split_sentences(text)) == text
-
-
-LONG = "enough letters to be kept as a document of its own"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("e\u0301t\u00e9", "\u00e9t\u00e9"),
-        ("a\u00adb\u200bc\ufeff\x00\x07d", "abcd"),
-        ("a\u00a0\u3000\t\r\n\x0b\x85\u2028 b", "a b"),
-        ("\u200e\u202etext\u202c", "text"),
-        (
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-        ),
-        ("half \ud800 pair \ufffe", "half pair"),
-    ],
-)
-def test_paragraphs(text: str, expected: str) -> None:
-    assert clean_paragraph(text) == expected
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_a_cleaned_paragraph_is_clean(text: str) -> None:
-    cleaned = clean_paragraph(text)
-    cleaned.encode("utf-8")
-    assert cleaned == " ".join(cleaned.split())
-    assert "\n" not in cleaned
-    assert all(unicodedata.category(char) not in {"Cc", "Cs", "Zl", "Zp"} for char in cleaned)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("One. Two! three? Four", ["One.", "Two! three?", "Four"]),
-        (
-            "これは文です。次です。「はい。」終わり",
-            ["これは文です。", "次です。", "「はい。」", "終わり"],
-        ),
-        ("यह वाक्य है। दूसरा।", ["यह वाक्य है।", "दूसरा।"]),
-        ("هذه جملة. وهذه أخرى؟ نعم", ["هذه جملة.", "وهذه أخرى؟", "نعم"]),
-        ("Dr. Wang sah ihn. Äpfel fielen.", ["Dr. Wang sah ihn.", "Äpfel fielen."]),
-    ],
-)
-def test_sentences_of_several_scripts(text: str, expected: list[str]) -> None:
-    assert list(any_sentences(text)) == expected
-
-
-@given(st.text(st.sampled_from("ab .。\u4e00"), max_size=3000))
-def test_sentences_are_short_and_lose_nothing(text: str) -> None:
-    found = list(any_sentences(clean_paragraph(text)))
-    assert all(0 < len(sentence) <= SENTENCE_CHARS for sentence in found)
-    assert "".join(found).replace(" ", "") == text.replace(" ", "")
-
-
-def test_documents_are_left_out_for_a_reason() -> None:
-    assert clean_document(["a" * (LEAST_CHARS - 1)]) == ([], {"too short": LEAST_CHARS - 1})
-    assert clean_document(["a" * LEAST_CHARS]) == (["a" * LEAST_CHARS], {})
-    assert clean_document(["\u4e00" * LEAST_CHARS]) == (["\u4e00" * LEAST_CHARS], {})
-    assert clean_document(["12 34 | 56 " * 20]) == ([], {"few letters": 219})
-    assert clean_document(["ab\ufffd " * 20]) == ([], {"not UTF-8": 80})
-    assert clean_document([LONG * 30 + "\ufffd"])[1] == {}
-    assert clean_document([LONG + "."]) == ([LONG + "."], {})
-    assert clean_document([" \n"]) == clean_document([]) == ([], {"too short": 0})
-
-
-def test_pieces_end_sentences_and_are_judged_by_themselves() -> None:
-    assert clean_document(["A title", LONG]) == (["A title", LONG], {})
-    markdown = f"{LONG}\nwrapped.\n## Heading\n- an item\n  goes on\n* another\n12. third"
-    pieces = [f"{LONG} wrapped.", "## Heading", "- an item goes on", "* another", "12. third"]
-    table = "| name | time |\n|---|---|\n| first | 12.5 |\n| 3 | 1,250,000 | 17 | 22.5 |"
-    code = "```python\nfor name in names:\n    print(name)\n```"
-    rows = ["| name | time |", "| first | 12.5 |", "```python for name in names: print(name)"]
-    left_out = len("|---|---|") + len("| 3 | 1,250,000 | 17 | 22.5 |") + len("```")
-    assert clean_document([markdown, table, code]) == (
-        [*pieces, *rows],
-        {"few letters": left_out},
-    )
-
-
-def test_kinds_follow_unicode() -> None:
-    assert kinds_of("a\u4e00\u0301" + "7\u0664" + " \u3000" + ".\U0001f600").tolist() == [
-        *[0, 0, 0],
-        *[1, 1],
-        *[2, 2],
-        *[3, 3],
-    ]

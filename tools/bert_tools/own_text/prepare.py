@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_tools.own_text.cleaning import clean_document, documents_of
 from bert_tools.own_text.files import (
     DocumentRule,
     Rules,
@@ -33,6 +34,7 @@ from bert_tools.own_text.files import (
     text_bytes,
     unread_files,
 )
+from bert_tools.own_text.vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.files import (
@@ -45,15 +47,14 @@ from mlperf_bert.files import (
     write_json,
 )
 from mlperf_bert.prepare.build import check_settings, prepare_pair
-from mlperf_bert.prepare.documents import clean_document, digest_of, documents_of
+from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.pool import finished_in_sight
-from mlperf_bert.prepare.train_vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
-CLEANING_VERSION = 3  # version of the rules that turn text into parts
+CLEANING_VERSION = 4  # version of the rules that turn text into parts
 _REMEDY = "name a new directory or delete this one"
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
 SHOWN = 3  # documents

@@ -8,30 +8,15 @@ A sentence ends at `.`, `!` or `?` (one or more), with any closing quotes and br
 when white space follows and then an upper-case letter, a digit or an opening quote or bracket. A
 full stop does not end a sentence after a known abbreviation (Mr., e.g., vs.) or after a single
 letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is `I`.
-
-A user's own text is cleaned first, the same way for every language. A paragraph is normalised to
-Unicode NFC; control characters, invisible formatting (except the joiners that some scripts need),
-noncharacters and halves of surrogate pairs are dropped; every run of white space becomes one space.
-It is split as above, and also after the full stops of other scripts, and after . ! ? before a
-letter without case. A sentence of more than SENTENCE_CHARS is cut at white space, or at that length
-if there is none. A line that opens with a mark of Markdown (heading, list item, row of a table,
-fence) or a prompt starts a new piece of at least one sentence; code is treated like other text.
-
-Two things are left out. A piece is, if fewer than LEAST_LETTERS of its characters other than spaces
-are letters (rules and figures of tables). A document is, if it is not UTF-8 (more than one
-character in a thousand unreadable) or has fewer than LEAST_CHARS letters and digits.
 """
 
 import hashlib
 import re
-import unicodedata
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import compress, groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,25 +38,6 @@ _ABBREVIATION = re.compile(
 _ABBREVIATION_OR_END = re.compile("etc|no|inc|ltd|co|corp|al", re.IGNORECASE)
 _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(\[]*[^\W_a-z])""")
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
-
-Reason = Literal["not UTF-8", "too short", "few letters"]
-
-SENTENCE_CHARS = 500
-LEAST_CHARS = 32
-LEAST_LETTERS = 0.25  # share of the characters other than spaces
-MOST_UNREADABLE = 0.001
-
-LETTER, DIGIT, SPACE, OTHER = range(4)
-
-_MARKED_LINE = re.compile(r"\n(?=\s*(?:[-*+•]\s|\d{1,3}[.)]\s|#{1,6}\s|\||```|~~~|>>>))")
-
-# White-space control characters stay for `split`.
-_UNWANTED = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
-)
-_FULL_STOP = re.compile("[。！？｡।॥۔؟።՜՞։]+[\"'”’»」』）)\\]]*")  # noqa: RUF001
-_STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RUF001
 
 
 def split_sentences(text: str) -> list[str]:
@@ -107,14 +73,6 @@ def digest_of(document: str) -> int:
     """A document's rank in the order of holding out, 0 .. 2**64 - 1."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
     return int.from_bytes(digest, "big")
-
-
-def documents_of(path: Path) -> Iterator[str]:
-    """Yield the documents of a sentence file, with the line ends of their sentences."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for is_between, lines in groupby(file, key=lambda line: line == "\n"):
-            if not is_between:
-                yield "".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,83 +151,3 @@ def _sentence_lines(text: str) -> Iterator[str]:
             yield from split_sentences(" ".join(paragraph))
             yield ""
             paragraph = []
-
-
-def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]:
-    """The sentences of a document, and the number of characters left out for each reason.
-
-    A left-out document has no sentences and one reason.
-    """
-    num_chars = sum(map(len, paragraphs))
-    unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
-    if unreadable > MOST_UNREADABLE * num_chars:
-        return [], {"not UTF-8": num_chars}
-    lines = (piece for paragraph in paragraphs for piece in _MARKED_LINE.split(paragraph))
-    pieces = [cleaned for piece in lines if (cleaned := clean_paragraph(piece))]
-    lengths = [len(piece) for piece in pieces]
-    kinds = np.repeat(4 * np.arange(len(pieces)), lengths) + kinds_of("".join(pieces))
-    counts = np.bincount(kinds, minlength=4 * len(pieces)).reshape(-1, 4)
-    kept = counts[:, LETTER] >= LEAST_LETTERS * (lengths - counts[:, SPACE])
-    alphanumeric = counts[:, LETTER] + counts[:, DIGIT]
-    if alphanumeric.sum() < LEAST_CHARS:
-        return [], {"too short": sum(lengths)}
-    if alphanumeric[kept].sum() < LEAST_CHARS:
-        return [], {"few letters": sum(lengths)}
-    sentences = [each for piece in compress(pieces, kept) for each in any_sentences(piece)]
-    return sentences, {} if kept.all() else {"few letters": sum(compress(lengths, ~kept))}
-
-
-def clean_paragraph(text: str) -> str:
-    """A paragraph on one line, without characters that carry no meaning."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    return " ".join(_UNWANTED.sub("", text).split())
-
-
-def any_sentences(text: str) -> Iterator[str]:
-    """The sentences of a cleaned paragraph, none longer than SENTENCE_CHARS."""
-    for part in _parts(text):
-        for sentence in split_sentences(part):
-            yield from _cut(sentence)
-
-
-def kinds_of(text: str) -> NDArray[np.uint8]:
-    """LETTER, DIGIT, SPACE or OTHER of each character, uint8 [n]; the text holds no surrogates."""
-    kinds: NDArray[np.uint8] = kind_table()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")]
-    return kinds
-
-
-@cache
-def kind_table() -> NDArray[np.uint8]:
-    """The kind of every code point, uint8 [0x110000], made once per process in about 0.2 s."""
-    table: NDArray[Any] = np.full(0x110000, OTHER, dtype=np.uint8)
-    of_first = {"L": LETTER, "M": LETTER, "N": DIGIT, "Z": SPACE}
-    for code in range(0x32000):  # all assigned characters lie below, except tags and private use
-        table[code] = of_first.get(unicodedata.category(chr(code))[0], OTHER)
-    table.setflags(write=False)
-    return table
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Yield the text, cut where `split_sentences` finds no end of a sentence."""
-    if text.isascii():
-        yield text
-        return
-    ends = [match.end() for match in _FULL_STOP.finditer(text)]
-    for match in _STOP_BEFORE_A_SPACE.finditer(text):
-        if match.end() < len(text) and unicodedata.category(text[match.end()]) == "Lo":
-            ends.append(match.end())
-    start = 0
-    for end in [*sorted(ends), len(text)]:
-        yield text[start:end]
-        start = end
-
-
-def _cut(sentence: str) -> Iterator[str]:
-    while len(sentence) > SENTENCE_CHARS:
-        space = sentence.rfind(" ", 1, SENTENCE_CHARS + 1)
-        end = space if space > 0 else SENTENCE_CHARS
-        yield sentence[:end]
-        sentence = sentence[end:].lstrip()
-    if sentence:
-        yield sentence

@@ -1,0 +1,118 @@
+r"""Cleaning of a user's own text, the same way for every language.
+
+A paragraph is normalised to Unicode NFC; control characters, invisible formatting (except the
+joiners that some scripts need), noncharacters and halves of surrogate pairs are dropped; every run
+of white space becomes one space. It is split into sentences as in mlperf_bert/prepare/documents.py,
+and also after the full stops of other scripts, and after . ! ? before a letter without case. A
+sentence of more than SENTENCE_CHARS is cut at white space, or at that length if there is none. A
+line that opens with a mark of Markdown (heading, list item, row of a table, fence) or a prompt
+starts a new piece of at least one sentence; code is treated like other text.
+
+Two things are left out. A piece is, if fewer than LEAST_LETTERS of its characters other than spaces
+are letters (rules and figures of tables). A document is, if it is not UTF-8 (more than one
+character in a thousand unreadable) or has fewer than LEAST_CHARS letters and digits.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from mlperf_bert.prepare.documents import split_sentences
+
+Reason = Literal["not UTF-8", "too short", "few letters"]
+
+SENTENCE_CHARS = 500
+LEAST_CHARS = 32
+LEAST_LETTERS = 0.25  # share of the characters other than spaces
+MOST_UNREADABLE = 0.001
+
+_MARKED_LINE = re.compile(r"\n(?=\s*(?:[-*+•]\s|\d{1,3}[.)]\s|#{1,6}\s|\||```|~~~|>>>))")
+
+# White-space control characters stay for `split`.
+_UNWANTED = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_FULL_STOP = re.compile("[。！？｡।॥۔؟።՜՞։]+[\"'”’»」』）)\\]]*")  # noqa: RUF001
+_STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RUF001
+
+
+def documents_of(path: Path) -> Iterator[str]:
+    """Yield the documents of a sentence file, with the line ends of their sentences."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for is_between, lines in groupby(file, key=lambda line: line == "\n"):
+            if not is_between:
+                yield "".join(lines)
+
+
+def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]:
+    """The sentences of a document, and the number of characters left out for each reason.
+
+    A left-out document has no sentences and one reason.
+    """
+    num_chars = sum(map(len, paragraphs))
+    unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
+    if unreadable > MOST_UNREADABLE * num_chars:
+        return [], {"not UTF-8": num_chars}
+    lines = (piece for paragraph in paragraphs for piece in _MARKED_LINE.split(paragraph))
+    pieces = [cleaned for piece in lines if (cleaned := clean_paragraph(piece))]
+    num_chars = sum(map(len, pieces))
+    if _letters_and_digits(pieces) < LEAST_CHARS:
+        return [], {"too short": num_chars}
+    kept = [piece for piece in pieces if _has_letters(piece)]
+    if _letters_and_digits(kept) < LEAST_CHARS:
+        return [], {"few letters": num_chars}
+    sentences = [sentence for piece in kept for sentence in any_sentences(piece)]
+    left_out = num_chars - sum(map(len, kept))
+    return sentences, {"few letters": left_out} if left_out else {}
+
+
+def _letters_and_digits(pieces: list[str]) -> int:
+    return sum(char.isalnum() for piece in pieces for char in piece)
+
+
+def _has_letters(piece: str) -> bool:
+    letters = sum(char.isalpha() for char in piece)
+    return letters >= LEAST_LETTERS * (len(piece) - piece.count(" "))
+
+
+def clean_paragraph(text: str) -> str:
+    """A paragraph on one line, without characters that carry no meaning."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return " ".join(_UNWANTED.sub("", text).split())
+
+
+def any_sentences(text: str) -> Iterator[str]:
+    """The sentences of a cleaned paragraph, none longer than SENTENCE_CHARS."""
+    for part in _parts(text):
+        for sentence in split_sentences(part):
+            yield from _cut(sentence)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield the text, cut where `split_sentences` finds no end of a sentence."""
+    if text.isascii():
+        yield text
+        return
+    ends = [match.end() for match in _FULL_STOP.finditer(text)]
+    for match in _STOP_BEFORE_A_SPACE.finditer(text):
+        if match.end() < len(text) and unicodedata.category(text[match.end()]) == "Lo":
+            ends.append(match.end())
+    start = 0
+    for end in [*sorted(ends), len(text)]:
+        yield text[start:end]
+        start = end
+
+
+def _cut(sentence: str) -> Iterator[str]:
+    while len(sentence) > SENTENCE_CHARS:
+        space = sentence.rfind(" ", 1, SENTENCE_CHARS + 1)
+        end = space if space > 0 else SENTENCE_CHARS
+        yield sentence[:end]
+        sentence = sentence[end:].lstrip()
+    if sentence:
+        yield sentence
