@@ -63,7 +63,7 @@ def test_command(
 def test_the_first_screen_has_the_first_command() -> None:
     assert commands_to_test()[0] == FULL_RUN
     assert len(table()) > 15
-    assert "CORPUS=" in README.split("## You want")[0]
+    assert "own-text my_text" in README.split("## You want")[0]
     assert [row for row in table() if row.startswith(NEEDS_MORE)]
 
 

@@ -105,18 +105,3 @@ def test_the_submission_trains_without_the_tools(submission: tuple[Path, str]) -
     entry, python = submission
     said = call(entry, "--", *REDUCED.split(), PYTHON=python)
     assert "RESULT,bert," in said and "accepted" in said
-
-
-@pytest.mark.real
-def test_the_submission_takes_own_text_without_the_tools(
-    submission: tuple[Path, str], tmp_path: Path
-) -> None:
-    entry, python = submission
-    write_letters(tmp_path / "text")
-    given = {
-        "PYTHON": python,
-        "CORPUS": str(tmp_path / "text"),
-        "LOGDIR": str(entry.parent / "runs/own"),
-    }
-    assert "own text: held-out accuracy" in call(entry, "--", *FITS_OWN_TEXT.split(), **given)
-    assert (entry.parent / "runs/own/run_0/exported/model.safetensors").is_file()

@@ -67,11 +67,6 @@ def test_other_weights_than_the_configured_are_refused(
         line = refusal(capsys, "train", "--config", tiny_config, *where, *words)
         assert said in line and not (tmp_path / "run").exists()
         assert refusal(capsys, "config", "check-start", tiny_config, *words, "--data", data) == line
-    check = ["train", "--config", str(tiny_config), "--data", str(tmp_path), "--only-check"]
-    assert main([*check, "--set", "run.seed=1"]) == 0 and not (tmp_path / "run").exists()
-    with pytest.raises(SystemExit, match="2"):
-        main([*check, "--sett", "run.seed=1"])
-    assert "unrecognized arguments: --sett run.seed=1\n" in capsys.readouterr().err
 
 
 def test_a_closed_run_begins_with_the_weights_that_its_file_names(

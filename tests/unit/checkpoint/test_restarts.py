@@ -1,4 +1,4 @@
-"""run_and_time.sh goes on with runs that failed or were requeued: what it asks of training.
+"""run_and_time.sh goes on with runs that ended or were requeued: what it asks of training.
 
 srun is one that writes down what it is asked, and does what a test says in place of training; the
 config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tests/reliability.
@@ -28,9 +28,7 @@ esac
 """
 PYTHON = """#!/bin/sh
 case "$*" in
-*"config get "*" parallel.nodes"*) echo 1 ;;
-*"config get "*" processes_per_node"*) echo 8 ;;
-*"config get "*" run.seed --set run.seed="*) asked="$*"; echo "${asked##*=}" ;;
+*"config get "*) printf '%s\\n' none none open 1 8 ;;
 *compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
 *" train "*) exit "${TRAINED:-0}" ;;
 esac
@@ -76,17 +74,8 @@ def run(job: dict[str, str]) -> tuple[subprocess.CompletedProcess[str], list[str
     return done, asked.read_text().splitlines() if asked.exists() else []
 
 
-def test_a_run_that_lost_a_rank_goes_on(job: dict[str, str]) -> None:
-    training = LOG % "true" + "mkdir -p $run; [ $attempt = 3 ] || exit 137"
-    done, (first, *others) = run({**job, "MAX_RESTARTS": "2", "TRAINING": training})
-    assert "--set run.seed=5" in first
-    assert "--resume" not in first
-    assert len(others) == 2
-    for asked in others:  # with the seed that it had
-        assert "--resume auto" in asked
-        assert "--set run.seed=42" in asked
-    said = "run_and_time.sh: training was ended by SIGKILL: restart {} of 2\n"
-    assert said.format(1) + said.format(2) in done.stderr
+def test_a_resumed_run_has_no_result(job: dict[str, str]) -> None:
+    done, _ = run({**job, "RESUME": "auto", "TRAINING": LOG % "true" + "mkdir -p $run"})
     assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
     assert "RESULT,bert" not in done.stdout
 
@@ -96,27 +85,6 @@ def test_each_run_has_a_seed_of_its_own(job: dict[str, str]) -> None:
     done, asked = run({**job, "NEXP": "2", "TRAINING": training})
     assert done.returncode == 0
     assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
-
-
-def test_restarts_come_to_an_end(job: dict[str, str]) -> None:
-    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": "mkdir -p $run; exit 70"})
-    assert done.returncode == 70
-    assert len(asked) == 2
-    assert "training lost a rank, or hung: restart 1 of 1" in done.stderr
-
-
-def test_a_crash_before_the_run_began_is_no_interrupted_run(job: dict[str, str]) -> None:
-    training = LOG % "false" + "[ $attempt = 2 ] || { rm $log; exit 1; }"
-    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
-    assert all("--set run.seed=5" in each and "--resume" not in each for each in asked)
-    assert "RESULT,bert,42," in done.stdout
-
-
-def test_ends_that_are_no_crash_are_not_restarted(job: dict[str, str]) -> None:
-    for number, status in enumerate((2, 3, 75, 130, 143, 1), start=1):
-        training = f"mkdir -p $run; exit {status}"
-        _, asked = run({**job, "MAX_RESTARTS": "" if status == 1 else "1", "TRAINING": training})
-        assert len(asked) == number
 
 
 def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> None:
@@ -132,27 +100,14 @@ def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> 
     assert "--set run.seed=42" in second
 
 
-def test_each_call_of_a_job_has_a_directory_and_finds_it_after_a_requeue(
-    job: dict[str, str],
-) -> None:
-    del job["LOGDIR"]
-    runs = Path(job["TREE"]) / "runs"
-    training = "set -- $*; while [ $1 != --run-dir ]; do shift; done; mkdir -p $2/run_0"
-    for restarts in ({}, {}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "1"}):
-        _, asked = run({**job, **restarts, "TRAINING": training})
-    directories = [line.split("--run-dir ")[1].split()[0] for line in asked]
-    first, second = (str(runs / f"7-dgxa100_1x8x56x1{end}") for end in ("", "-2"))
-    assert directories == [first, second, first, second]
-    assert ["--resume auto" in line for line in asked] == [False, False, True, True]
-
-
 def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
     """After that the run has checkpoints of its own."""
     checkpoint = tmp_path / "step_00000120"
     checkpoint.mkdir()
-    again = {**job, "RESUME": str(checkpoint), "MAX_RESTARTS": "2"}
-    training = "[ $attempt = 1 ] || mkdir -p $run; exit 1"
-    _, asked = run({**again, "TRAINING": training})
+    again = {**job, "RESUME": str(checkpoint)}
+    requeued = {**again, "SLURM_RESTART_COUNT": "1"}
+    for environ in (again, requeued, requeued):
+        _, asked = run({**environ, "TRAINING": "[ $attempt = 1 ] || mkdir -p $run; exit 1"})
     assert [line.split("--resume ")[1].split()[0] for line in asked] == [
         *(str(checkpoint), str(checkpoint)),
         "auto",
@@ -182,13 +137,6 @@ def test_the_checkers_report_is_not_written_through_a_link(job: dict[str, str]) 
     assert not (Path(job["LOGDIR"]) / "run_0/compliance.txt").is_symlink()
 
 
-def test_a_launcher_that_ends_with_its_ranks_cannot_restart_them(job: dict[str, str]) -> None:
-    done, asked = run({**job, "MAX_RESTARTS": "1", "PMI_RANK": "0"})
-    assert done.returncode == 2
-    assert "MAX_RESTARTS is set, but the ranks were started by mpiexec or srun" in done.stderr
-    assert asked == []
-
-
 @pytest.mark.parametrize("trained", ["0", "3"])
 def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], trained: str) -> None:
     """Without SLURM; training is not asked, MLCommons' own checker is."""
@@ -209,7 +157,7 @@ def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], traine
 def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str]) -> None:
     """srun kills the other ranks then, and says that."""
     training = "echo 75 >$LOGDIR/status_0; exit 137"
-    done, asked = run({**job, "MAX_RESTARTS": "1", "TRAINING": training})
+    done, asked = run({**job, "TRAINING": training})
     assert (done.returncode, len(asked)) == (75, 1)
 
 
@@ -221,19 +169,6 @@ def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job: dict[str, s
     (Path(job["LOGDIR"]) / "status_0").write_text("75\n")  # left by another launcher
     del job["SLURM_JOB_ID"]  # without one no file is asked for: training's own status counts
     assert run(job)[0].returncode == 0
-
-
-PATHS = ("CONFIG", "DATADIR", "INIT_CHECKPOINT", "CORPUS", "VOCAB", "STAGEDIR", "LOGDIR", "PYTHON")
-
-
-@pytest.mark.parametrize("name", [*PATHS, "RESUME"])
-def test_a_path_that_looks_like_an_option_is_one_line(name: str, job: dict[str, str]) -> None:
-    done, asked = run({**job, name: "-x"})
-    assert done.returncode == 2 and asked == []
-    assert done.stderr == (
-        f"run_and_time.sh: error: {name} is '-x', which begins like an option; "
-        "write ./-x for a file\n"
-    )
 
 
 def test_a_job_without_its_number_of_nodes_is_one_line(job: dict[str, str]) -> None:

@@ -24,7 +24,6 @@ from support import REPOSITORY
 
 RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"
 LAUNCH = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
-LEAVES_OUT = "leave PYTHON out for .venv, made at first use, or give an interpreter that has"
 PYTHON = shlex.quote(sys.executable)
 Install = Callable[..., tuple[subprocess.CompletedProcess[str], list[str]]]
 INTERPRETER = f"""#!/bin/sh
@@ -86,30 +85,6 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (None, "there is no program '"),
-        ("exit 3", "is older than Python 3.11"),
-        (f'exec {PYTHON} -S "$@"', "lacks the package or torch"),
-        ("exit 126", "does not run Python (status 126)"),
-    ],
-)
-def test_another_python_is_one_line(
-    text: str | None, said: str, programs: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    python = tmp_path / "bin" / "python"
-    if text is not None:
-        programs("python", f'#!/bin/sh\necho asked >>"$ASKED"\n{text}\n')
-    asked, run = tmp_path / "asked", tmp_path / "run"
-    given = {"PYTHON": python, "LOGDIR": run, "ASKED": asked}
-    line = one_line(start(REPOSITORY / "run_and_time.sh", **given))
-    assert text is None or asked.read_text() == "asked\n"  # once, and nothing else was tried
-    assert line.startswith("run_and_time.sh: error: PYTHON: ") and f"'{python}'" in line
-    assert said in line and LEAVES_OUT in line
-    assert not run.exists()
-
-
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 
 
@@ -120,12 +95,6 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 @pytest.mark.parametrize(
     ("command", "variables", "said"),
     [
-        ("run_and_time.sh", {}, "LOGDIR: '{tree}/runs/"),
-        (
-            "run_and_time.sh",
-            {"PYTHON": sys.executable, "LOGDIR": "/tmp/none-such"},
-            "{tree}/.cache/embedded-",
-        ),
         ("tools/venv.sh", {}, "{tree} cannot be written to, and the package is installed there"),
         ("run_tests.sh", {}, "{tree} cannot be written to; make it writable, or test a copy"),
     ],
@@ -237,21 +206,18 @@ def test_no_tick_is_dropped_where_they_come_late() -> None:
 def test_a_quiet_command_ticks_and_the_recorder_measures_it(
     programs: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """The model for a text is chosen in silence, and its answer is captured."""
-    quiet = "*choose*) sleep 6; echo a; echo b ;;"
+    quiet = '*"config get"*) echo embedded text open 1 1 ;; *prepare*) sleep 6 ;;'
     quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
-    python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} *) echo 1 ;; esac\n')
-    given = {"CORPUS": tmp_path, "PYTHON": python, "LOGDIR": tmp_path / "run"}
+    python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} esac\n')
+    given = {"PYTHON": python, "LOGDIR": tmp_path / "run"}
     script = REPOSITORY / "run_and_time.sh"
     done = start(sys.executable, RECORDER, tmp_path / "a.cast", script, **given)
     assert done.returncode == 75, done.stderr
     head, *events = map(json.loads, (tmp_path / "a.cast").read_text().splitlines())
     times = [0.0, *(event[0] for event in events)]
-    assert (head["version"], events[0][1:]) == (
-        2,
-        ["o", "own text: text, training, evaluation, export\r\n"],
-    )
-    assert any(re.search(r"0:0\d choosing a model for the text", event[2]) for event in events)
+    assert head["version"] == 2
+    assert events[0][1:] == ["o", "cpu_tiny, 3 steps: text, train, check\r\n"]
+    assert any(re.search(r"0:0\d preparing the text", event[2]) for event in events)
     figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     begun, at_step, at_result, silence = (
         float(figures[name].split()[0])

@@ -26,11 +26,8 @@ TASKS = "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS"
 # Busy with the text the first time.
 STAND_IN = """#!/bin/sh
 case "$*" in
-*" prepare "* | *" own-text "*)
-    [ -e "$0.busy" ] || { >"$0.busy"; exec sleep 20; }
-    echo a; echo b ;;
-*" data.corpus"*) echo embedded ;;
-*" --only-check "*) ;;
+*" prepare "*) [ -e "$0.busy" ] || { >"$0.busy"; exec sleep 20; } ;;
+*" config get "*) echo embedded text open 1 1 ;;
 *" train "*) echo "$*"; exit 75 ;;
 *) echo 7 ;;
 esac
@@ -82,7 +79,6 @@ def type_all(output: str, directory: Path) -> dict[str, str]:
     ("given", "launcher"),
     [
         ("", ""),
-        ("CORPUS=. ", ""),
         (f"{TASKS}=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 ", "mpiexec -n 2 "),
         (f"{TASKS}=1 PMI_SIZE=4 PMI_RANK=0 ", "mpiexec -n 4 "),
         (f"{TASKS}=1 PMI_SIZE=2 PMI_RANK=0 MASTER_PORT=4000 ", "MASTER_PORT=4000 mpiexec -n 2 "),
@@ -100,7 +96,7 @@ def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path)
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     stopped = said(process, 130)
-    assert stopped.startswith("own text: text," if "CORPUS" in given else "cpu_tiny, 3 steps: text")
+    assert stopped.startswith("cpu_tiny, 3 steps: text, train, check\n")
     (going_on,) = HINT.findall(stopped)
     assert f" {launcher}{REPOSITORY}/run" in " ".join(shlex.split(going_on))
     trains = said(shell(going_on.replace(launcher, ""), tmp_path), 75)

@@ -154,7 +154,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
     from mlperf_bert.run.lock import RunLock
 
     if read_rank_info().world_size > 1:
-        remedy = "start it once, it starts its own ranks; or use CORPUS= of run_and_time.sh"
+        remedy = "start it once; it starts its own ranks"
         raise ConfigError("own-text", "was started once for each rank", remedy)
     print(f"own text: looking at {args.text}", flush=True)
     from bert_tools.own_text.prepare import check_place  # which takes a while

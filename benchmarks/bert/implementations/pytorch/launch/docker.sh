@@ -9,7 +9,7 @@
 #   INIT_CHECKPOINT   weights to begin with, which the closed division wants; one that CONFIG names is not mounted
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
-#   NEXP, SEED, MAX_RESTARTS, RESUME and NETWORK_TEST as for run_and_time.sh
+#   NEXP, SEED and RESUME as for run_and_time.sh
 #   CLEAR_CACHES=1 drops the page cache, 0 leaves it alone [1 before runs of a submission: NEXP above 1, or the
 #   closed division]. A container may not drop it: that is done here before it starts, where this user may (root,
 #   or sudo without a password), so the log says it of the first run only.
@@ -27,7 +27,7 @@ fail() {
 }
 
 given= # the caller's variables, as the command that goes on with the runs names them again
-for variable in IMAGE CONFIG DATADIR INIT_CHECKPOINT DOCKER NEXP SEED MAX_RESTARTS NETWORK_TEST CLEAR_CACHES; do
+for variable in IMAGE CONFIG DATADIR INIT_CHECKPOINT DOCKER NEXP SEED CLEAR_CACHES; do
     [ -z "${!variable:-}" ] || given+=" $variable=$(printf %q "${!variable}")"
 done
 # The engine, its image, and what may be asked of it.
@@ -96,7 +96,7 @@ auto) options+=(--env RESUME=auto) ;;
     options+=(--env RESUME=/checkpoint)
     ;;
 esac
-for variable in NEXP SEED MAX_RESTARTS NETWORK_TEST CLEAR_CACHES; do
+for variable in NEXP SEED CLEAR_CACHES; do
     [ -z "${!variable:-}" ] || options+=(--env "$variable=${!variable}")
 done
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2153,SC2154 # names shared with run_and_time.sh
-# Sourced by run_and_time.sh: one run to its end, over its restarts, and the check of its log.
+# Sourced by run_and_time.sh: one run to its end, and the check of its log.
 
 again_by() { # the command that begins again what this one began, LOGDIR apart
     local script=$root/run_and_time.sh how=
@@ -9,7 +9,7 @@ again_by() { # the command that begins again what this one began, LOGDIR apart
     rank) how="$started_by " ;;
     esac
     printf '%s%s%q' "${given:+${given# } }" "$how" "$script"
-    [ ${#own_options[@]} -eq 0 ] || printf ' --%s' "$(printf ' %q' "${own_options[@]}")"
+    [ ${#options[@]} -eq 0 ] || printf ' --%s' "$(printf ' %q' "${options[@]}")"
 }
 
 go_on_by() { # the command that goes on with these runs; GO_ON_BY is the one of docker.sh, outside the container
@@ -22,51 +22,49 @@ interrupted() { # at Ctrl-C before training and after it; training says by itsel
     exit "$INTERRUPTED"
 }
 
-check_log() {
-    local checker=("${here[@]}" -W ignore -m mlperf_logging.compliance_checker --usage training)
-    local report=$2/compliance.txt claim
-    rm -f "$report" "$2/compliance.log" # a link in their place would be written through
-    checker+=(--ruleset "$RULESET" --log_output "$2/compliance.log" "$1")
-    # shellcheck disable=SC2329 # called by ticking
-    checked() { "${checker[@]}" >"$report" 2>&1; }
-    phase "check: MLPerf's own checker reads the log"
-    if ticking "echo checking the log" checked; then
-        [ "$(logged quality_target "$1")" != '"none"' ] || claim="; no result is claimed"
-        echo "log format accepted by the compliance checker, ruleset $RULESET: $1${claim:-}"
-    else
-        tail -n 20 "$report" >&2
-        return 1
-    fi
-}
-
 begun() { # index; whether LOGDIR holds that run
     [ -e "$LOGDIR/result_$1.txt" ] || [ -e "$LOGDIR/run_$1" ]
 }
 
-how_to_resume() { # index, restarts so far; none, auto, or the checkpoint to go on from
-    if begun "$1" && { [ "$2" -gt 0 ] || [ "$requeued" = 1 ]; }; then
-        echo auto
+logged() { # key, logs; the first value
+    local key=$1
+    shift
+    cat "$@" 2>/dev/null | sed -n 's/.*"key": "'"$key"'", "value": \([^,]*\),.*/\1/p' | head -n 1
+}
+
+# Drop the page cache of every node; fails where that may not be done, and the log will say so.
+drop_caches() {
+    [ "$CLEAR_CACHES" = 1 ] || return
+    if [ "$where" = rank ]; then # the other scripts of a node may be reading already
+        [ "$leads" = 0 ] || echo "page cache left alone: ranks run already; drop it before, with CACHE_CLEARED=1"
+        return 1
+    fi
+    if ${nodes[@]+"${nodes[@]}"} sh -c 'sync; echo 3 >/proc/sys/vm/drop_caches ||
+        sudo -n /sbin/sysctl vm.drop_caches=3' >/dev/null 2>&1; then
+        echo "page cache dropped on ${SLURM_JOB_NUM_NODES:-1} node(s); CLEAR_CACHES=0 leaves it alone"
     else
-        echo "${checkpoint:-$RESUME}"
+        echo "page cache not dropped: this user may not on every node; the log says so (cache_clear false)"
+        return 1
     fi
 }
 
-train_once() { # index, seed, restarts so far; the status of training
-    local index=$1 resume status=0 told arguments
-    local status_file=$LOGDIR/status_$index
-    resume=$(how_to_resume "$index" "$3")
-    arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$index")
+train() { # index, seed; the status of training
+    local resume=$RESUME seed=$2 status=0 told arguments status_file=$LOGDIR/status_$1
+    arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$1")
+    arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"} --go-on-by "$(go_on_by)")
+    if begun "$1"; then
+        seed=$(logged seed "$LOGDIR/result_$1.txt" "$LOGDIR/run_$1"/interrupted/result_*.txt || true)
+        [ "$requeued" = 0 ] || resume=auto
+    fi
     [ "$resume" = none ] || arguments+=(--resume "$resume")
-    arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"})
-    arguments+=(--go-on-by "$(go_on_by)")
     case $resume in
-    none | auto) arguments+=(--set run.seed="$2") ;; # else the checkpoint's
+    none | auto) arguments+=(--set run.seed="${seed:-$2}") ;; # else the checkpoint's
     esac
     if [ "$where" != machine ]; then
         arguments+=(--status-file "$status_file")
         if [ "$leads" = 1 ]; then mkdir -p "$LOGDIR" && rm -f "$status_file"; fi
     fi
-    if [ "$index" = 0 ] && [ "${CACHE_CLEARED:-0}" = 1 ]; then
+    if [ "$1" = 0 ] && [ "${CACHE_CLEARED:-0}" = 1 ]; then
         [ "$leads" = 0 ] || echo "page cache was dropped before (CACHE_CLEARED=1)"
         arguments+=(--cache-cleared)
     elif drop_caches; then
@@ -81,29 +79,6 @@ train_once() { # index, seed, restarts so far; the status of training
     return "$status"
 }
 
-may_restart() { # status, restarts so far; whether to go on with a run that ended so, and says it
-    local reason
-    case $1 in
-    0 | "$MISTAKE" | "$TARGET_MISSED" | "$STOPPED") return 1 ;; # an end in order
-    "$INTERRUPTED" | 143) return 1 ;; # asked for, by Ctrl-C or SIGTERM
-    "$LOST") reason="lost a rank, or hung" ;;
-    *) reason="failed with status $1" ;;
-    esac
-    [ "$1" -le 128 ] || reason="was ended by SIG$(kill -l $(($1 - 128)))"
-    [ "$signalled" = 0 ] && [ "$2" -lt "$MAX_RESTARTS" ] || return 1
-    echo "run_and_time.sh: training $reason: restart $(($2 + 1)) of $MAX_RESTARTS" >&2
-}
-
-logged() { # key, logs; the first value
-    local key=$1
-    shift
-    cat "$@" 2>/dev/null | sed -n 's/.*"key": "'"$key"'", "value": \([^,]*\),.*/\1/p' | head -n 1
-}
-
-seed_of() { # index; of a run that was begun, which may have been drawn; empty where it has no log
-    logged seed "$LOGDIR/result_$1.txt" "$LOGDIR/run_$1"/interrupted/result_*.txt
-}
-
 say_result() { # index, seconds, start, last line of its log before that
     local log=$LOGDIR/result_$1.txt
     if [ "$(logged resumed "$log")" = true ]; then
@@ -116,27 +91,24 @@ say_result() { # index, seconds, start, last line of its log before that
 }
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local index=$1 seed=$2 log=$LOGDIR/result_$1.txt status restarts=0 start start_time last
-    [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
+    local log=$LOGDIR/result_$1.txt report=$LOGDIR/run_$1/compliance status=0 start=$SECONDS start_time last claim=
     last=$(tail -n 1 "$log" 2>/dev/null || true)
-    phase "train: run $index"
-    while :; do
-        if begun "$index"; then seed=$(seed_of "$index" || true); fi
-        start=$(date +%s)
-        start_time=$(date '+%Y-%m-%d %r')
-        status=0
-        train_once "$index" "${seed:-$2}" "$restarts" || status=$?
-        may_restart "$status" "$restarts" || break
-        restarts=$((restarts + 1))
-    done
-    [ "$leads" = 1 ] || return "$status"
-    # Not before: of the scripts that mpiexec starts, some may look for it later than this one.
-    [ -z "$used" ] || { rm -f "$LOGDIR/$used" && : >"$LOGDIR/$used"; }
-    case $status in
-    0) say_result "$index" $(($(date +%s) - start)) "$start_time" "$last" ;;
-    "$TARGET_MISSED") ;;
+    start_time=$(date '+%Y-%m-%d %r')
+    phase "train: run $1"
+    train "$1" "$2" || status=$?
+    case $leads-$status in
+    1-0) say_result "$1" $((SECONDS - start)) "$start_time" "$last" ;;
+    1-"$TARGET_MISSED") ;;
     *) return "$status" ;;
     esac
-    check_log "$log" "$LOGDIR/run_$index" || status=1
+    phase "check: MLPerf's own checker reads the log"
+    rm -f "$report.txt" "$report.log" # a link in their place would be written through
+    if ! "${here[@]}" -W ignore -m mlperf_logging.compliance_checker --usage training --ruleset "$RULESET" \
+        --log_output "$report.log" "$log" >"$report.txt" 2>&1; then
+        tail -n 20 "$report.txt" >&2
+        return 1
+    fi
+    [ "$(logged quality_target "$log")" != '"none"' ] || claim="; no result is claimed"
+    echo "log format accepted by the compliance checker, ruleset $RULESET: $log$claim"
     return "$status"
 }

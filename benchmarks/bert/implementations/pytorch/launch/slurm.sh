@@ -2,85 +2,45 @@
 # Sourced by where.sh in the shell of a SLURM job: srun, and the container where one is asked for.
 #
 #   CONT           image for pyxis, best a squashfs file (enroot import); docker://... is imported on every node
-#   SIF            image file of Apptainer
 #   MOUNTS         more directories that the container sees, separated by commas
 #   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
-#   APPTAINER_TMPDIR   directory on a disk of each node: Apptainer unpacks there, and it is the ranks' TMPDIR
 
 [ -n "${SLURM_JOB_NUM_NODES:-}" ] ||
     fail "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not: start in a job of SLURM's, or unset SLURM_JOB_ID"
-case ${SHARP:=} in
-"") ;;
-0 | 1) export NCCL_COLLNET_ENABLE=$SHARP ;;
-*) fail "SHARP is '$SHARP'; set it to 1 or 0, or leave it out" ;;
-esac
+[[ ${STAGEDIR:-/} = /* ]] || fail "STAGEDIR is '$STAGEDIR'; give a path that is the same on every node, from / on"
 # srun hands limits on to the ranks; InfiniBand locks the memory that it sends from.
-[ "${MEMLOCK:-1}" = 0 ] || ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
-temporary= # for ranks in Apptainer, where an image cannot be written
-[ -z "${SIF:-}" ] || temporary=${APPTAINER_TMPDIR:-${TMPDIR:-/tmp}}
-[ "$temporary" != /tmp ] || temporary= # seen in any case
+ulimit -l unlimited 2>/dev/null || ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 passed_on=USR1 # at SIGTERM srun would kill the ranks instead of telling them
-container_srun=() # options of srun
-container=()      # words before the command
-
-# Directories that the container sees under their own names, links not followed, with commas between.
-mounted() {
-    local path seen=$root
-    for path in "${DATADIR:-}" "$LOGDIR" "$(dirname "$CONFIG")" "$checkpoint" "${INIT_CHECKPOINT:-}" \
-        "${STAGEDIR:-}" "$temporary"; do
-        case $path in "" | "$root" | "$root"/*) ;; *) seen+=,$path ;; esac
-    done
-    echo "$seen${MOUNTS:+,$MOUNTS}"
-}
-
-if [ -n "${CONT:-}${SIF:-}" ]; then
-    mkdir -p "$LOGDIR"
-    LOGDIR=$(realpath -s "$LOGDIR") CONFIG=$(realpath -s "$CONFIG")
-    [ -z "${DATADIR:-}" ] || DATADIR=$(realpath -s "$DATADIR")
-    [ -z "$checkpoint" ] || checkpoint=$(realpath -s "$checkpoint")
-    [ -z "${INIT_CHECKPOINT:-}" ] || INIT_CHECKPOINT=$(realpath -s "$INIT_CHECKPOINT")
-fi
-
-if [ -n "${CONT:-}" ]; then
-    srun --help 2>&1 | grep -q -e --container-image ||
-        fail "CONT is set, but this SLURM has no pyxis; set SIF for Apptainer, or neither"
-    binds=$(mounted | sed 's/\([^,]*\)/\1:\1/g')
-    name=mlperf_bert_$SLURM_JOB_ID # unpacked once a node, for all steps of the job
-    container_srun=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
-        --container-workdir="$root" --no-container-mount-home)
-    container=(/usr/bin/env) # or srun may look for the interpreter outside
-    trap 'if [ "$BASHPID" = $$ ]; then "${nodes[@]}" enroot remove --force "pyxis_$name" >/dev/null 2>&1 || true; fi' EXIT
-elif [ -n "${SIF:-}" ]; then
-    [ -r "$SIF" ] || fail "SIF is $SIF, which cannot be read; give an image file of Apptainer"
-    command -v apptainer >/dev/null || fail "SIF is set, but apptainer is not installed on the node"
-    container=(apptainer exec --nv --bind "$(mounted)" --env "TMPDIR=${temporary:-/tmp}" --pwd "$root" "$SIF")
-fi
-
-if [ -n "${CONT:-}${SIF:-}" ]; then
-    PYTHON=${PYTHON:-python3} # of the image
-else
-    own_python
-fi
 read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
 step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
-inside=(${container_srun[@]+"${container_srun[@]}"} ${container[@]+"${container[@]}"} "$PYTHON" -P)
-here=("$PYTHON" -P)
-[ -z "${CONT:-}${SIF:-}" ] || here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
-nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"
-    --ntasks-per-node=1)
-# What a container is to see must be there before it.
-if [ -n "${CONT:-}${SIF:-}" ] && [ -n "${STAGEDIR:-}$temporary" ]; then
-    "${nodes[@]}" mkdir -p ${STAGEDIR:+"$STAGEDIR"} ${temporary:+"$temporary"} ||
-        fail "${STAGEDIR:-} $temporary cannot be made on every node, see above; give a directory on a disk of theirs"
-fi
+nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
 
-warn_of_locked_memory() { # for several nodes, once the config can be read
-    local limit
-    limit=$(ulimit -l)
-    [ "$limit" = unlimited ] || [ "${MEMLOCK:-1}" = 0 ] || [ "$(setting run.device)" != cuda ] ||
-        echo "run_and_time.sh: warning: a rank may lock $limit KiB of memory only, with which NCCL may fail over \
-InfiniBand; have LimitMEMLOCK=infinity set for slurmd, or submit from a shell with ulimit -l unlimited" >&2
-}
+if [ -n "${CONT:-}" ]; then
+    srun --help 2>&1 | grep -q -e --container-image || fail "CONT is set, but this SLURM has no pyxis; leave it out"
+    PYTHON=${PYTHON:-python3} # of the image
+    mkdir -p "$LOGDIR"
+    binds=$root:$root # directories that the container sees under their own names, links not followed
+    for name in DATADIR LOGDIR CONFIG INIT_CHECKPOINT RESUME STAGEDIR; do
+        case ${!name:-} in "" | none | auto) continue ;; esac
+        [ "$name" != STAGEDIR ] || "${nodes[@]}" mkdir -p "$STAGEDIR" || # a mounted directory must be there
+            fail "STAGEDIR: $STAGEDIR cannot be made on every node, see above"
+        printf -v "$name" %s "$(realpath -s "${!name}")"
+        seen=${!name}
+        [ "$name" != CONFIG ] || seen=$(dirname "$CONFIG")
+        case $seen in "$root" | "$root"/*) ;; *) binds+=,$seen:$seen ;; esac
+    done
+    for seen in ${MOUNTS//,/ }; do binds+=,$seen:$seen; done
+    name=mlperf_bert_$SLURM_JOB_ID # unpacked once a node, for all steps of the job
+    inside=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
+        --container-workdir="$root" --no-container-mount-home
+        /usr/bin/env "$PYTHON" -P) # without env srun may look for the interpreter outside
+    trap 'if [ "$BASHPID" = $$ ]; then "${nodes[@]}" enroot remove --force "pyxis_mlperf_bert_$SLURM_JOB_ID" >/dev/null 2>&1 || true; fi' EXIT
+    here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
+else
+    own_python
+    inside=("$PYTHON" -P)
+    here=("${inside[@]}")
+fi
 
 # ranks, once the config can be read
 srun_ranks() { # nodes and ranks a node that the config wants

@@ -3,13 +3,9 @@
 
 # Run a command, and meanwhile say that it goes on and for how long: in place on a terminal, where the command's own
 # line comes over it; else as a line every 10 s. Returns the command's status.
-ticking() { # command that prints what goes on, or "", command...
+ticking() { # command that prints what goes on, command...
     local words=$1 status=0 ticker
     shift
-    if [ -z "$words" ]; then
-        "$@"
-        return
-    fi
     tick "$words" &
     ticker=$!
     "$@" || status=$?
@@ -38,26 +34,19 @@ tick() { # command that prints what goes on; ends with the script
 
 steps=() at_step=0
 
-say_plan() { # what comes and about how long it takes, before any of it
-    local seconds=0 long="how long, training says once it knows its rate" i
-    # Seconds on two cores. Installation from an index nearby, and the text: logs/2026-11-23-first-run. Training: the
-    # median of results/cpu_2core_pytorch.
+say_plan() { # what comes, before any of it
+    local i
+    [ "$leads" = 1 ] || return 0
     if [ -z "${PYTHON:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
-        steps+=(install) seconds=31
+        steps+=(install)
     fi
-    if [ -n "${CORPUS:-}" ]; then
-        echo "own text${asked:+ by $config_name}:${steps[*]+ install,} text, training, evaluation, export"
-        return
-    fi
-    [ -n "${DATADIR:-}" ] || steps+=(text) seconds=$((seconds + 9))
-    for ((i = 0; i < NEXP; i++)); do steps+=(train check) seconds=$((seconds + 110)); done
-    [ "$CONFIG" != "$configs/cpu_tiny.toml" ] || [ ${#overrides[@]} != 0 ] ||
-        long="about $(((seconds + 59) / 60)) minutes in all on two cores"
-    echo "$config_name, ${#steps[@]} steps: $(tr ' ' , <<<"${steps[*]}" | sed 's/,/, /g'); $long"
+    [ -n "${DATADIR:-}" ] || steps+=(text)
+    for ((i = 0; i < NEXP; i++)); do steps+=(train check); done
+    echo "$config_name, ${#steps[@]} steps: $(tr ' ' , <<<"${steps[*]}" | sed 's/,/, /g')"
 }
 
 phase() { # what begins now
-    [ "$leads" = 1 ] && [ -z "${CORPUS:-}" ] || return 0
+    [ "$leads" = 1 ] || return 0
     at_step=$((at_step + 1))
     echo "[$at_step of ${#steps[@]}, $((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $1"
 }

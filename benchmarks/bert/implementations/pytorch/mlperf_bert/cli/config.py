@@ -1,4 +1,4 @@
-"""The sub-command `config`: print a whole config, one value, or options for sbatch."""
+"""The sub-command `config`: print a whole config, single values, or options for sbatch."""
 
 import argparse
 import re
@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
     for name, text in (
         ("show", "check a config and print it complete"),
-        ("get", "print one value"),
+        ("get", "print values, one per line"),
         ("slurm", "print sbatch's options on one line"),
         ("check-start", "print nothing; refuse what a run may not begin with"),
     ):
         question = questions.add_parser(name, help=text)
         question.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
         if name == "get":
-            question.add_argument("key", metavar="SECTION.KEY", help="the value to print")
+            question.add_argument("keys", nargs="+", metavar="SECTION.KEY", help="the values")
         if name == "check-start":
             text = "directory with train/ and eval/"
             question.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.question == "slurm":
         print(sbatch_options(config, args.config))
     elif args.question == "get":
-        print(config_value(config, args.key))
+        print(*(config_value(config, key) for key in args.keys), sep="\n")
     else:
         print(config_to_toml(config), end="")
     return 0

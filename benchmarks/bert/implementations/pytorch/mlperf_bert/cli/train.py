@@ -47,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
         "when another leaves with anything else",
     )
-    # For run_and_time.sh: how it is continued; and to refuse a wrong option before data are made.
+    # For run_and_time.sh: how it is continued.
     parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     if args.run_index < 0:
         raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
     config = load_config(args.config, args.set, args.init_checkpoint)
-    if args.only_check:
-        return 0
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
     parallel, is_single = config.parallel, read_rank_info().launcher == "single"
