@@ -42,7 +42,6 @@ test-oldest:
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)
 	.venv-oldest/bin/pytest --collect-only -qq tests/gpu
 
-# Known vulnerabilities of what is installed, and of what pyproject.toml allows.
 # requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
 lock:
 	$(BIN)/python tools/lock.py renew $(OPTIONS)

@@ -122,6 +122,14 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, words: Path, capsys: Any)
         assert_refused(tmp_path, words, capsys, "cut", problem)
 
 
+def test_a_tensor_of_two_parts_is_refused(tmp_path: Path, words: Path, capsys: Any) -> None:
+    make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
+    first, second, *_ = sorted((tmp_path / "cut").glob("model-*.safetensors"))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second)
+    assert_refused(tmp_path, words, capsys, "cut", "as another part does")
+
+
 def test_what_is_there_is_not_written_over(
     plain: Path, tmp_path: Path, words: Path, capsys: Any
 ) -> None:

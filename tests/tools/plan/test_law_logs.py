@@ -36,6 +36,7 @@ def test_an_entry_of_ten_runs(tmp_path: Path) -> None:
     assert entry.samples == 2_500_000
     assert entry.seq_per_s == pytest.approx(sum(2.5e6 / 60 / each for each in TIMES) / RUNS)
     assert entry.global_batch_size == 448
+    assert entry.round == "2.1"
 
 
 @pytest.mark.parametrize("how", ["aborted", "cut", "hostile"])
@@ -61,6 +62,17 @@ def fail(path: Path, how: str) -> None:
         path.write_bytes(path.read_bytes()[:-200])
     else:
         path.write_text(f'{TOKEN}{{"key": "run_start", "time_ms": 1e999}}\n')
+
+
+def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path: Path) -> None:
+    directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000, says_ranks=True)
+    write_run(directory / "result_2.txt", 4.0, 1000, ranks=64)
+    entries, (error,) = read_results(tmp_path)
+    assert entries == [] and "holds runs on 8 and 64 ranks" in str(error)
+    (directory / "result_2.txt").unlink()
+    write_run(directory / "result_2.txt", 4.0, 10**15, ranks=8)
+    entries, (error,) = read_results(tmp_path)
+    assert entries == [] and "more than 1,000,000,000,000 samples" in str(error)
 
 
 def test_few_runs_have_a_plain_mean(tmp_path: Path) -> None:

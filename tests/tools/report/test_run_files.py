@@ -39,6 +39,8 @@ DAMAGED = {
     "many digits": (b'{"step": ' + b"9" * 5000 + b"}\n", "line 1: is no record"),
     "no step": (without("step"), "step is no number"),
     "no loss": (without("loss"), "loss is no number"),
+    "a step of null": (changed(step=None), "step is no count"),
+    "half a sample": (changed(samples=0.5), "samples is no count"),
     "a loss in words": (changed(loss="1"), "loss is no number"),
     "NaN": (changed(loss=float("nan")), "loss is no number"),
     "a step back": (GOOD + b"\n" + GOOD + b"\n", "line 2: goes back to step 1"),

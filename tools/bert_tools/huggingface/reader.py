@@ -112,7 +112,11 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         files = {bare_name(file) for file in index["weight_map"].values()}
     found: dict[str, StoredTensor] = {}
     for file in sorted(files):
-        found |= read_safetensors(folder / file)
+        part = read_safetensors(folder / file)
+        if twice := found.keys() & part.keys():
+            problem = f"holds {in_brief(min(twice))}, as another part does"
+            raise CheckpointError(str(folder / file), problem, REMEDY)
+        found |= part
     return found
 
 

@@ -5,6 +5,7 @@ run; one run may have failed and then counts as the slowest.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.files import parse_json_object, read_regular_file
 
 _BENCHMARK = "bert"
+_MOST_SAMPLES = 10**12  # a run that says more is no run
 _FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes
 _MAX_DESCRIPTION_BYTES = 2**20
 
@@ -67,8 +69,14 @@ def _read_log(path: Path) -> RunLog:
 def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
     """The entry of one directory's runs, of which `unreadable` have no log that can be read.
 
-    Raises DataError if they make no score or do not say the number of accelerators.
+    Raises DataError if they make no score, differ in their numbers of ranks, or do not say the
+    number of accelerators.
     """
+    stated = (log.last_number("number_of_ranks") for log in logs)
+    ranks = {each for each in stated if each is not None}
+    if len(ranks) > 1:
+        problem = f"holds runs on {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
+        raise DataError(str(directory), problem, "give each system a directory of its own")
     minutes = [math.inf] * unreadable  # infinite for a run that failed
     samples, rates = [], []
     for log in logs:
@@ -78,6 +86,9 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
             continue
         minutes.append((stop.time_ms - start.time_ms) / 60_000)
         trained_on = log.last_number("train_samples") or _evaluated_samples(log)
+        if trained_on is not None and trained_on > _MOST_SAMPLES:
+            problem = f"says more than {_MOST_SAMPLES:,} samples"
+            raise DataError(log.name, problem, "give the log of a real run")
         if trained_on is not None:
             samples.append(trained_on)
             rates.append(trained_on / (60 * minutes[-1]))
@@ -88,7 +99,9 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
         raise DataError(str(directory), problem, f"a score may leave out {most} of so many")
     log, description = logs[0], _description(directory)
     batch = log.last_number("global_batch_size")
+    published = re.search(r"training_results_v([\d.]+)", str(directory))
     return Entry(
+        round=published[1] if published else "",
         system=directory.name if directory.name != _BENCHMARK else directory.parent.name,
         accelerators=_accelerators(directory, log, description),
         time_min=olympic_mean(minutes) if most else math.fsum(minutes) / len(minutes),

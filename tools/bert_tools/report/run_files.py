@@ -15,6 +15,7 @@ MAX_RUNS = 32  # as many as the page has colours and dashes
 _OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 _RUN = re.compile(r"run_(\d{1,6})")
 _NEEDED = frozenset(("step", "samples", "skipped_steps", "loss", "mlm_accuracy"))
+_COUNTS = ("step", "samples", "skipped_steps")
 _AS_WRITTEN = "use the file as the run wrote it"
 _GIVE_RUN = "give a run directory, which train makes below runs/"
 
@@ -134,6 +135,9 @@ def _record_in(line: bytes) -> dict[str, Any]:
     record = {key: value for key, value in found.items() if value is None or is_number(value)}
     if missing := _NEEDED - record.keys():
         raise ValueError(f"{min(missing)} is no number")
+    for key in _COUNTS:
+        if not isinstance(record[key], int):
+            raise ValueError(f"{key} is no count")
     return record
 
 

@@ -111,7 +111,8 @@ def _window_with_most_context(
         left = np.arange(count)
         # The authors' numbers as integers, in hundredths, with a window's length beside them.
         row[begin : begin + count] = 100 * np.minimum(left, left[::-1]) + count
-    return context.argmax(axis=0)
+    best: NDArray[np.int64] = context.argmax(axis=0)
+    return best
 
 
 def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:

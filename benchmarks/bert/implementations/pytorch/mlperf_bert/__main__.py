@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "config": ("mlperf_bert.cli.config", "check a config, print it or one value"),
     "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
-    "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, memory, time"),
+    "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, a config, time"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
     "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
     "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
