@@ -27,13 +27,9 @@ COLUMNS = {  # of training steps: the key of `bench train`, and its format
     "step ms": ("step_ms", ".2f"),
     "TFLOP/s": ("tflops", ".4g"),
     "MFU": ("mfu", ".1%"),
-    "of burst": ("mfu_of_burst", ".1%"),
     "padding": ("padding_share", ".1%"),
 }
-PEERS = (
-    *("sorted", "sorted_compiled", "padded_to_longest"),
-    *("padded", "padded_compiled", "padded_flash", "unpadded_peer"),
-)
+PEERS = ("sorted", "sorted_compiled", "padded", "padded_compiled", "unpadded_peer")
 LEFT_OUT = ("config", "schema_version")  # of what other parts printed
 RATES = {  # samples/s: first step and goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),
@@ -232,12 +228,11 @@ def _against(parts: dict[str, Part]) -> str:
             name,
             _cell(result.get(f"{name}_samples_per_s"), ".1f"),
             _cell(result.get(f"ratio_{name}"), ".2f"),
-            _cell(result.get(f"{name}_mfu"), ".2f"),
             (result.get(f"{name}_reason") or "")[:MOST_OF_A_LINE],
         )
         for name in PEERS
     ]
-    table = _table(("the other side", "samples/s", "ours, times that", "MFU", "why not"), rows)
+    table = _table(("the other side", "samples/s", "ours, times that", "why not"), rows)
     strongest = _cell(result.get("ratio_strongest"), ".2f")
     return (
         f"Ours {result['ours_samples_per_s']:.1f} samples/s, {strongest} times the strongest "
@@ -342,10 +337,9 @@ def _profile(parts: dict[str, Part], name: str) -> str:
         (f"{row['ms']:.3f}", f"{row['share']:.1%}", f"{row['calls']:g}", f"`{row['name'][:70]}`")
         for row in result["rows"]
     ]
-    kinds = ", ".join(f"{kind} {each['ms']:.2f}" for kind, each in result["kinds"].items())
     return (
         f"{result['step_ms']:.2f} ms a step under the profiler, "
-        f"{_cell(result['gap_share'], '.1%')} of it with nothing running; {kinds} ms\n\n"
+        f"{_cell(result['gap_share'], '.1%')} of it with nothing running\n\n"
         + _table(("ms", "share", "calls", result["unit_of_work"]), rows)
     )
 

@@ -1,4 +1,4 @@
-"""The Markdown tables of docs/how/speed.md, from the JSON objects that a `run.sh` left.
+"""The Markdown tables of docs/how/speed.md, from the JSON that `run.sh` left at commit 616d0d8d.
 
 python table.py [--sentence] [DIR ...]     default: this file's directory
 """

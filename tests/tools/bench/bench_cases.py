@@ -48,7 +48,7 @@ def measured(
     """Its JSON object, the same in words, and its progress."""
     printed, progress = bench(measurement, "--json", *options, settings=settings)
     result: dict[str, Any] = json.loads(printed)
-    assert result["schema_version"] == (2 if measurement == "against" else 1)
+    assert result["schema_version"] == {"against": 3, "train": 2, "optimizer": 1}[measurement]
     module = importlib.import_module(f"bert_tools.bench.{measurement}")
     return result, module.in_words(result), progress
 

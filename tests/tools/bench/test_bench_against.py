@@ -11,26 +11,24 @@ import torch
 from bench_cases import CPU, bench, measured, result_of, tiny
 from torch import Tensor
 
-from bert_tools.bench import against, cli, peer
+from bert_tools.bench import cli, peer
 from bert_tools.bench.against import (
     LARGEST_LOSS_DIFFERENCE,
-    NUM_BATCHES,
-    OTHERS,
+    as_both_train,
     check_same_loss,
-    fastest_attention,
-    make_contenders,
     make_data,
     make_ours,
     mixed_and_sorted,
 )
 from bert_tools.bench.peer import (
-    BUILDERS,
+    OPPONENTS,
     Data,
-    OtherPeers,
-    make_other_peers,
+    loss_function,
+    make_opponents,
     make_peer,
     masked_loss,
     padded_inputs,
+    peer_step,
     unpadded_inputs,
     unpadded_loss,
     use_nested_attention,
@@ -64,26 +62,21 @@ def found() -> tuple[dict[str, Any], str, str]:
 def test_ratios_are_quotients_of_the_rates(found: tuple[dict[str, Any], str, str]) -> None:
     result, words, progress = found
     ours = result["ours_samples_per_s"]
-    per_second = result["gflop_per_sequence"] / (1e3 * result["peak_tflops"])
-    rates = {name: result[f"{name}_samples_per_s"] for name in OTHERS}
-    for name in ("sorted", "padded_to_longest", "padded"):
+    rates = {name: result[f"{name}_samples_per_s"] for name in OPPONENTS}
+    for name in ("sorted", "padded"):
         assert result[f"ratio_{name}"] == pytest.approx(ours / rates[name])
-        assert result[f"{name}_mfu"] == pytest.approx(rates[name] * per_second)
         low, middle, high = result[f"ratio_{name}_range"]
         assert 0 < low <= middle <= high
-    assert result["ours_mfu"] == pytest.approx(ours * per_second)
-    assert 0 < result["ours_done_mfu"] < result["ours_mfu"]  # the last layer is not done whole
     # The headline is that of the strongest.
     fastest = max(rate for rate in rates.values() if rate is not None)
     assert rates[result["strongest"]] == fastest
     assert result["ratio_strongest"] == pytest.approx(ours / fastest)
-    assert f"({OTHERS[result['strongest']]}): {result['ratio_strongest']:.2f}" in words
+    assert f"({OPPONENTS[result['strongest']]}): {result['ratio_strongest']:.2f}" in words
     assert words.count("samples/s") == 1 + sum(rate is not None for rate in rates.values())
     assert "step 5/5" in progress
     # What does not run is null with a reason.
-    for name in BUILDERS:
+    for name in ("sorted_compiled", "padded_compiled", "unpadded_peer"):
         assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
-        assert result[f"{name}_mfu"] is None
         assert ("--compile" if "compiled" in name else "CUDA") in result[f"{name}_reason"]
 
 
@@ -92,30 +85,19 @@ def test_result_says_what_was_compared(found: tuple[dict[str, Any], str, str]) -
 
     result = found[0]
     expected = {
-        "schema_version": 2,
-        "peak_dtype": "float32",
-        "max_length": 24,
-        "batch": 3,
-        "layers": 2,
-        "hidden": 32,
-        "heads": 2,
-        "vocabulary": 101,
-        "dropout": 0.1,
         "threads": 1,
         "steps": 5,
-        "distinct_batches": NUM_BATCHES,
         "device": "cpu",
-        "precision": "fp32",
+        "compiled": "no",
         "ours_attention": "grouped",
-        "ours_step_mode": "eager",
         "ours_padding_share": 0.0,
-        "padded_autocast": None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
     assert {key: result[key] for key in expected} == expected
-    assert result["padded_attention"] in ("sdpa", "eager")
-    assert 0 < result["mean_length"] < result["max_length"]
+    assert result["config"]["parallel"]["local_batch_size"] == 3
+    assert result["config"]["optim"]["name"] == "adamw"
+    assert 0 < result["mean_length"] < 24
     assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
 
 
@@ -136,48 +118,21 @@ def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch: pytest.Monkey
     assert result["sorted_compiled_reason"] is None
     assert "on CUDA alone" in result["padded_compiled_reason"]
     assert result["ours_padding_share"] > 0
-    assert result["padded_autocast"] == "bfloat16"
 
 
-def test_a_padded_side_without_memory_is_null_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`padded` has none from the beginning, `padded_to_longest` none at its third call."""
-    left = {"padded": 0, "padded_to_longest": 2}
+def test_a_side_without_memory_is_null_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(name: str, *rest: Any) -> Any:
+        def full(_: int) -> Tensor:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
 
-    def short_of_memory(*arguments: Any) -> dict[str, Any]:
-        def limited(name: str, run: Any) -> Any:
-            def call(number: int) -> torch.Tensor:
-                left[name] -= 1
-                if left[name] < 0:
-                    raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
-                loss: torch.Tensor = run(number)
-                return loss
+        return full if name == "padded" else loss_function(name, *rest)
 
-            return call if name in left else run
-
-        made = make_contenders(*arguments)
-        return {name: limited(name, run) for name, run in made.items()}
-
-    monkeypatch.setattr(against, "make_contenders", short_of_memory)
+    monkeypatch.setattr(peer, "loss_function", limited)
     result, words, _ = measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
-    for name in left:
-        assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
-        assert result[f"{name}_reason"] == "out of memory (tried to allocate 9 GiB)"
+    assert result["padded_samples_per_s"] is result["ratio_padded"] is None
+    assert result["padded_reason"] == "out of memory (tried to allocate 9 GiB)"
     assert result["strongest"] == "sorted" and result["sorted_reason"] is None
-    assert words.count("not measured (out of memory") == 2
-
-
-def test_an_attention_that_fails_is_not_taken(make: Callable[[], Any]) -> None:
-    other, lines = make(), list[str]()
-
-    def step(_: int) -> Tensor:
-        if other.config._attn_implementation == "sdpa":
-            raise RuntimeError("no plan\nmore")
-        return torch.zeros(())
-
-    assert fastest_attention(other, step, 2, lines.append) == "eager"
-    assert "sdpa: RuntimeError: no plan" in lines
+    assert words.count("not measured (out of memory") == 1
 
 
 @pytest.mark.parametrize("name", ["query.weight", "bias", "LayerNorm.weight", "heads"])
@@ -195,11 +150,11 @@ def test_another_model_is_refused(name: str, data: Data) -> None:
         check_same_loss(ours, other, data)
 
 
-@pytest.mark.parametrize("name", ["sorted", "padded", "padded_to_longest"])
+@pytest.mark.parametrize("name", ["sorted", "padded"])
 @pytest.mark.parametrize("architecture", ["bert", "modern"])
 def test_both_sides_train_alike_without_dropout(name: str, architecture: str) -> None:
     config = replace(CONFIG, model=WITHOUT_DROPOUT) if architecture == "bert" else MODERN
-    config = against.as_both_train(config)
+    config = as_both_train(config)
     ours = make_ours(config.model, 1, CPU)
     other = make_peer(ours, config.model, CPU)
     mixed, by_length = mixed_and_sorted(config, 3)
@@ -207,7 +162,7 @@ def test_both_sides_train_alike_without_dropout(name: str, architecture: str) ->
     assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
     updates = [(batch,) for batch in by_length] if name == "sorted" else mixed
     with run_of_model(ours, config, updates, ()) as run:
-        step = make_contenders(other, data, config.model.precision)[name]
+        step = peer_step(other, loss_function(name, other, data), config.model.precision)
         for number in range(3):  # the second loss already depends on the first update
             assert run(number).item() == pytest.approx(step(number).item(), rel=1e-4)
     assert ours.training
@@ -215,7 +170,7 @@ def test_both_sides_train_alike_without_dropout(name: str, architecture: str) ->
 
 def test_both_sides_have_one_optimizer_and_a_constant_rate() -> None:
     closed = ("optim.name=lamb", "schedule.warmup_steps=5", "parallel.grad_accum_steps=2")
-    config = against.as_both_train(tiny(*closed))
+    config = as_both_train(tiny(*closed))
     assert (config.optim, config.clip) == (peer.OPTIM, peer.CLIP)
     assert config.schedule.end_learning_rate == config.optim.learning_rate
     assert config.schedule.warmup_steps == 0
@@ -239,29 +194,29 @@ def test_padded_inputs_hold_the_batch(data: Data) -> None:
 
 
 def test_sorted_batches_hold_the_same_samples_and_less_padding(data: Data) -> None:
-    found: dict[str, list[list[tuple[int, ...]]]] = {"sorted": [], "padded_to_longest": []}
-    for name, samples in found.items():
-        for inputs in getattr(data, name):
-            tokens, is_real = (inputs["tokens"][each] for each in ("input_ids", "attention_mask"))
-            assert is_real.sum(dim=1).max() == tokens.shape[1]  # to the longest
-            rows = zip(tokens, is_real.bool(), strict=True)
-            samples.append([tuple(row[real].tolist()) for row, real in rows])
-    flat = {name: [each for batch in found[name] for each in batch] for name in found}
-    assert sorted(flat["sorted"]) == sorted(flat["padded_to_longest"])
-    lengths = list(map(len, flat["sorted"]))
-    assert lengths == sorted(lengths) != list(map(len, flat["padded_to_longest"]))
-    sizes = {
-        name: sum(each["tokens"]["input_ids"].numel() for each in getattr(data, name))
-        for name in found
-    }
-    assert sum(lengths) <= sizes["sorted"] < sizes["padded_to_longest"]
+    rows: list[tuple[int, ...]] = []
+    for inputs in data.sorted:
+        tokens, is_real = (inputs["tokens"][each] for each in ("input_ids", "attention_mask"))
+        assert is_real.sum(dim=1).max() == tokens.shape[1]  # to the longest
+        pairs = zip(tokens, is_real.bool(), strict=True)
+        rows += [tuple(row[real].tolist()) for row, real in pairs]
+    mixed: list[tuple[int, ...]] = []
+    for batch in data.batches:
+        mixed += [tuple(row.tolist()) for row in batch.input_ids.split(list(batch.lengths))]
+    assert sorted(rows) == sorted(mixed)
+    lengths = list(map(len, rows))
+    assert lengths == sorted(lengths) != list(map(len, mixed))
+    computed = sum(each["tokens"]["input_ids"].numel() for each in data.sorted)
+    to_longest = sum(len(batch.lengths) * batch.max_seqlen for batch in data.batches)
+    assert sum(lengths) <= computed < to_longest
 
 
 def test_masked_positions_alone_give_the_same_loss_and_gradients(
     make: Callable[[], Any], data: Data
 ) -> None:
     whole, masked = make().eval(), make().eval()
-    losses = whole(**data.padded[0]).loss, masked_loss(masked, data.padded_to_longest[0])
+    inputs = padded_inputs(data.by_length[0], 24)
+    losses = whole(**inputs).loss, masked_loss(masked, data.sorted[0])
     torch.testing.assert_close(*losses)
     for loss in losses:
         loss.backward()
@@ -285,9 +240,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
 
 
-def others(make: Callable[[], Any], data: Data, **options: Any) -> OtherPeers:
-    options = {"check": lambda _: None, "compiled": "whole", **options}
-    return make_other_peers(make, data, "fp32", device=CPU, report=lambda _: None, **options)
+def others(make: Callable[[], Any], data: Data, **options: Any) -> Any:
+    """The contenders, and the reasons of those that cannot run."""
+    options = {"check": lambda *_: None, "compiled": "whole", **options}
+    return make_opponents(make, data, TINY, device=CPU, report=lambda _: None, **options)
 
 
 def test_without_padding_loss_and_gradients_are_the_same(
@@ -325,13 +281,15 @@ def test_all_that_can_run_train(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # takes a minute
-    monkeypatch.setattr(peer, "FUSED", list(torch.nn.attention.SDPBackend.__members__.values()))
-    checked: list[float] = []
-    found = others(make, data, check=lambda loss: checked.append(loss.item()))
-    assert found.reasons == {}
-    assert list(found.contenders) == list(BUILDERS)
-    assert checked == pytest.approx([checked[0]] * 2)  # what is compiled is not checked
-    for contender in found.contenders.values():
+    checked: dict[str, float] = {}
+    contenders, reasons = others(
+        make, data, check=lambda name, loss: checked.update({name: loss.item()})
+    )
+    assert reasons == {}
+    assert list(contenders) == list(OPPONENTS)
+    assert list(checked) == ["sorted", "padded", "unpadded_peer"]  # what is compiled is not checked
+    assert checked["unpadded_peer"] == pytest.approx(checked["padded"])
+    for contender in contenders.values():
         losses = [contender(0).item() for _ in range(5)]
         assert losses[-1] < losses[0]
 
@@ -346,9 +304,9 @@ def test_layers_may_be_compiled_by_themselves(
 
     monkeypatch.setattr(torch, "compile", None)
     monkeypatch.setattr(torch.nn.Module, "compile", note)
-    found = others(make, data, compiled="by layer")
+    contenders, _ = others(make, data, compiled="by layer")
     for name in ("sorted_compiled", "padded_compiled"):
-        assert torch.isfinite(found.contenders[name](0))
+        assert torch.isfinite(contenders[name](0))
     kinds = {(type(module).__name__, dynamic) for module, dynamic in compiled}
     assert kinds == {("BertLayer", True), ("BertLayer", False)}
     assert len(compiled) == 2 * TINY.num_layers
@@ -361,9 +319,9 @@ def test_what_fails_has_its_reason(
         raise RuntimeError("no kernel\nand a stack")
 
     monkeypatch.setattr(torch, "compile", fail)
-    found = others(make, data)
-    assert found.reasons["padded_compiled"] == "RuntimeError: no kernel"
-    assert "unpadded_peer" in found.contenders
+    contenders, reasons = others(make, data)
+    assert reasons["padded_compiled"] == "RuntimeError: no kernel"
+    assert "unpadded_peer" in contenders
 
 
 def test_what_runs_out_of_memory_is_freed_before_the_next(
@@ -372,7 +330,8 @@ def test_what_runs_out_of_memory_is_freed_before_the_next(
     peers: list[weakref.ref[Any]] = []
 
     def make_noted() -> Any:
-        assert all(other() is None for other in peers[:2])
+        compiled = [number for number, name in enumerate(OPPONENTS) if name.endswith("compiled")]
+        assert all(peers[number]() is None for number in compiled if number < len(peers))
         other = make()
         peers.append(weakref.ref(other))
         return other
@@ -385,16 +344,16 @@ def test_what_runs_out_of_memory_is_freed_before_the_next(
         return call
 
     monkeypatch.setattr(torch, "compile", fill)
-    found = others(make_noted, data)
+    contenders, reasons = others(make_noted, data)
     for name in ("sorted_compiled", "padded_compiled"):
-        assert found.reasons[name] == "out of memory (tried to allocate 9 GiB)"
-    assert len(peers) == 4 and "unpadded_peer" in found.contenders
+        assert reasons[name] == "out of memory (tried to allocate 9 GiB)"
+    assert len(peers) == len(OPPONENTS) and "unpadded_peer" in contenders
 
 
 def test_another_model_is_no_reason_but_an_error(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
 ) -> None:
-    def refuse(_: Tensor) -> None:
+    def refuse(*_: object) -> None:
         raise ConfigError("bench against", "another model", "use this one")
 
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)

@@ -1,4 +1,4 @@
-"""Operations of a step: the published count for BERT-large, and what a step of ours really does."""
+"""Operations of a step: the published count for BERT-large, and windows."""
 
 from dataclasses import replace
 
@@ -7,12 +7,11 @@ import pytest
 from bench_cases import CPU
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_tools.bench.flops import done_flops, model_flops
+from bert_tools.bench.flops import model_flops
 from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
-from mlperf_bert.data.capacity import CapacityPlan, StaticShape
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.heads import loss_sums, pretraining_loss
 
@@ -68,51 +67,23 @@ def test_no_masked_word_is_counted_twice() -> None:
     assert one.total == one.encoder + one.attention + one.head + one.pooler
 
 
-@pytest.mark.parametrize("is_padded", [False, True])
-@pytest.mark.parametrize("model", [TINY, MODERN], ids=["bert", "modern"])
-def test_done_is_what_a_step_multiplies(model: ModelSection, is_padded: bool) -> None:
-    """Equal lengths, so that the padded reference attention computes no padding of its own."""
-    batch = batch_of_equal_lengths(is_padded)
-    done = done_flops(model, batch)
-    assert done.total < model_flops(model, batch.lengths, batch.masked_counts).total
-    assert counted_flops(model, batch) == pytest.approx(done.total)
-
-
-@pytest.mark.parametrize("is_padded", [False, True])
-@pytest.mark.parametrize("every", [2, 3])  # of three layers the last sees all, or a window
-def test_windows_count_as_what_tokens_see(every: int, is_padded: bool) -> None:
-    """The reference multiplies all pairs, and masks those that are too far apart."""
-    model = replace(MODERN, attention_window=4, global_attention_every=every)
-    batch = batch_of_equal_lengths(is_padded)
+def test_windows_count_as_what_tokens_see() -> None:
+    """Of three layers two have windows: in these a token sees two places to each side."""
+    model = replace(MODERN, attention_window=4, global_attention_every=3)
     place = np.arange(8)
-    is_near = np.abs(place[:, None] - place) <= 2
-    hidden = batch.position_ids[batch.masked_token_index].numpy()
-    of_layer = (8 - is_near.sum(axis=1)) @ np.bincount(batch.position_ids, minlength=8)
-    of_last = 0 if every == 2 else (8 - is_near.sum(axis=1))[hidden].sum()
-    unseen = 6 * 2 * 16 * (of_layer + of_last)
-    done = done_flops(model, batch)
-    assert counted_flops(model, batch) == pytest.approx(done.total + unseen)
-    published = [model_flops(each, batch.lengths, []) for each in (MODERN, model)]
-    num_local = 1 if every == 2 else 2
-    missing = 6 * 2 * 16 * num_local * of_layer
-    assert published[0].total - published[1].total == pytest.approx(missing)
+    unseen = (np.abs(place[:, None] - place) > 2).sum()
+    whole, local = (model_flops(each, [8] * 3, []) for each in (MODERN, model))
+    assert whole.total - local.total == pytest.approx(6 * 2 * 16 * 2 * 3 * unseen)
 
 
-def batch_of_equal_lengths(is_padded: bool) -> UnpaddedBatch:
+@pytest.mark.parametrize("model", [TINY, MODERN], ids=["bert", "modern"])
+def test_it_is_what_all_layers_multiply(model: ModelSection) -> None:
+    """By torch's count, but for what the last layer leaves out."""
     samples = synthetic_samples(np.full(3, 8), vocab_size=40, max_predictions=2, seed=1)
     batch = make_batch(samples, np.arange(3), mlm_denominator=3.0, nsp_denominator=3.0)
-    assert batch.lengths == (8, 8, 8)
-    if is_padded:
-        capacity = CapacityPlan(tokens=32, sequences=3, masked=5)
-        batch = pad(batch, StaticShape.of(capacity, max_seqlen=8, max_masked=2))
-        assert max(batch.lengths) == min(length for length in batch.lengths if length)
-    return batch
-
-
-def counted_flops(config: ModelSection, batch: UnpaddedBatch) -> float:
-    """Operations of a step by torch's count."""
-    model = BertForPretraining(config, CPU)
+    net = BertForPretraining(model, CPU)
     with FlopCounterMode(display=False) as counter:
-        loss = pretraining_loss(loss_sums(model(batch), batch), batch)
+        loss = pretraining_loss(loss_sums(net(batch), batch), batch)
         loss.backward()  # type: ignore[no-untyped-call]
-    return counter.get_total_flops()
+    counted, published = counter.get_total_flops(), model_flops(model, [8] * 3, batch.masked_counts)
+    assert published.total * 2 / 3 < counted < published.total

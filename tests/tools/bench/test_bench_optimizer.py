@@ -12,15 +12,8 @@ from mlperf_bert.model.bert import BertForPretraining
 
 UPDATERS = {
     "lamb": [REFERENCE, "flat buffers"],
-    "adamw": [
-        REFERENCE,
-        "torch.optim.AdamW(foreach=True)",
-        "torch.optim.AdamW(fused=True)",
-        "flat buffers",
-    ],
-    "muon": [REFERENCE, "torch.optim.Muon, AdamW(fused=True)", "flat buffers"],
+    "adamw": [REFERENCE, "torch.optim.AdamW(fused=True)", "flat buffers"],
 }
-
 MODERN = ("model.architecture=modern", "model.objective=mlm", "model.intermediate_size=64")
 
 
@@ -30,14 +23,12 @@ def test_json_has_a_row_for_each_updater() -> None:
     assert result["parameters"] == sum(each.numel() for each in model.parameters())
     rows = {(row["rule"], row["updater"]): row for row in result["rows"]}
     assert list(rows) == [(rule, name) for rule, names in UPDATERS.items() for name in names]
-    for (rule, name), row in rows.items():
+    for (rule, _), row in rows.items():
         assert row["ratio"] == pytest.approx(rows[rule, REFERENCE]["ms"] / row["ms"])
         assert row["steps"] == 2
-        is_rounded = name.startswith("torch.optim.Muon")
-        allowed = 2e-4 if is_rounded else result["largest_difference_allowed"]
-        assert 0 <= row["largest_difference"] <= allowed
+        assert 0 <= row["largest_difference"] <= result["largest_difference_allowed"]
     assert words.count(REFERENCE) == words.count("flat buffers") == len(RULES)
-    assert "adamw, step 2/2" in progress
+    assert "measuring adamw" in progress and "step 2/2" in progress
 
 
 @pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
@@ -50,7 +41,7 @@ def test_every_updater_moves_the_weights_equally(rule: Any, settings: tuple[str,
         new_gradients(0)
         for updater in updaters.values():
             updater.run(0)
-    check_same_weights(rule, updaters, 3)
+    check_same_weights(rule, updaters)
     for name, updater in updaters.items():
         pairs = zip(updater.weights, before, strict=True)
         assert all(not torch.equal(*pair) for pair in pairs), name
@@ -62,4 +53,4 @@ def test_other_weights_are_refused(spoilt_by: float) -> None:
     updaters, _ = make_updaters(model, RULES[0], seed=1)
     updaters["flat buffers"].weights[-1].view(-1)[0] += spoilt_by
     with pytest.raises(ConfigError, match="lamb, flat buffers: weights differ by"):
-        check_same_weights(RULES[0], updaters, 1)
+        check_same_weights(RULES[0], updaters)

@@ -35,14 +35,13 @@ def test_train(step_mode: str) -> None:
         assert part in words
     assert "building on cpu" in progress
     assert FEWEST_STEPS <= result["steps"] <= 4
-    assert result["step_ms_p10"] <= result["step_ms"] <= result["step_ms_p90"]
+    samples = 4 * 2  # of two micro-batches
+    assert result["samples_per_s"] == pytest.approx(1e3 * samples / result["step_ms"])
     assert result["tokens_per_s"] / result["samples_per_s"] == pytest.approx(result["mean_length"])
     assert result["tflops"] == pytest.approx(
         result["samples_per_s"] * result["gflop_per_sequence"] / 1e3
     )
-    assert result["mfu"] == pytest.approx(result["tflops"] / result["peak_long_tflops"])
-    assert result["mfu_of_burst"] == pytest.approx(result["tflops"] / result["peak_burst_tflops"])
-    assert result["gflop_per_sequence_done"] < result["gflop_per_sequence"]
+    assert result["mfu"] == pytest.approx(result["tflops"] / result["peak_tflops"])
     assert (result["padding_share"] > 0) == (step_mode == "captured")
     assert result["config"]["run"]["step_mode"] == step_mode
     assert result["config"]["parallel"]["grad_accum_steps"] == 2
@@ -62,19 +61,17 @@ def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(flops, "_products", refuse)
     found = measure_peak(ModelSection(precision="bf16"), 128, CPU, 0.01)
-    assert (found.dtype, found.burst_tflops, found.long_tflops) == ("bfloat16", None, None)
-    assert found.reason == "no such product"
+    assert found == (None, "no such product")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
 def test_peak_of_each_dtype(precision: Any) -> None:
     model = ModelSection(hidden_size=32, intermediate_size=64, precision=precision)
     threads = torch.get_num_threads()
-    found = measure_peak(model, 100, CPU, 0.01)
+    peak, reason = measure_peak(model, 100, CPU, 0.01)
     assert torch.get_num_threads() == threads
-    if found.reason is None:
-        assert found.burst_tflops and found.burst_tflops > 0
-        assert found.long_tflops and found.long_tflops > 0
+    if reason is None:
+        assert peak and peak > 0
     else:
         assert precision == "fp8"  # of which a processor may have none
 
@@ -86,10 +83,10 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked() -> None:
         numbers.append(number)
         return torch.zeros(())
 
-    assert len(time_steps(run, CPU, warm_up=2, steps=5, seconds=60.0)) == 5
+    count, step_ms = time_steps(run, warm_up=2, steps=5, seconds=60.0)
+    assert count == 5 and step_ms > 0
     assert numbers == list(range(7))
-    assert len(time_steps(run, CPU, warm_up=2, steps=5, seconds=1e-12)) == FEWEST_STEPS
-    assert all(ms >= 0 for ms in time_steps(run, CPU, warm_up=1, steps=5, seconds=60.0))
+    assert time_steps(run, warm_up=2, steps=5, seconds=1e-12)[0] == FEWEST_STEPS
 
 
 def test_train_and_its_profile_need_few_packages(tmp_path: Path) -> None:

@@ -309,7 +309,6 @@ TRAIN: dict[str, Any] = {
     "step_ms": 112.0,
     "tflops": 500.0,
     "mfu": 0.7,
-    "mfu_of_burst": 0.6,
     "padding_share": 0.01,
     "memory_peak_bytes": 2**33,
 }

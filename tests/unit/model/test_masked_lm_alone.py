@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_tools.bench.flops import done_flops, model_flops
+from bert_tools.bench.flops import model_flops
 from checkpoint_cases import save_checkpoint
 from graph_cases import ONE_RANK
 from mlperf_bert.checkpoint.load import load_weights
@@ -35,7 +35,6 @@ def test_flops_leave_out_the_pooler() -> None:
     )
     assert alone.pooler == 0 < both.pooler
     assert alone.total == both.total - both.pooler
-    assert done_flops(ALONE, batch).total < done_flops(TINY, batch).total
 
 
 def test_weights_of_both_tasks_begin_masked_lm_alone_but_not_the_other_way(

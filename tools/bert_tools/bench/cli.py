@@ -8,9 +8,9 @@ import importlib
 import json
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
 HEAD_SIZE = 64  # of every published BERT
+OPTIMIZER_MODEL = ("model.num_layers=12", "model.hidden_size=768")  # BERT-base
 MODERN = (  # as published, but for its size: arXiv 2412.13663
     *("model.architecture=modern", "model.objective=mlm", "model.layer_norm_epsilon=1e-5"),
     *("model.hidden_dropout=0", "model.attention_dropout=0"),
@@ -32,130 +33,120 @@ _BOUNDS = {
     "seconds": Bounds(1e-3, 1e6),
     "peak_seconds": Bounds(1e-12, 1e6),
     "threads": Bounds(1, 4096),
-    "seed": Bounds(0, 2**63 - 1),
-}
-
-
-def _number(default: float, text: str) -> dict[str, Any]:
-    kind, text = type(default), f"{text} (default {default:g})"
-    return {"default": default, **_value(kind, "N" if kind is int else "S", text)}
-
-
-def _value(kind: type, metavar: str, text: str) -> dict[str, Any]:
-    return {"type": kind, "metavar": metavar, "help": text}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """`options` are arguments of `add_argument`; `settings` override bench.toml.
-
-    The module of the same name has `measure` and `in_words`.
-    """
-
-    text: str
-    options: dict[str, dict[str, Any]]
-    settings: tuple[str, ...] = ()
-
-
-MEASUREMENTS = {
-    "against": Measurement(
-        text="our training step against that of `transformers`, which pads",
-        options={
-            "steps": _number(12, "measured steps of each side at most"),
-            "seconds": _number(300.0, "begin no step after this, once every batch was measured"),
-            "architecture": {
-                "choices": ("bert", "modern"),
-                "default": None,
-                "help": "of both sides (default: that of --config, or bert)",
-            },
-            "compile": {
-                "action": argparse.BooleanOptionalAction,
-                "default": True,
-                "help": "also run the other side through torch.compile (default: yes)",
-            },
-            "by-layer": {
-                "action": "store_true",
-                "help": "compile each of its layers by itself, which takes less time",
-            },
-        },
-    ),
-    "train": Measurement(
-        text="our training step: rate, MFU, memory",
-        options={
-            "steps": _number(40, "measured steps at most"),
-            "seconds": _number(20.0, "about this long for measured steps"),
-            # Long enough for clocks to fall.
-            "peak-seconds": _number(3.0, "length of the long run of matrix products"),
-            "profile": {
-                "action": "store_true",
-                "help": "list the step's kernels (CUDA) or operators (CPU) by their time",
-            },
-            "out": _value(
-                Path,
-                "FILE",
-                "with --profile: torch's trace of one step, gzipped JSON (.json.gz) for Perfetto",
-            ),
-        },
-    ),
-    "optimizer": Measurement(
-        text="our update against a loop and torch's",
-        options={
-            "steps": _number(12, "measured updates by each at most"),
-            "seconds": _number(300.0, "per rule: begin no further update after this"),
-        },
-        settings=("model.num_layers=12", "model.hidden_size=768"),
-    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the measurements, which are sub-commands of `bench`."""
+    """Add the measurements, which are sub-commands of `bench`.
+
+    The module of the same name has `measure` and `in_words`.
+    """
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
-    for name, measurement in MEASUREMENTS.items():
-        command = commands.add_parser(name, help=measurement.text)
-        options = dict(measurement.options)
-        add_config(command, "measure a rank of this config (default: small)", required=False)
-        options["threads"] = _number(2, "CPU threads")
-        options["seed"] = _number(1, "seed of weights, samples and dropout")
-        command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        for option, arguments in options.items():
-            command.add_argument(f"--{option}", **arguments)
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+    against = commands.add_parser("against", help="our training step against `transformers`'")
+    _add_common(against, steps=12, seconds=300.0)
+    against.add_argument(
+        "--architecture",
+        choices=("bert", "modern"),
+        help="of both sides (default: that of --config, or bert)",
+    )
+    against.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also run the other side through torch.compile (default: yes)",
+    )
+    against.add_argument(
+        "--by-layer",
+        action="store_true",
+        help="compile each of its layers by itself, which takes less time",
+    )
+    train = commands.add_parser("train", help="our training step: rate, MFU, memory")
+    _add_common(train, steps=40, seconds=20.0)
+    train.add_argument(
+        "--peak-seconds",
+        type=float,
+        default=3.0,  # long enough for clocks to fall
+        metavar="S",
+        help="length of the run of matrix products (default 3)",
+    )
+    train.add_argument(
+        "--profile",
+        action="store_true",
+        help="list the step's kernels (CUDA) or operators (CPU) by their time",
+    )
+    train.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="with --profile: torch's trace of one step, gzipped JSON (.json.gz) for Perfetto",
+    )
+    optimizer = commands.add_parser("optimizer", help="our update against a loop and torch's")
+    _add_common(optimizer, steps=12, seconds=300.0)
+
+
+def _add_common(command: argparse.ArgumentParser, *, steps: int, seconds: float) -> None:
+    add_config(command, "measure a rank of this config (default: small)", required=False)
+    command.add_argument(
+        "--steps",
+        type=int,
+        default=steps,
+        metavar="N",
+        help=f"measured steps of each contender at most (default {steps})",
+    )
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=seconds,
+        metavar="S",
+        help=f"begin no further step after about this long (default {seconds:g})",
+    )
+    command.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="CPU threads (default 2)"
+    )
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen measurement. Raises ConfigError for a user's mistake."""
-    chosen = MEASUREMENTS[args.measurement]
     for name, bounds in _BOUNDS.items():
-        number = getattr(args, name, None)
-        if number is not None:
-            bounds.check(option_name(name), number)
-    names = (option.replace("-", "_") for option in chosen.options if option != "architecture")
-    options = {name: getattr(args, name) for name in names}
+        if name in args:
+            bounds.check(option_name(name), getattr(args, name))
     config = make_config(args)  # mistakes show before torch is imported
     device = _device(args)
-    says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
-    if args.measurement == "against" and device.type == "cuda" and not says_mode:
-        config = replace(config, run=replace(config.run, step_mode="captured"))
     module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
+    options = {"steps": args.steps, "seconds": args.seconds}
+    if args.measurement == "against":
+        options |= {"compile": args.compile, "by_layer": args.by_layer}
+        says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
+        if device.type == "cuda" and not says_mode:
+            config = replace(config, run=replace(config.run, step_mode="captured"))
+    if args.measurement == "train":
+        options |= {"peak_seconds": args.peak_seconds, "profile": args.profile, "out": args.out}
     result = module.measure(config, device, _report, **options)
     print(json.dumps(result) if args.json else module.in_words(result))
     return 0
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:
-    """The config of one rank, from --config or bench.toml, and --set. Raises ConfigError."""
-    fixed = [f"run.seed={args.seed}", f'run.device="{args.device}"']
+    """The config of one rank, from --config or bench.toml, and --set. Raises ConfigError.
+
+    A run's random seed is 1 here.
+    """
+    device = f'run.device="{args.device}"'
     architecture = getattr(args, "architecture", None)
-    if args.config and architecture:
-        fixed.append(f"model.architecture={architecture}")
     if args.config:
-        one_rank = ["parallel.nodes=1", "parallel.ranks_per_node=1"]
-        return load_config(args.config, [*args.set, *one_rank, *fixed])
-    settings = MEASUREMENTS[args.measurement].settings
-    if architecture == "modern":
-        settings += MODERN
-    return small_config(*settings, *args.set, *fixed)
+        fixed = ["parallel.nodes=1", "parallel.ranks_per_node=1", device]
+        if architecture:
+            fixed.append(f"model.architecture={architecture}")
+        config = load_config(args.config, [*args.set, *fixed])
+    else:
+        settings: tuple[str, ...] = OPTIMIZER_MODEL if args.measurement == "optimizer" else ()
+        settings += MODERN if architecture == "modern" else ()
+        config = small_config(*settings, *args.set, device)
+    if config.run.seed == "random":
+        config = replace(config, run=replace(config.run, seed=1))
+    return config
 
 
 def small_config(*settings: str) -> RunConfig:

@@ -5,34 +5,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bert_tools.bench.peer import usual_adamw
+from bert_tools.bench.peer import fused_adamw
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
-from mlperf_bert.optim.muon import Muon, muon_update
-from mlperf_bert.optim.muon_plan import is_hidden_matrix, num_matrices
+from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
 from mlperf_bert.seeds import derive_seed
 
 RULES = (
     OptimSection(name="lamb", learning_rate=1e-3),
     OptimSection(name="adamw", learning_rate=1e-3),
-    OptimSection(name="muon", learning_rate=1e-3),
 )
 REFERENCE = "per-tensor loop"
 GRADIENT_SIZE = 1e-3  # standard deviation
 LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; one step moves it by about the rate
-# Where one orthogonalises in bfloat16: of the way that the steps together can go, the share that
-# 16 roundings of 2^-8 make up.
-_BF16_SHARE = 16 / 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,6 @@ class Updater:
 
     run: Contender
     weights: list[Tensor]
-    products: torch.dtype = torch.float32  # of Newton-Schulz
 
 
 def measure(
@@ -61,7 +54,28 @@ def measure(
     for rule in RULES:
         # In fp32 at any precision of the config: no contender's weights are rounded.
         model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
-        rows += _compared(rule, model, seed, steps, seconds, report)
+        updaters, new_gradients = make_updaters(model, rule, seed)
+        contenders = {
+            "new gradients": new_gradients,
+            **{name: updater.run for name, updater in updaters.items()},
+        }
+        times = InterleavedTimes(contenders, num_batches=1)
+        times.run_once()
+        report(f"measuring {rule.name}")
+        times.measure(num_steps=steps, seconds=seconds, report=report)
+        differences = check_same_weights(rule, updaters)
+        rows += [
+            {
+                "rule": rule.name,
+                "updater": name,
+                "ms": 1e3 * times.seconds_per_batch(name),
+                "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
+                "ratio_range": times.range_of_ratios(REFERENCE, name),
+                "largest_difference": differences[name],
+                "steps": times.num_steps,
+            }
+            for name in updaters
+        ]
     parameters = list(model.parameters())
     return {
         "schema_version": 1,
@@ -114,25 +128,17 @@ def make_updaters(
             gradient.normal_(std=GRADIENT_SIZE, generator=generator)
         return gradient.view(-1)[0]
 
-    ours = _ours(rule, model, gradients)
-    updaters = {REFERENCE: _loop(rule, named, gradients, ours.products)}
+    updaters = {REFERENCE: _loop(rule, named, gradients)}
     if rule.name == "adamw":
-        ways: tuple[Literal["foreach", "fused"], ...] = ("foreach", "fused")
-        for how in ways:
-            updaters[f"torch.optim.AdamW({how}=True)"] = _torch_adamw(rule, model, gradients, how)
-    if rule.name == "muon":
-        updaters["torch.optim.Muon, AdamW(fused=True)"] = _torch_muon(rule, model, gradients)
-    updaters["flat buffers"] = ours
+        updaters["torch.optim.AdamW(fused=True)"] = _torch_adamw(rule, model, gradients)
+    updaters["flat buffers"] = _ours(rule, model, gradients)
     return updaters, new_gradients
 
 
-def check_same_weights(
-    rule: OptimSection, updaters: dict[str, Updater], steps: int
-) -> dict[str, float]:
-    """Largest difference of each contender's weights from the reference's, after `steps` updates.
+def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
+    """Largest difference of each contender's weights from the reference's.
 
-    Raises ConfigError above LARGEST_DIFFERENCE, or what products in bfloat16 allow: times of
-    different updates mean nothing.
+    Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
     """
     reference = updaters[REFERENCE].weights
     differences = {}
@@ -140,9 +146,7 @@ def check_same_weights(
         pairs = zip(updater.weights, reference, strict=True)
         # torch's maximum of a NaN is NaN.
         difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
-        is_rounded = updater.products == torch.bfloat16
-        rounding = _BF16_SHARE * steps * rule.learning_rate if is_rounded else 0.0
-        if not difference <= LARGEST_DIFFERENCE + rounding:
+        if not difference <= LARGEST_DIFFERENCE:
             raise ConfigError(
                 "bench optimizer",
                 f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's",
@@ -152,52 +156,13 @@ def check_same_weights(
     return differences
 
 
-def _compared(
-    rule: OptimSection,
-    model: BertForPretraining,
-    seed: int,
-    steps: int,
-    seconds: float,
-    report: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """A row for each updater."""
-    updaters, new_gradients = make_updaters(model, rule, seed)
-    contenders = {
-        "new gradients": new_gradients,
-        **{name: updater.run for name, updater in updaters.items()},
-    }
-    times = InterleavedTimes(contenders, num_batches=1)
-    times.run_once()
-    times.measure(
-        num_steps=steps,
-        seconds=seconds,
-        report=lambda line: report(f"{rule.name}, {line}"),
-    )
-    differences = check_same_weights(rule, updaters, times.num_steps + 1)
-    return [
-        {
-            "rule": rule.name,
-            "updater": name,
-            "ms": 1e3 * times.seconds_per_batch(name),
-            "ratio": times.seconds_per_batch(REFERENCE) / times.seconds_per_batch(name),
-            "ratio_range": times.range_of_ratios(REFERENCE, name),
-            "largest_difference": differences[name],
-            "steps": times.num_steps,
-        }
-        for name in updaters
-    ]
-
-
 def _loop(
-    rule: OptimSection,
-    named: dict[str, nn.Parameter],
-    gradients: dict[str, Tensor],
-    products: torch.dtype,
+    rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
     """The readable update, tensor by tensor."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
-    updates = [_readable_update(rule, name, each, products) for name, each in named.items()]
+    updates = [_readable_update(rule, name) for name in named]
     numbers = count(1)
 
     @torch.no_grad()
@@ -209,15 +174,11 @@ def _loop(
             update(weight, gradient, exp_avg, exp_avg_sq, step)
         return weights[0].view(-1)[0]
 
-    return Updater(run, weights, products)
+    return Updater(run, weights)
 
 
-def _readable_update(
-    rule: OptimSection, name: str, weight: Tensor, products: torch.dtype
-) -> Callable[..., None]:
+def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
     """The readable update of the tensor of this name."""
-    if rule.name == "muon" and is_hidden_matrix(name, tuple(weight.shape)):
-        return partial(_readable_muon, rule, products, num_matrices(name))
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -229,67 +190,11 @@ def _readable_update(
     return partial(update, layer_adaptation=not is_exempt(name)) if rule.name == "lamb" else update
 
 
-def _readable_muon(
-    rule: OptimSection,
-    products: torch.dtype,
-    matrices: int,
-    weight: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    *_: object,
-) -> None:
-    update = partial(
-        muon_update,
-        lr=rule.learning_rate,
-        momentum=MUON_MOMENTUM,
-        weight_decay=rule.weight_decay,
-        products=products,
-    )
-    for own in zip(*(x.chunk(matrices) for x in (weight, gradient, exp_avg)), strict=True):
-        update(*own)
-
-
-def _torch_muon(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """torch's Muon, in bfloat16, of the matrices, and its fused AdamW of all else."""
-    twin = copy.deepcopy(model)
-    matrices = []
-    for name, parameter in twin.named_parameters():
-        parameter.grad = gradients[name]
-        if not is_hidden_matrix(name, tuple(parameter.shape)):
-            continue
-        parameter.requires_grad_(False)  # not AdamW's
-        count = num_matrices(name)
-        for own, gradient in zip(parameter.chunk(count), gradients[name].chunk(count), strict=True):
-            matrices.append(nn.Parameter(own.detach()))
-            matrices[-1].grad = gradient
-    weights = [parameter.detach() for parameter in twin.parameters()]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=rule.learning_rate,
-        weight_decay=rule.weight_decay,
-        momentum=MUON_MOMENTUM,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    adamw = usual_adamw(twin, rule, "fused")
-
-    def run(number: int) -> Tensor:
-        muon.step()  # type: ignore[no-untyped-call]
-        adamw.step()
-        return weights[0].view(-1)[0]
-
-    return Updater(run, weights, torch.bfloat16)
-
-
-def _torch_adamw(
-    rule: OptimSection,
-    model: nn.Module,
-    gradients: dict[str, Tensor],
-    how: Literal["foreach", "fused"],
-) -> Updater:
+def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
     twin = copy.deepcopy(model)
     for name, parameter in twin.named_parameters():
         parameter.grad = gradients[name]
-    optimizer = usual_adamw(twin, rule, how)
+    optimizer = fused_adamw(twin, rule)
     weights = [parameter.detach() for parameter in twin.parameters()]
 
     def run(number: int) -> Tensor:
@@ -314,5 +219,4 @@ def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) ->
         optimizer.step(rate, one, zero)
         return weights[0].view(-1)[0]
 
-    products = optimizer.products if isinstance(optimizer, Muon) else torch.float32
-    return Updater(run, weights, products)
+    return Updater(run, weights)

@@ -5,10 +5,9 @@ unpadded path, which needs another library's kernels.
 
 The usual form pads all sequences to the maximum and computes logits of all positions. The fast form
 computes logits of the masked positions only and pads to the longest in a batch of similar lengths.
-Both also run compiled, the first also with fused attention. The unpadded form has one row of T
-tokens: attention goes through its AttentionInterface to torch's nested tensors, whose fused kernels
-on CUDA take sequences of unequal length and dropout; all else is its own code, including the logits
-of all T tokens.
+Both also run compiled. The unpadded form has one row of T tokens: attention goes through its
+AttentionInterface to torch's nested tensors, whose fused kernels on CUDA take sequences of unequal
+length and dropout; all else is its own code, including the logits of all T tokens.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
@@ -23,7 +22,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.config.sections import (
@@ -41,7 +39,15 @@ OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
 CLIP = ClipSection()
 OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
 ATTENTION_NAME = "mlperf_bert_nested"
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+OPPONENTS = MappingProxyType(  # in words
+    {
+        "sorted": "masked positions, sorted by length",
+        "sorted_compiled": "the same through torch.compile",
+        "padded": "as people feed it: all positions, padded to the maximum",
+        "padded_compiled": "the same through torch.compile",
+        "unpadded_peer": "without padding, all positions",
+    }
+)
 Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]
 """The loss of the batch of this number."""
@@ -53,9 +59,8 @@ class Data:
 
     batches: list[UnpaddedBatch]
     by_length: list[UnpaddedBatch]  # the samples of all batches, dealt by length
-    padded: list[dict[str, Tensor]]  # to the maximum length
-    padded_to_longest: list[dict[str, Any]]  # inputs of each batch for `masked_loss`
-    sorted: list[dict[str, Any]]  # `by_length`, likewise
+    padded: list[dict[str, Tensor]]  # `batches`, to the maximum length
+    sorted: list[dict[str, Any]]  # inputs of each batch of `by_length` for `masked_loss`
 
 
 def import_transformers() -> ModuleType:
@@ -67,9 +72,7 @@ def import_transformers() -> ModuleType:
         raise ConfigError("bench against", f"needs transformers ({error})", remedy) from None
 
 
-def make_peer(
-    ours: nn.Module, config: ModelSection, device: torch.device, *, attention: str = "sdpa"
-) -> Any:
+def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
     """Their model of `config` with the weights of ours, in training mode.
 
     Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a BERT
@@ -93,12 +96,11 @@ def make_peer(
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
             parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
-    peer.set_attn_implementation(attention)
+    peer.set_attn_implementation("sdpa")
     return peer.train()
 
 
-def is_modern(peer: Any) -> bool:
-    """True for their ModernBertForMaskedLM."""
+def _is_modern(peer: Any) -> bool:
     return hasattr(peer, "decoder")
 
 
@@ -173,7 +175,7 @@ def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> 
 
 def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of their model, with logits of the masked positions only."""
-    if is_modern(peer):
+    if _is_modern(peer):
         hidden = peer.model(**inputs["tokens"])[0]
         masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
         return F.cross_entropy(peer.decoder(peer.head(masked)).float(), inputs["labels"])
@@ -186,58 +188,6 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
     labels = torch.full_like(batch.input_ids, IGNORED)
     labels[batch.masked_token_index] = batch.labels
     return labels
-
-
-def usual_adamw(
-    model: nn.Module, rule: OptimSection, how: Literal["foreach", "fused"]
-) -> torch.optim.Optimizer:
-    """torch's AdamW with a rule's constants, in one of its modes for many tensors at a time."""
-    groups = param_groups(model, rule.weight_decay)
-    return torch.optim.AdamW(
-        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
-        lr=rule.learning_rate,
-        betas=(rule.beta_1, rule.beta_2),
-        eps=rule.epsilon,
-        foreach=how == "foreach",
-        fused=how == "fused",
-    )
-
-
-def autocast_dtype(precision: Precision) -> torch.dtype | None:
-    """Autocast dtype of `transformers`' users at this precision; None: fp32, as the weights.
-
-    Their weights stay fp32 in every precision.
-    """
-    return None if precision == "fp32" else torch.bfloat16
-
-
-def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Autocast products to `dtype`; None: leave them."""
-    return torch.autocast(device.type, dtype, enabled=dtype is not None)
-
-
-def peer_step(
-    peer: Any, loss_of: Callable[[Any], Tensor], precision: Precision
-) -> Callable[[Any], Tensor]:
-    """One update as `transformers`' users write it: forward, backward, clip, optimizer.
-
-    Takes the arguments of `loss_of` and returns the loss before the update; it leaves no gradient,
-    even after an error.
-    """
-    optimizer, dtype = usual_adamw(peer, OPTIM, "fused"), autocast_dtype(precision)
-
-    def step(inputs: Any) -> Tensor:
-        try:
-            with autocast(peer.device, dtype):
-                loss = loss_of(inputs)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(peer.parameters(), CLIP.max_norm)
-            optimizer.step()
-        finally:
-            optimizer.zero_grad()
-        return loss.detach()
-
-    return step
 
 
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
@@ -306,123 +256,124 @@ def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tens
     return words + pairs
 
 
-@dataclass(frozen=True, slots=True)
-class OtherPeers:
-    """Peers that run here, and reasons why others do not, by name."""
+def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
+    """torch's fused AdamW with a rule's constants."""
+    groups = param_groups(model, rule.weight_decay)
+    return torch.optim.AdamW(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        lr=rule.learning_rate,
+        betas=(rule.beta_1, rule.beta_2),
+        eps=rule.epsilon,
+        fused=True,
+    )
 
-    contenders: dict[str, Contender]
-    reasons: dict[str, str]
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Autocast of `transformers`' users at this precision; their weights stay fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
-def make_other_peers(
+def peer_step(peer: Any, loss_of: LossOf, precision: Precision) -> Contender:
+    """One update as `transformers`' users write it: forward, backward, clip, optimizer.
+
+    Takes the number of a batch and returns the loss before the update; it leaves no gradient, even
+    after an error.
+    """
+    optimizer = fused_adamw(peer, OPTIM)
+
+    def step(number: int) -> Tensor:
+        try:
+            with autocast(peer.device, precision):
+                loss = loss_of(number)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(peer.parameters(), CLIP.max_norm)
+            optimizer.step()
+        finally:
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def make_opponents(
     make_peer: Callable[[], Any],
     data: Data,
-    precision: Precision,
+    config: ModelSection,
     *,
     device: torch.device,
-    architecture: Architecture = "bert",
     compiled: Compiled,
-    check: Callable[[Tensor], object],
+    check: Callable[[str, Tensor], object],
     report: Callable[[str], None],
-) -> OtherPeers:
-    """Build each of BUILDERS and run it once.
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Build each of OPPONENTS and run it on every batch; also the reasons of those that cannot run.
 
     Args:
-        make_peer: makes a new BertForPreTraining in training mode for each.
+        make_peer: makes a new peer in training mode for each.
         data: batches for all of them.
-        precision: ours; theirs is its `autocast_dtype`.
+        config: of both sides; in precisions other than fp32 they run under autocast.
         device: device of models and data.
-        architecture: theirs and ours.
         compiled: what goes through torch.compile at once in the compiled forms, if they shall run.
-        check: takes the loss of the first batch without dropout, and raises ConfigError if it
-            belongs to another model.
+        check: takes a name and the loss of its first batch without dropout, and raises ConfigError
+            if that belongs to another model.
         report: gets lines of progress.
     """
-    peers = OtherPeers({}, {})
-    for name, build in BUILDERS.items():
-        reason = _reason_against(name, device, compiled, architecture)
+    contenders: dict[str, Contender] = {}
+    reasons: dict[str, str] = {}
+    for name in OPPONENTS:
+        reason = _reason_against(name, device, compiled, config.architecture)
         if reason is None:
             report(f"preparing {name}")
-            # The plain module would be compiled again.
-            own_check = None if name.endswith("compiled") else check
             try:
-                made = partial(build, data=data, compiled=compiled)
-                peers.contenders[name] = _prepared(make_peer(), made, data, precision, own_check)
+                contenders[name] = _prepared(name, make_peer(), data, config, compiled, check)
             except ConfigError:
                 raise
             except Exception as error:  # any error from others' code is a finding, no failure
                 reason = reason_of(error)
             free_memory()
         if reason is not None:
-            peers.reasons[name] = reason
+            reasons[name] = reason
             report(f"{name}: {reason}")
-    return peers
+    return contenders, reasons
 
 
 def _prepared(
+    name: str,
     peer: Any,
-    build: Callable[[Any], LossOf],
     data: Data,
-    precision: Precision,
-    check: Callable[[Tensor], object] | None,
+    config: ModelSection,
+    compiled: Compiled,
+    check: Callable[[str, Tensor], object],
 ) -> Contender:
     """A step that has run once. As a separate function it leaves nothing behind on failure."""
-    loss_of = build(peer)
-    if check is not None:
+    loss_of = loss_function(name, peer, data, compiled)
+    if not name.endswith("compiled"):  # the plain module would be compiled again
         peer.eval()
-        with torch.no_grad(), autocast(peer.device, autocast_dtype(precision)):
-            check(loss_of(0))
+        with torch.no_grad(), autocast(peer.device, config.precision):
+            check(name, loss_of(0))
         peer.train()
-    step = peer_step(peer, loss_of, precision)
+    step = peer_step(peer, loss_of, config.precision)
     for number in range(len(data.batches)):  # each may have a new shape, which is compiled once
         step(number).item()
     return step
 
 
-def _padded_compiled(peer: Any, data: Data, compiled: Compiled) -> LossOf:
-    call = _through_compiler(peer, peer, compiled, dynamic=False)
-    return lambda number: call(**data.padded[number]).loss
-
-
-def _sorted_compiled(peer: Any, data: Data, compiled: Compiled) -> LossOf:
-    call = _through_compiler(peer, partial(masked_loss, peer), compiled, dynamic=True)
-    return lambda number: call(data.sorted[number])
-
-
-def _through_compiler(peer: Any, function: Any, compiled: Compiled, *, dynamic: bool) -> Any:
-    """The function of `peer`, compiled, or as it is with every layer compiled by itself."""
-    if compiled == "whole":
-        return torch.compile(function, dynamic=dynamic)
-    for layer in peer.model.layers if is_modern(peer) else peer.bert.encoder.layer:
-        layer.compile(dynamic=dynamic)
-    return function
-
-
-def _flash(peer: Any, data: Data, compiled: Compiled) -> LossOf:
-    peer.set_attn_implementation("sdpa")
-
-    def loss_of(number: int) -> Tensor:
-        with sdpa_kernel(FUSED):
-            loss: Tensor = peer(**data.padded[number]).loss
-        return loss
-
-    return loss_of
-
-
-def _unpadded(peer: Any, data: Data, compiled: Compiled) -> LossOf:
-    use_nested_attention(peer)
-    inputs = [unpadded_inputs(batch) for batch in data.batches]
-    return lambda number: unpadded_loss(peer, inputs[number])
-
-
-BUILDERS = MappingProxyType(
-    {
-        "sorted_compiled": _sorted_compiled,
-        "padded_compiled": _padded_compiled,
-        "padded_flash": _flash,
-        "unpadded_peer": _unpadded,
-    }
-)
+def loss_function(name: str, peer: Any, data: Data, compiled: Compiled = "no") -> LossOf:
+    """The loss of the opponent of this name, whose model is `peer`."""
+    if name == "unpadded_peer":
+        use_nested_attention(peer)
+        inputs = [unpadded_inputs(batch) for batch in data.batches]
+        return lambda number: unpadded_loss(peer, inputs[number])
+    is_sorted = name.startswith("sorted")
+    function: Any = partial(masked_loss, peer) if is_sorted else peer
+    if name.endswith("compiled"):
+        if compiled == "whole":
+            function = torch.compile(function, dynamic=is_sorted)
+        else:
+            for layer in peer.model.layers if _is_modern(peer) else peer.bert.encoder.layer:
+                layer.compile(dynamic=is_sorted)
+    if is_sorted:
+        return lambda number: function(data.sorted[number])
+    return lambda number: function(**data.padded[number]).loss
 
 
 def _reason_against(
@@ -432,8 +383,8 @@ def _reason_against(
         return "its own unpadded path needs the kernels of flash-attn"
     if name.endswith("compiled") and compiled == "no":
         return "torch.compile was not asked for: --compile"
-    if name == "sorted_compiled" or device.type == "cuda":
-        return None
-    if name == "padded_compiled":
+    if name == "padded_compiled" and device.type != "cuda":
         return f"compiled on CUDA alone; this run is on {device.type}"
-    return f"its attention kernels are for CUDA; this run is on {device.type}"
+    if name == "unpadded_peer" and device.type != "cuda":
+        return f"its attention kernels are for CUDA; this run is on {device.type}"
+    return None

@@ -4,7 +4,6 @@ It lists kernels on CUDA, and operators on a CPU, without the time of the operat
 """
 
 import gzip
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,24 +19,7 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.files import write_file
 
 NUM_STEPS = 3
-MOST_ROWS = 10
-OTHER = "other"
-# The first pattern found in a name decides its kind; our own kernels' names begin with "_".
-_KINDS = (
-    ("attention", r"attention|flash|fmha|sdpa|attend"),
-    ("matrix product", r"gemm|matmul|addmm|::mm|::bmm|baddbmm|linear|cutlass|nvjet|xmma"),
-    (
-        "update",
-        r"adam|lamb|optim|multi_tensor|clip|norm_squared|^_(moments_and_squares|sum_squares|apply)",
-    ),
-    ("normalisation", r"layer_?norm|norm"),
-    ("loss", r"softmax|nll|cross_entropy"),
-    ("copy", r"memcpy|memset|copy|fill|zero|index|gather|scatter|cat|embedding|^_transpose"),
-    (
-        "elementwise",
-        r"elementwise|gelu|dropout|^_keep_bits|^_cast_to_fp8|add|mul|sum|reduce|vectorized",
-    ),
-)
+MOST_ROWS = 20
 
 
 def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
@@ -70,7 +52,7 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """Tables of a step: the largest names, times by kind, and time in which nothing ran.
+    """The largest names of a step, and the time in which nothing ran.
 
     Raises DataError if nothing was recorded.
     """
@@ -87,42 +69,25 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
     for each in events:
         own_us = each.time_range.elapsed_us() if is_cuda else each.self_cpu_time_total
         of_name.setdefault(each.name, []).append(own_us)
-    names = [(name, len(us), sum(us)) for name, us in of_name.items()]
-    spans = [(each.time_range.start, each.time_range.end) for each in events]
-    total = sum(us for _, _, us in names)
-    of_kind: dict[str, float] = {}
-    for name, _, us in names:
-        of_kind[kind_of(name)] = of_kind.get(kind_of(name), 0.0) + us
-    whole_us, idle_us = gaps(spans)
+    total = sum(map(sum, of_name.values()))
+    whole_us, idle_us = gaps([(each.time_range.start, each.time_range.end) for each in events])
     return {
         "steps": num_steps,
         "step_ms": whole_us / 1e3 / num_steps,
         "rows": [
             {
                 "name": name,
-                "kind": kind_of(name),
-                "ms": us / 1e3 / num_steps,
-                "share": us / total,
-                "calls": calls / num_steps,
+                "ms": sum(us) / 1e3 / num_steps,
+                "share": sum(us) / total,
+                "calls": len(us) / num_steps,
             }
-            for name, calls, us in sorted(names, key=lambda each: -each[2])[:MOST_ROWS]
+            for name, us in sorted(of_name.items(), key=lambda each: -sum(each[1]))[:MOST_ROWS]
         ],
-        "kinds": {
-            kind: {"ms": us / 1e3 / num_steps, "share": us / total}
-            for kind, us in sorted(of_kind.items(), key=lambda pair: -pair[1])
-        },
-        "calls": len(spans) / num_steps,
-        "gap_ms": sum(idle_us) / 1e3 / num_steps,
+        "calls": len(events) / num_steps,
         "gap_share": sum(idle_us) / whole_us,
         "gaps": len(idle_us) / num_steps,
         "longest_gap_us": max(idle_us, default=0.0),
     }
-
-
-def kind_of(name: str) -> str:
-    """The kind of a kernel or operator, as far as its name tells."""
-    lower = name.lower()
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, lower)), OTHER)
 
 
 def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
@@ -145,18 +110,13 @@ def in_words(result: dict[str, Any]) -> str:
     what = result["unit_of_work"]
     lines = [
         f"{result['step_ms']:.2f} ms a step under the profiler, {result['calls']:.0f} {what}s; "
-        f"between them {result['gap_ms']:.2f} ms ({result['gap_share']:.1%}) in "
-        f"{result['gaps']:.0f} gaps, the longest {result['longest_gap_us']:.0f} us",
-        f"{'ms a step':>9} {'share':>6} {'calls':>6}  kind: {what}",
+        f"nothing runs in {result['gap_share']:.1%} of it, in {result['gaps']:.0f} gaps, the "
+        f"longest {result['longest_gap_us']:.0f} us",
+        f"{'ms a step':>9} {'share':>6} {'calls':>6}  {what}",
     ]
     lines += [
-        f"{row['ms']:9.3f} {row['share']:6.1%} {row['calls']:6.4g}  {row['kind']}: {row['name']}"
+        f"{row['ms']:9.3f} {row['share']:6.1%} {row['calls']:6.4g}  {row['name']}"
         for row in result["rows"]
-    ]
-    lines.append("by kind:")
-    lines += [
-        f"{kind['ms']:9.3f} {kind['share']:6.1%}         {name}"
-        for name, kind in result["kinds"].items()
     ]
     return "\n".join(lines)
 

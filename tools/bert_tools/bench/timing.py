@@ -4,11 +4,9 @@ Contenders take turns on the same work, so that a busy machine slows all of them
 """
 
 import gc
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,35 +38,20 @@ def seconds_of(run: Contender, batch: int) -> float:
     return time.perf_counter() - start
 
 
-def time_steps(
-    run: Contender, device: torch.device, *, warm_up: int, steps: int, seconds: float
-) -> list[float]:
-    """Milliseconds of each measured step, queued in a row; the host waits at the end.
+def time_steps(run: Contender, *, warm_up: int, steps: int, seconds: float) -> tuple[int, float]:
+    """Number of measured steps and mean milliseconds of one; the host waits at the end only.
 
     Runs as many as fit into `seconds` by the last one of the warm-up: FEWEST_STEPS at least,
     `steps` at most.
     """
-    is_cuda = device.type == "cuda"
-    taken = 0.0
     for number in range(warm_up):
         taken = seconds_of(run, number)
     count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
-
-    def mark() -> Any:  # on CUDA after all queued work: recording does not wait
-        if not is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    marks = [mark()]
+    start = time.perf_counter()
     for number in range(warm_up, warm_up + count):
-        run(number)
-        marks.append(mark())
-    if is_cuda:
-        torch.cuda.synchronize(device)
-        return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
-    return [1e3 * (after - before) for before, after in itertools.pairwise(marks)]
+        scalar = run(number)
+    scalar.item()
+    return count, 1e3 * (time.perf_counter() - start) / count
 
 
 class InterleavedTimes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bert_tools.bench.flops import Peak, done_flops, measure_peak, model_flops
+from bert_tools.bench.flops import measure_peak, model_flops, peak_dtype
 from bert_tools.bench.profile import in_words as profile_in_words
 from bert_tools.bench.profile import profiled
 from bert_tools.bench.timing import time_steps
@@ -35,7 +35,7 @@ def measure(
 ) -> dict[str, Any]:
     """The JSON object of `bench train`, from at most `steps` steps in about `seconds`.
 
-    `peak_seconds`: length of the long run of matrix products. With `profile` the object lists the
+    `peak_seconds`: length of the run of matrix products. With `profile` the object lists the
     kernels or operators of a step, and `out` is a file for torch's trace of one. Raises ConfigError
     for `out` without `profile`, DataError if it cannot be written.
     """
@@ -45,17 +45,24 @@ def measure(
         check_writable(out)
     report(f"building on {device}, step {config.run.step_mode}")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        milliseconds = timed(run, steps, seconds)
+        warm_up = max(3, len(run.updates))  # with every update
+        count, step_ms = time_steps(run, warm_up=warm_up, steps=steps, seconds=seconds)
         memory = memory_bytes(device)
-        loss = run(len(milliseconds)).item()
+        loss = run(count).item()
         found = profiled(run, out) if profile else None
-    report(f"{len(milliseconds)} steps; now the rate of matrix products alone")
+    report(f"{count} steps; now the rate of matrix products alone")
     tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
-    peak = measure_peak(config.model, round(tokens), device, peak_seconds)
+    peak, peak_reason = measure_peak(config.model, round(tokens), device, peak_seconds)
+    rates = rates_of(run, step_ms)
     return {
-        "schema_version": 1,
-        **rates(run, milliseconds),
-        **_utilisation(run, milliseconds, peak),
+        "schema_version": 2,
+        **rates,
+        "steps": count,
+        "step_ms": step_ms,
+        "mfu": rates["tflops"] / peak if peak else None,
+        "peak_dtype": str(peak_dtype(config.model)).removeprefix("torch."),
+        "peak_tflops": peak,
+        "peak_reason": peak_reason,
         "memory_peak_bytes": memory,
         "loss": loss if math.isfinite(loss) else None,
         "profile": found,
@@ -63,55 +70,22 @@ def measure(
     }
 
 
-def timed(run: TrainingRun, steps: int, seconds: float) -> list[float]:
-    """Milliseconds of each measured step, after a warm-up with every update."""
-    warm_up = max(3, len(run.updates))
-    return time_steps(run, run.device, warm_up=warm_up, steps=steps, seconds=seconds)
-
-
-def rates(run: TrainingRun, milliseconds: list[float]) -> dict[str, Any]:
-    """Sequences and real tokens per second, and the spread of the step times."""
-    lengths = [
-        length for update in run.host_updates for batch in update for length in batch.lengths
-    ]
-    seconds = statistics.fmean(milliseconds) / 1e3
-    samples = len(lengths) / len(run.host_updates)
-    ordered = sorted(milliseconds)
+def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
+    """Sequences, real tokens and operations per second."""
+    batches = [batch for update in run.host_updates for batch in update]
+    lengths = [length for batch in batches for length in batch.lengths]
+    flops = sum(
+        model_flops(run.config.model, batch.lengths, batch.masked_counts).total for batch in batches
+    )
+    per_s = 1e3 / step_ms / len(run.host_updates)  # of all updates
     return {
-        "samples_per_s": samples / seconds,
-        "tokens_per_s": samples * statistics.fmean(lengths) / seconds,
-        "step_ms": statistics.median(milliseconds),
-        "step_ms_p10": ordered[len(ordered) // 10],
-        "step_ms_p90": ordered[-1 - len(ordered) // 10],
-        "steps": len(milliseconds),
+        "samples_per_s": len(lengths) * per_s,
+        "tokens_per_s": sum(lengths) * per_s,
+        "tflops": flops * per_s / 1e12,
+        "gflop_per_sequence": flops / len(lengths) / 1e9,
         "mean_length": statistics.fmean(lengths),
         "padding_share": run.padding_share,
         "attention": run.model.attention.note,
-    }
-
-
-def _utilisation(run: TrainingRun, milliseconds: list[float], peak: Peak) -> dict[str, Any]:
-    """Operations per sequence and per second, by the published count and as done, and MFU."""
-    model, num_updates = run.config.model, len(run.updates)
-    batches = [batch for update in run.host_updates for batch in update]
-    by_formula = sum(
-        model_flops(model, batch.lengths, batch.masked_counts).total for batch in batches
-    )
-    really = sum(done_flops(model, batch).total for update in run.updates for batch in update)
-    num_sequences = sum(len(batch.lengths) for batch in batches)
-    seconds = num_updates * statistics.fmean(milliseconds) / 1e3
-    tflops = by_formula / seconds / 1e12
-    return {
-        "gflop_per_sequence": by_formula / num_sequences / 1e9,
-        "gflop_per_sequence_done": really / num_sequences / 1e9,
-        "tflops": tflops,
-        "tflops_done": really / seconds / 1e12,
-        "mfu": tflops / peak.long_tflops if peak.long_tflops else None,
-        "mfu_of_burst": tflops / peak.burst_tflops if peak.burst_tflops else None,
-        "peak_dtype": peak.dtype,
-        "peak_burst_tflops": peak.burst_tflops,
-        "peak_long_tflops": peak.long_tflops,
-        "peak_reason": peak.reason,
     }
 
 
@@ -128,48 +102,37 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def heading(result: dict[str, Any]) -> str:
-    """Heading of the measurement, one line for people."""
-    config = result["config"]
-    accum = config["parallel"]["grad_accum_steps"]
-    return (
-        f"{model_in_words(result)}, batch {config['parallel']['local_batch_size']}"
-        + (f" x {accum}" if accum > 1 else "")
-        + f", step {config['run']['step_mode']}"
-    )
-
-
-def model_in_words(result: dict[str, Any]) -> str:
-    """The model and the machine."""
-    model = result["config"]["model"]
+    """The question and the machine, one line for people."""
+    model, parallel = result["config"]["model"], result["config"]["parallel"]
     where = result["device_name"] or f"{result['device']}, {result['threads']} threads"
+    accum = parallel["grad_accum_steps"]
     return (
-        f"{model['num_layers']} layers, hidden {model['hidden_size']}, {model['precision']}, "
-        f"dropout {model['hidden_dropout']:g}, on {where}"
+        f"{model['architecture']}, {model['num_layers']} layers, hidden {model['hidden_size']}, "
+        f"{model['precision']}, dropout {model['hidden_dropout']:g}, on {where}, "
+        f"batch {parallel['local_batch_size']}"
+        + (f" x {accum}" if accum > 1 else "")
+        + f", step {result['config']['run']['step_mode']}"
     )
 
 
 def in_words(result: dict[str, Any]) -> str:
     """The result for people."""
-    if result["peak_long_tflops"] is None:
+    if result["mfu"] is None:
         peak = f"no peak in {result['peak_dtype']} ({result['peak_reason']})"
     else:
         peak = (
-            f"MFU {result['mfu']:.1%} of {result['peak_long_tflops']:.3g} TFLOP/s "
-            f"({result['peak_dtype']} products, long run), {result['mfu_of_burst']:.1%} of "
-            f"{result['peak_burst_tflops']:.3g} (short burst)"
+            f"MFU {result['mfu']:.1%} of {result['peak_tflops']:.3g} TFLOP/s of "
+            f"{result['peak_dtype']} products"
         )
-    return "\n".join(
-        (
-            heading(result),
-            f"{result['samples_per_s']:.1f} samples/s, {result['tokens_per_s']:.0f} tokens/s; mean "
-            f"length {result['mean_length']:.1f}, padding {result['padding_share']:.2%} of tokens",
-            f"step {result['step_ms']:.2f} ms, median of {result['steps']} (tenth "
-            f"{result['step_ms_p10']:.2f}, nine tenths {result['step_ms_p90']:.2f})",
-            f"{result['tflops']:.3g} TFLOP/s at {result['gflop_per_sequence']:.4g} GFLOP a "
-            f"sequence (published count); done {result['gflop_per_sequence_done']:.4g} GFLOP, "
-            f"{result['tflops_done']:.3g} TFLOP/s",
-            peak,
-            f"memory at most {result['memory_peak_bytes'] / 2**20:.0f} MiB, loss {result['loss']}",
-            *([profile_in_words(result["profile"])] if result["profile"] else []),
-        )
-    )
+    lines = [
+        heading(result),
+        f"{result['samples_per_s']:.1f} samples/s, {result['tokens_per_s']:.0f} tokens/s; mean "
+        f"length {result['mean_length']:.1f}, padding {result['padding_share']:.2%} of tokens",
+        f"step {result['step_ms']:.2f} ms, mean of {result['steps']}",
+        f"{result['tflops']:.3g} TFLOP/s at {result['gflop_per_sequence']:.4g} GFLOP a sequence "
+        f"(published count); {peak}",
+        f"memory at most {result['memory_peak_bytes'] / 2**20:.0f} MiB, loss {result['loss']}",
+    ]
+    if result["profile"]:
+        lines.append(profile_in_words(result["profile"]))
+    return "\n".join(lines)
