@@ -11,7 +11,7 @@ from bert_tools.doctor.findings import fail
 from mlperf_bert.config.files import load_config
 from support import REPOSITORY
 
-A100: machine.Gpu = ("NVIDIA A100-SXM4-80GB", 80 * 2**30, (8, 0))
+A100: machine.Gpu = ("NVIDIA A100-SXM4-80GB", 80 * 2**30)
 TORCH = packages.NEEDED[0]
 BUILT_FOR = "torch 2.13.0, CUDA 13.0"
 
@@ -34,14 +34,10 @@ def test_without_a_gpu(tiny_config: Path) -> None:
         assert bool(finding.remedy) == (status != "ok")
 
 
-def test_different_and_old_gpus_are_named() -> None:
-    old = ("Tesla P100", 16 * 2**30, (6, 0))
-    different, capability = machine.judge_gpus([A100, old], 2, BUILT_FOR, None)
-    assert different.status == "warn"
-    assert (capability.status, capability.found) == (
-        "fail",
-        "Tesla P100: compute capability below 7.0",
-    )
+def test_different_gpus_are_named() -> None:
+    other = ("Tesla V100", 16 * 2**30)
+    (finding,) = machine.judge_gpus([A100, other], 2, BUILT_FOR, None)
+    assert finding.status == "warn" and "Tesla V100" in finding.found
 
 
 def test_a_config_of_more_ranks_than_gpus_fails(tiny_config: Path) -> None:
@@ -88,8 +84,6 @@ def test_what_training_can_do_without_says_what_its_lack_costs() -> None:
     assert apex.status == "warn"
     assert "optim.implementation 'apex'" in apex.found
     assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
-    rulesets = {("4.1.0", "5.0.0"): "ok", ("4.1.0",): "fail", None: "warn"}
-    assert {each: packages.judge_ruleset(each).status for each in rulesets} == rulesets
 
 
 def test_optional_packages_are_shown_where_they_are_needed(tiny_config: Path) -> None:

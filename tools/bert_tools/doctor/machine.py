@@ -10,11 +10,10 @@ from bert_tools.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.machine import usable_cpus
 
-LOWEST_CAPABILITY = (7, 0)  # the oldest that Triton compiles for
 _GIB = 2**30
 LEAST_FREE_BYTES, WANTED_FREE_BYTES = _GIB, 10 * _GIB  # a checkpoint of BERT-large has 4 GiB
-Gpu = tuple[str, int, tuple[int, int]]
-"""A GPU as torch sees it: name, bytes of memory, compute capability."""
+Gpu = tuple[str, int]
+"""A GPU as torch sees it: name, bytes of memory."""
 
 
 def check_machine(config: RunConfig | None) -> list[Finding]:
@@ -26,7 +25,7 @@ def check_machine(config: RunConfig | None) -> list[Finding]:
     built_for = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
-    gpus = [(each.name, each.total_memory, (each.major, each.minor)) for each in properties]
+    gpus = [(each.name, each.total_memory) for each in properties]
     return findings + judge_gpus(gpus, machine.num_gpus, built_for, config)
 
 
@@ -63,10 +62,6 @@ def judge_gpus(
     findings = [ok(name, found)]
     if len(kinds) > 1:
         findings = [warn(name, found, "ranks wait for the slowest GPU: use equal ones")]
-    old = sorted({gpu[0] for gpu in gpus if gpu[2] < LOWEST_CAPABILITY})
-    if old:
-        found = f"{', '.join(old)}: compute capability below 7.0"
-        findings.append(fail(name, found, "use a Volta or later, or the CPU"))
     shares = config is None or wanted == "cpu" or config.parallel.share_gpu == "allow"
     if not shares and _ranks(config) > len(gpus):
         found = f"{len(gpus)} for {_ranks(config)} ranks per node of the config"

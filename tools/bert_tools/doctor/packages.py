@@ -5,14 +5,11 @@ import importlib.util
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
-from pathlib import Path
 
 from bert_tools.common.machine import read_machine
 from bert_tools.doctor.findings import Finding, fail, ok, warn
 from mlperf_bert.config.run_config import RunConfig
 
-RULESET = "5.0.0"  # of MLPerf training, the last one with BERT
 _INSTALL = "run in the checkout: tools/venv.sh"
 
 
@@ -58,8 +55,7 @@ def check(config: RunConfig | None) -> list[Finding]:
     """Check the packages that are needed everywhere, and those that this config or a GPU needs."""
     needed = needed_here(config, has_gpus=read_machine().num_gpus > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
-    findings = [judge(package, installed_version(package)) for package in packages]
-    return [*findings, judge_ruleset(installed_rulesets())]
+    return [judge(package, installed_version(package)) for package in packages]
 
 
 def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
@@ -88,32 +84,18 @@ def judge(package: Package, version: str | None) -> Finding:
     return ok(name, version or "installed")
 
 
-def judge_ruleset(rulesets: tuple[str, ...] | None) -> Finding:
-    """The finding on `rulesets` of the installed mlperf-logging; None if not installed."""
-    name = "packages.ruleset"
-    if rulesets is None:
-        return warn(name, "no mlperf-logging: logs cannot be checked", _INSTALL)
-    if RULESET not in rulesets:
-        found = f"this mlperf-logging does not know {RULESET}"
-        return fail(name, found, _INSTALL)
-    return ok(name, f"mlperf-logging knows {RULESET}")
-
-
 def installed_version(package: Package) -> str | None:
     """The version of a package, empty if it has none, None if the module is not found."""
-    if _spec(package.module) is None:
+    try:
+        spec = importlib.util.find_spec(package.module)
+    except (ImportError, ValueError):  # a part of a package that is not there
+        spec = None
+    if spec is None:
         return None
     for name in _distributions(package):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return ""
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # a part of a package that is not there
-        return None
 
 
 def _distributions(package: Package) -> list[str]:
@@ -122,13 +104,3 @@ def _distributions(package: Package) -> list[str]:
         names = importlib.metadata.packages_distributions().get("nvidia", [])
         names = [name for name in names if "dali" in name]
     return names
-
-
-def installed_rulesets() -> tuple[str, ...] | None:
-    """Versions of MLPerf training's rules that the installed checkers know."""
-    spec = _spec("mlperf_logging")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(next(iter(spec.submodule_search_locations))) / "compliance_checker"
-    found = folder.glob("training_*.*")
-    return tuple(sorted(path.name.removeprefix("training_") for path in found if path.is_dir()))
