@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from bert_tools.common.windows import attended_tokens
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import COMPUTED_IN
 
@@ -69,7 +68,10 @@ def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
     seen = num_global * sum(length**2 for length in lengths)
     if num_global == model.num_layers:
         return seen
-    of_sequences = attended_tokens(np.asarray(lengths, dtype=np.float64), model.reach)
+    # The sum over i < L of min(i, reach) + 1 + min(L - 1 - i, reach).
+    all_lengths = np.asarray(lengths, dtype=np.float64)
+    far = np.minimum(model.reach, all_lengths - 1)
+    of_sequences = all_lengths + far * (2 * all_lengths - 1 - far)
     return seen + (model.num_layers - num_global) * float(of_sequences.sum())
 
 
