@@ -1,22 +1,18 @@
-"""The lock: selects the lines of requirements/ for an installation, and renews them.
+"""The lock: selects the lines of requirements/ for an installation, and splits what uv compiled.
 
     python3 tools/lock.py select OUT [--extra NAME] [--lacking] [--torch BUILD]
-    .venv/bin/python tools/lock.py renew [options of `uv pip compile`, such as --upgrade]
+    python3 tools/lock.py split FILE      writes requirements/ (`make lock`)
 
 `hashed.txt` has each package's version and the digests of its files, for every Python and system;
 `pinned.txt` has torch, Triton and CUDA's libraries by version only, as indexes have builds of their
 own. `select` writes files of both names into OUT with the needs of pyproject.toml and an extra.
 From `pinned.txt` it takes only packages that these name, as a CPU's torch needs none of the rest;
-`--torch cpu` asks for that build of torch by name. It runs before anything is installed, and prints
-the number of packages in an installation, and how many more a CUDA build of torch brings.
+`--torch cpu` asks for that build of torch by name. It runs before anything is installed.
 """
 
 import argparse
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import distributions
@@ -93,22 +89,6 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
     }
 
 
-def count(texts: dict[str, str], lock: Path) -> tuple[int, int]:
-    """Packages of a selection on this machine, and those that a CUDA build of torch brings."""
-    from pip._vendor.packaging.requirements import Requirement
-
-    def fit(lines: Iterable[str]) -> int:
-        found = (Requirement(line.removesuffix(" \\")) for line in lines if line[:1].isalnum())
-        return sum(each.marker is None or each.marker.evaluate() for each in found)
-
-    pinned = read((lock / PINNED).read_text("utf-8"))
-    askers = {name: _askers(lines) for name, lines in pinned.items()}
-    brought = set(_with_all_needed({"torch"}, askers, set())) & pinned.keys()
-    brought -= read(texts[PINNED]).keys()
-    selected = [line for text in texts.values() for line in text.splitlines()]
-    return fit(selected), fit(pinned[name][0] for name in brought)
-
-
 def split(text: str) -> dict[str, str]:
     """Both files of the lock from what uv wrote."""
     blocks = read(text)
@@ -120,23 +100,6 @@ def split(text: str) -> dict[str, str]:
     return {HASHED: _text(blocks, blocks.keys() - pinned), PINNED: _text(without, pinned)}
 
 
-def renew(options: list[str]) -> None:
-    """Resolve again for every extra, system and Python at once; versions stay if they can."""
-    uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
-    if uv is None:
-        raise ValueError("needs uv; run: make setup")
-    lock = ROOT / "requirements"
-    with tempfile.TemporaryDirectory() as directory:
-        out = Path(directory, "lock.txt")
-        out.write_text("".join((lock / name).read_text("utf-8") for name in (HASHED, PINNED)))
-        command = [uv, "pip", "compile", "--quiet", "--universal", "--all-extras", "--no-header"]
-        command += ["--generate-hashes", "--python-version=3.11", "--fork-strategy=fewest"]
-        subprocess.run(
-            [*command, *options, f"--output-file={out}", "pyproject.toml"], check=True, cwd=ROOT
-        )
-        _write(lock, split(out.read_text("utf-8")))
-
-
 def main() -> None:
     """Run the command line; prints one line and returns status 2 on failure."""
     parser = argparse.ArgumentParser(description="Select lines of the lock, or write it anew.")
@@ -146,27 +109,23 @@ def main() -> None:
     selecting.add_argument("--extra")
     selecting.add_argument("--lacking", action="store_true", help="only what this Python lacks")
     selecting.add_argument("--torch", help="the build of torch, as an index names it")
-    commands.add_parser("renew")
-    arguments, rest = parser.parse_known_args()
+    splitting = commands.add_parser("split")
+    splitting.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "split":
+        _write(ROOT / "requirements", split(arguments.file.read_text("utf-8")))
+        return
+    present = {canonical(each.name) for each in distributions()} if arguments.lacking else set()
+    if present:
+        print("kept:", ", ".join(sorted(present)))
     try:
-        if arguments.command == "renew":
-            renew(rest)
-            return
-        present = {canonical(each.name) for each in distributions()} if arguments.lacking else set()
-        if present:
-            print("kept:", ", ".join(sorted(present)))
         texts = select(ROOT / "requirements", ROOT / "pyproject.toml", arguments.extra, present)
-        if arguments.torch:
-            pinned = re.sub(r"(?m)^(torch==[\d.]+)", rf"\1+{arguments.torch}", texts[PINNED])
-            texts[PINNED] = pinned
-        _write(arguments.out, texts)
-        if not arguments.lacking:
-            print(*count(texts, ROOT / "requirements"))
     except ValueError as error:
         print(f"tools/lock.py: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except subprocess.CalledProcessError as error:  # uv has printed the reason
-        sys.exit(error.returncode)
+    if arguments.torch:
+        texts[PINNED] = re.sub(r"(?m)^(torch==[\d.]+)", rf"\1+{arguments.torch}", texts[PINNED])
+    _write(arguments.out, texts)
 
 
 def _with_all_needed(names: set[str], askers: dict[str, set[str]], present: set[str]) -> list[str]:
@@ -197,7 +156,4 @@ def _write(directory: Path, texts: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # the script that asked says how to go on
-        sys.exit(130)
+    main()

@@ -57,7 +57,7 @@ so_far() { # words on an installation that goes on
     megabytes=$(du -sm "$venv" 2>/dev/null | cut -f1)
     last=$(grep -E '^ *(Collecting|Downloading|Installing|Preparing) ' "$log" | tail -n 1 | sed 's/^ *//; s/ (from .*//')
     if [ "$placed" -gt 0 ]; then fetched="$placed in place"; else fetched="$fetched fetched"; fi
-    echo "installing $packages packages: $fetched, $megabytes MB${on_disk:+ of about $on_disk}; ${last:0:40}"
+    echo "installing: $fetched, $megabytes MB${on_disk:+ of about $on_disk}; ${last:0:40}"
 }
 
 has_gpu() {
@@ -93,16 +93,14 @@ install_by() { # by_pip or by_uv: what was selected
 }
 
 install_locked() {
-    local counts brought fetched
+    local fetched
     ticking "echo asking the index for torch" choose
-    counts=$("$venv/bin/python" "$root/tools/lock.py" select "$work" ${extra:+--extra "$extra"} ${build:+--torch "$build"}) ||
-        exit
-    read -r packages brought <<<"$counts"
+    "$venv/bin/python" "$root/tools/lock.py" select "$work" ${extra:+--extra "$extra"} ${build:+--torch "$build"} || exit
     # Sizes of the wheels for Linux on x86-64 without an extra, 2026-11-23.
     fetched="about 340 MB from the network" on_disk=1400
-    [ "$build" = cpu ] || { packages=$((packages + brought)) fetched="about 2,900 MB from the network" on_disk=; }
+    [ "$build" = cpu ] || { fetched="about 2,900 MB from the network" on_disk=; }
     [ -z "$extra" ] || { fetched="for $extra" on_disk=; }
-    echo "installing $packages packages into $name (once), $fetched${on_disk:+, $on_disk MB on disk}; $why"
+    echo "installing packages into $name (once), $fetched${on_disk:+, $on_disk MB on disk}; $why"
     if [ "$installer" = by_uv ] && ! ticking so_far install_by by_uv; then
         echo "uv cannot install what the lock names ($(reason)): pip does"
         installer=by_pip
@@ -114,7 +112,7 @@ install_locked() {
 install_oldest() { # not by the lock, which has one torch; what else this one goes with is found anew
     local torch
     torch=$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' "$root/pyproject.toml")
-    packages="the oldest torch and other" on_disk=
+    on_disk=
     # The interpreter of that torch's Triton (3.6) fails with numpy 2.4; compiled kernels do not.
     ticking so_far by_pip --editable "$root${extra:+[$extra]}" "torch==$torch" "numpy<2.4"
 }

@@ -167,14 +167,6 @@ def test_ctrl_c_during_the_installation_says_how_to_go_on(install: Install, tree
 def test_which_torch_and_by_what(
     install: Install, programs: Callable[[str, str], Path], tree: Path
 ) -> None:
-    """Packages are counted, and CUDA's are among them only where torch will bring them."""
-
-    def count(done: subprocess.CompletedProcess[str]) -> int:
-        found = re.match(r"installing (\d+) packages into .venv \(once\), about", done.stdout)
-        assert done.returncode == 0 and found, done.stdout + done.stderr
-        (tree / ".venv" / "installed").unlink()
-        return int(found[1])
-
     offered = "2.14.0, 2.13.0+cpu, 2.13.0"
     of_cpu, asked = install(OFFERED=offered, TORCH_INDEX="file:///more")
     assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
@@ -186,11 +178,12 @@ def test_which_torch_and_by_what(
     (tree / ".venv" / "installed").unlink()
     of_cuda, _ = install()
     assert "no index here has a CPU build, TORCH_INDEX may name one" in of_cuda.stdout
-    assert count(of_cuda) > 40
+    assert of_cuda.stdout.startswith("installing packages into .venv (once), about 2,900 MB")
+    (tree / ".venv" / "installed").unlink()
     programs("uv", UV)
     by_both, asked = install(DRY="0")
     lines = by_both.stdout.splitlines()
-    assert lines[0].endswith("torch 2.13.0 for CPUs, by uv") and 20 < count(by_both) < 40
+    assert lines[0].endswith("torch 2.13.0 for CPUs, by uv")
     assert lines[1] == "uv cannot install what the lock names (error: no such index): pip does"
     assert any(line.startswith("uv ") and "--require-hashes" in line for line in asked)
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
