@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,44 +112,10 @@ def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **option
     return done
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compiled:
-    """One compiled kernel. `programs` is the number that a multiprocessor holds at once."""
-
-    case: str
-    kernel: str
-    registers: int
-    stack: int
-    spills: int
-    shared: int
-    warps: int
-    programs: int
-    occupancy: float
-    matrix: int
-    byte_stores: int
-    wide_stores: int
-    instructions: int
-    loop: int  # instructions of the longest loop; 0 without one
-
-    @property
-    def per_element(self) -> float:
-        """Instructions of a thread per element that it works on.
-
-        If `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's, whose loop
-        is then for values that are not finite, and hardly ever runs.
-        """
-        elements, of_loop = ELEMENTS[self.kernel]
-        if "window" in self.case:
-            size = 128 if "heads of 128" in self.case else 64
-            elements = ELEMENTS_OF_WINDOWS.get((size, self.kernel), elements)
-        count = self.loop if of_loop else self.instructions - self.loop
-        return count * self.warps * 32 / elements
-
-
 @contextmanager
-def compiling(case: str, capability: int, keep: Path) -> Iterator[list[Compiled]]:
+def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str, Any]]]:
     """A context in which a launch is compiled and recorded, and nothing runs."""
-    found: list[Compiled] = []
+    found: list[dict[str, Any]] = []
     usual = JITFunction.run
 
     def note(kernel: Any, *arguments: Any, **options: Any) -> None:
@@ -164,8 +129,14 @@ def compiling(case: str, capability: int, keep: Path) -> Iterator[list[Compiled]
         JITFunction.run = usual
 
 
-def inspect(done: Any, case: str, capability: int, keep: Path) -> Compiled:
-    """Read the figures from the machine code, which stays in `keep` with its sources."""
+def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]:
+    """Read the figures from the machine code, which stays in `keep` with its sources.
+
+    `programs` is the number that a multiprocessor holds at once, `loop` the instructions of the
+    longest loop (0 without one). `per_element` is the instructions of a thread per element that it
+    works on: if `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's,
+    whose loop is then for values that are not finite, and hardly ever runs.
+    """
     path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
         path.with_suffix(f".{kind}").write_text(done.asm[kind], encoding="utf-8")
@@ -183,22 +154,29 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> Compiled:
         SHARED_BYTES[capability] // (shared + 1024),
         PROGRAMS,
     )
-    return Compiled(
-        case=case,
-        kernel=done.metadata.name,
-        registers=registers,
-        stack=stack,
-        spills=sum(each.startswith(("STL", "LDL")) for each in names),
-        shared=shared,
-        warps=warps,
-        programs=programs,
-        occupancy=programs * warps * 32 / THREADS,
-        matrix=sum(each.startswith(("HGMMA", "HMMA", "QGMMA")) for each in names),
-        byte_stores=sum(each.startswith("STG") and ".U8" in each for each in names),
-        wide_stores=sum(each.startswith("STG") and ".128" in each for each in names),
-        instructions=len(names),
-        loop=_longest_loop(sass),
-    )
+    instructions, loop = len(names), _longest_loop(sass)
+    elements, of_loop = ELEMENTS[done.metadata.name]
+    if "window" in case:
+        size = 128 if "heads of 128" in case else 64
+        elements = ELEMENTS_OF_WINDOWS.get((size, done.metadata.name), elements)
+    count = loop if of_loop else instructions - loop
+    return {
+        "case": case,
+        "kernel": done.metadata.name,
+        "registers": registers,
+        "stack": stack,
+        "spills": sum(each.startswith(("STL", "LDL")) for each in names),
+        "shared": shared,
+        "warps": warps,
+        "programs": programs,
+        "occupancy": programs * warps * 32 / THREADS,
+        "matrix": sum(each.startswith(("HGMMA", "HMMA", "QGMMA")) for each in names),
+        "byte_stores": sum(each.startswith("STG") and ".U8" in each for each in names),
+        "wide_stores": sum(each.startswith("STG") and ".128" in each for each in names),
+        "instructions": instructions,
+        "loop": loop,
+        "per_element": count * warps * 32 / elements,
+    }
 
 
 def _run(program: str, *arguments: object) -> str:
@@ -388,22 +366,6 @@ def optimizer() -> None:
     triton_kernels.lamb_apply(shard, constants, scalars, precise)
 
 
-def compile_all(capability: int, keep: Path, only: str = "") -> list[Compiled]:
-    """Compile each kernel of the cases whose names contain `only`; FP8 if the GPU has it."""
-    found: dict[tuple[str, str], Compiled] = {}
-    for case, launch in cases().items():
-        if re.search(only, case) and (capability >= 89 or "FP8" not in case):
-            with compiling(case, capability, keep) as compiled:
-                launch()
-            found |= {(case, each.kernel): each for each in compiled}
-    return list(found.values())
-
-
-def as_rows(found: list[Compiled]) -> list[dict[str, Any]]:
-    """Rows as printed by `--json`."""
-    return [{**asdict(each), "per_element": each.per_element} for each in found]
-
-
 def main() -> None:
     """Compile, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -411,11 +373,16 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="REGEX", help="select parts by name")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the machine code in DIR")
     args = parser.parse_args()
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
-        rows = as_rows(compile_all(args.capability, keep, args.only))
-    print(json.dumps(rows, indent=0))
+        for case, launch in cases().items():
+            if re.search(args.only, case) and (args.capability >= 89 or "FP8" not in case):
+                with compiling(case, args.capability, keep) as compiled:
+                    launch()
+                rows |= {(case, each["kernel"]): each for each in compiled}
+    print(json.dumps(list(rows.values()), indent=0))
 
 
 if __name__ == "__main__":
