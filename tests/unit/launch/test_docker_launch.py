@@ -21,7 +21,6 @@ run) printf '%s\\0' "$@" >"$RECORD"; exit 7 ;;
 esac
 """
 DIGEST = f"sha256:{'0a' * 32}"
-DROP = '#!/bin/sh\necho "$@" >>"$RECORD.dropped"\n'
 
 
 class Machine:
@@ -33,8 +32,6 @@ class Machine:
         self.commands = directory / "bin"
         self.commands.mkdir()
         self.record = directory / "asked"
-        self.command("sysctl", DROP)
-        self.command("sync", "#!/bin/sh\n")
 
     def command(self, name: str, text: str) -> None:
         path = self.commands / name
@@ -49,7 +46,7 @@ class Machine:
     def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         known = ("PATH", "HOME")
         environ = {name: os.environ[name] for name in known if name in os.environ}
-        environ |= {"RECORD": str(self.record), "IMAGE": "known", "CLEAR_CACHES": "0"} | variables
+        environ |= {"RECORD": str(self.record), "IMAGE": "known"} | variables
         environ["PATH"] = f"{self.commands}:{environ['PATH']}"
         return subprocess.run(
             [SCRIPT, *words], cwd=self.home, env=environ, capture_output=True, text=True, timeout=30
@@ -85,7 +82,13 @@ def test_files_variables_and_status(machine: Machine) -> None:
     done = machine.call(
         *("--", "--set", "run.max_steps=9"),
         **{"DATADIR": "my data", "CONFIG": "tiny one.toml", "LOGDIR": "the logs"},
-        **{"INIT_CHECKPOINT": "the weights", "NEXP": "3", "SEED": "5", "SECRET": "word"},
+        **{
+            "INIT_CHECKPOINT": "the weights",
+            "NEXP": "3",
+            "SEED": "5",
+            "CACHE_CLEARED": "1",
+            "SECRET": "word",
+        },
     )
     assert done.returncode == 7, done.stderr  # the container's own
     logs = machine.home / "the logs"
@@ -98,7 +101,7 @@ def test_files_variables_and_status(machine: Machine) -> None:
     ]
     assert machine.options("--env") == [
         *("CONFIG=/config/tiny one.toml", "DATADIR=/data", "INIT_CHECKPOINT=/init_checkpoint"),
-        *("LOGDIR=/logs", "NEXP=3", "SEED=5", "CLEAR_CACHES=0"),
+        *("LOGDIR=/logs", "NEXP=3", "SEED=5", "CACHE_CLEARED=1"),
     ]
     after_image = machine.asked()[machine.asked().index("known") + 1 :]
     assert after_image == ["./run_and_time.sh", "--", "--set", "run.max_steps=9"]
@@ -122,7 +125,7 @@ def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
     machine.call()
     logs = next((machine.home / "runs").glob("*-cpu_tiny"))
     assert machine.options("--mount") == [f"type=bind,source={logs},target=/logs"]
-    assert machine.options("--env") == ["LOGDIR=/logs", "CLEAR_CACHES=0"]
+    assert machine.options("--env") == ["LOGDIR=/logs"]
     assert "--gpus" not in machine.asked()
 
 
@@ -135,38 +138,6 @@ def test_a_run_goes_on_in_another_container(machine: Machine, again: str) -> Non
     assert f"RESUME={inside}" in machine.options("--env")
     mounted = f"type=bind,source={checkpoints},target=/checkpoint,readonly"
     assert (mounted in machine.options("--mount")) == (again != "auto")
-
-
-@pytest.mark.parametrize(
-    ("given", "outcome"),
-    [
-        ({"CLEAR_CACHES": "1"}, "dropped"),
-        ({"CLEAR_CACHES": ""}, ""),
-        ({"CLEAR_CACHES": "", "NEXP": "2"}, "dropped"),
-        ({"CLEAR_CACHES": "0", "NEXP": "2"}, ""),
-        ({"CLEAR_CACHES": "", "CONFIG": "dgxa100_1x8x56x1"}, "dropped"),
-        ({"CLEAR_CACHES": "", "CONFIG": "a.toml"}, ""),
-        ({"CLEAR_CACHES": "", "SET": "mlperf.division=open mlperf.division='closed'"}, "dropped"),
-        ({"CLEAR_CACHES": "", "SET": 'mlperf.division="closed" mlperf.division=open'}, ""),
-        ({"CLEAR_CACHES": "1", "REFUSED": "1"}, "not dropped"),
-        ({"CLEAR_CACHES": "1", "DATADIR": ""}, ""),  # made in the container
-    ],
-)
-def test_the_page_cache_is_dropped_for_a_submission_and_said(
-    machine: Machine, given: dict[str, str], outcome: str
-) -> None:
-    machine.command("sudo", '#!/bin/sh\nshift\nexec "$@"\n')
-    if "REFUSED" in given:
-        machine.command("sysctl", "#!/bin/sh\nexit 1\n")
-    (machine.home / "a.toml").write_text('[mlperf]\n# division = "closed"\ndivision = "open"\n')
-    sets = [word for one in given.get("SET", "").split() for word in ("--set", one)]
-    done = machine.call("--", *sets, **{"DATADIR": ".", **given})
-    dropped = machine.record.with_suffix(".dropped")
-    was_dropped = outcome == "dropped"
-    assert ("CACHE_CLEARED=1" in machine.options("--env")) == was_dropped == dropped.exists()
-    assert done.stdout.count("\n") == 1 + bool(outcome) and outcome in done.stdout
-    if was_dropped:
-        assert dropped.read_text() == "vm.drop_caches=3\n"
 
 
 def test_gpus_as_each_engine_names_them(machine: Machine) -> None:

@@ -9,10 +9,8 @@
 #   INIT_CHECKPOINT   weights to begin with, which the closed division wants; one that CONFIG names is not mounted
 #   LOGDIR   run directory on this machine, created      [runs/<utc>-<config>]
 #   DOCKER   the container engine                        [docker, else podman]
-#   NEXP, SEED and RESUME as for run_and_time.sh
-#   CLEAR_CACHES=1 drops the page cache, 0 leaves it alone [1 before runs of a submission: NEXP above 1, or the
-#   closed division]. A container may not drop it: that is done here before it starts, where this user may (root,
-#   or sudo without a password), so the log says it of the first run only.
+#   NEXP, SEED, RESUME and CLEAR_CACHES as for run_and_time.sh. A container may not drop the page cache: drop it on the machine
+#   (sysctl vm.drop_caches=3) and say so by CACHE_CLEARED=1; the log says it of the first run only.
 set -euo pipefail
 
 case ${1:-} in -h | --help)
@@ -96,30 +94,9 @@ auto) options+=(--env RESUME=auto) ;;
     options+=(--env RESUME=/checkpoint)
     ;;
 esac
-for variable in NEXP SEED CLEAR_CACHES; do
+for variable in NEXP SEED CLEAR_CACHES CACHE_CLEARED; do
     [ -z "${!variable:-}" ] || options+=(--env "$variable=${!variable}")
 done
-
-# The page cache, unless the container is about to write the data, which would be in it.
-drop_caches() {
-    local as_root=(env)
-    [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
-    sync
-    PATH=$PATH:/usr/sbin:/sbin "${as_root[@]}" sysctl vm.drop_caches=3 >/dev/null 2>&1
-}
-is_closed() { # the division, as the last option about it has it, else CONFIG
-    local found="s/^(--set=)? *(mlperf\.)?division *= *[\"']?([a-z]+).*/\3/p"
-    [ "$({ cat "${CONFIG:-/dev/null}" && printf '%s\n' "$@"; } | sed -nE "$found" | tail -n 1)" = closed ]
-}
-if [ -z "${CLEAR_CACHES:-}" ] && { [ "${NEXP:-1}" != 1 ] || is_closed "$@"; }; then CLEAR_CACHES=1; fi
-if [ "${CLEAR_CACHES:-0}" = 1 ] && [ -n "${DATADIR:-}" ]; then
-    if drop_caches; then
-        echo "page cache of this machine dropped; CLEAR_CACHES=0 leaves it alone"
-        options+=(--env CACHE_CLEARED=1)
-    else
-        echo "page cache not dropped: this user may not; the log says so (cache_clear false)"
-    fi
-fi
 
 echo "in the container /logs is $LOGDIR"
 exec "$DOCKER" run "${options[@]}" "$IMAGE" ./run_and_time.sh "$@"
