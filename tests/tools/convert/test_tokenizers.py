@@ -9,9 +9,9 @@ import pytest
 from huggingface_cases import convert, save_theirs, trained
 
 from bert_tools.huggingface.export import export_huggingface
-from bert_tools.huggingface.tokenizer import word_piece_tokenizer
+from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 from own_texts import encode_lines
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bert_tools.huggingface.fill import fill
+from bert_tools.huggingface.tokenizer import tokens_of
 from checkpoint_cases import save_checkpoint
 from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
@@ -18,7 +19,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining, make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, tokens_of
+from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 from model_cases import hugging_face_twin
 

@@ -115,15 +115,13 @@ def test_the_same_text_twice_is_refused(
     assert problem in capsys.readouterr().err
 
 
-def test_all_text_is_looked_at_before_any_is_prepared(
+def test_all_parts_are_looked_at_before_any_is_prepared(
     text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(text, tmp_path / "out", "--workers", 0) == 2
-    assert "workers: is 0" in capsys.readouterr().err
     (text.directory / text.official.part(PARTS - 1)).unlink()
     assert call(text, tmp_path / "out", "--workers", 1) == 2
     assert "No such file or directory; fetch it with" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "train").exists()
 
 
 def test_what_is_not_official_is_refused_before_any_work(text: Text, tmp_path: Path) -> None:

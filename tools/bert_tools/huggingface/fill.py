@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from bert_tools.huggingface.tokenizer import tokens_of
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, tokens_of
+from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import is_there, parse_json_object, read_json, reading
 from mlperf_bert.vocabulary.any_vocabulary import (
-    MASK,
     AnyVocabulary,
     load_any_vocabulary,
-    tokens_of,
+    make_encoder,
 )
 from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (
@@ -28,6 +29,7 @@ from mlperf_bert.vocabulary.word_pieces import (
     load_vocabulary,
 )
 
+MASK = "[MASK]"
 _PROBE = f"a {MASK} a"
 
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
@@ -55,6 +57,40 @@ _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 )
 # Settings of tokenizer_config.json without which it keeps characters that our word pieces drop.
 _DROPS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+
+
+def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
+    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
+
+    A mask is [MASK], or the vocabulary's own name for it. Raises ConfigError if the text has none,
+    or is too long.
+    """
+    encoder = make_encoder(vocabulary)
+
+    def encode(part: str) -> list[int]:
+        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
+        return ids
+
+    # If white space belongs to the word after it, the space before a mask belongs to the mask.
+    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
+    first, *others = [*(part.rstrip() for part in before), last]
+    if not others:
+        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
+    tokens = [vocabulary.cls_id, *encode(first)]
+    for part in others:
+        tokens += [vocabulary.mask_id, *encode(part)]
+    tokens.append(vocabulary.sep_id)
+    if len(tokens) > most:
+        problem = f"has {len(tokens)} tokens, the model takes {most}"
+        raise ConfigError("text", problem, "shorten it")
+    return tokens
+
+
+def _own_mask(vocabulary: AnyVocabulary) -> str:
+    """The vocabulary's own name for [MASK]."""
+    if isinstance(vocabulary, TokenizerFile):
+        return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
+    return MASK
 
 
 def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str, bytes]:

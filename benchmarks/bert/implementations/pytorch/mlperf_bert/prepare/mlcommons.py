@@ -72,17 +72,6 @@ class Places:
     out: Path
 
 
-def check_text(places: Places, workers: int) -> None:
-    """Check before hours of work that the whole text is there and `workers` is in range.
-
-    Raises DataError for text that is not the official one, ConfigError for `workers`.
-    """
-    parts = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
-    _check_files(places, ["vocab.txt", "eval.txt", *parts])
-    jobs, _ = _jobs(places, "train", parts, None)
-    check_settings(jobs[0].settings, workers, len(jobs))
-
-
 def prepare_parts(places: Places, numbers: Sequence[int], workers: int) -> list[Sidecar]:
     """Make the shards of some parts without an index: one machine's share of the work.
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlperf_bert.errors import CheckpointError, ConfigError
+from mlperf_bert.errors import CheckpointError
 from mlperf_bert.vocabulary import tokenizer_file
 from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (
@@ -17,7 +17,6 @@ from mlperf_bert.vocabulary.word_pieces import (
 )
 
 AnyVocabulary = Vocabulary | TokenizerFile
-MASK = "[MASK]"
 
 LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
 _REMEDY = "give the vocabulary of its data with --vocab"
@@ -81,37 +80,3 @@ def find_file(checkpoint: Path) -> Path:
         problem = f"no {' and no '.join(VOCABULARY_FILES)} in it nor above it"
         raise CheckpointError(str(checkpoint), problem, _REMEDY)
     return path
-
-
-def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
-
-    A mask is [MASK], or the vocabulary's own name for it. Raises ConfigError if the text has none,
-    or is too long.
-    """
-    encoder = make_encoder(vocabulary)
-
-    def encode(part: str) -> list[int]:
-        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
-        return ids
-
-    # If white space belongs to the word after it, the space before a mask belongs to the mask.
-    *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
-    first, *others = [*(part.rstrip() for part in before), last]
-    if not others:
-        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
-    tokens = [vocabulary.cls_id, *encode(first)]
-    for part in others:
-        tokens += [vocabulary.mask_id, *encode(part)]
-    tokens.append(vocabulary.sep_id)
-    if len(tokens) > most:
-        problem = f"has {len(tokens)} tokens, the model takes {most}"
-        raise ConfigError("text", problem, "shorten it")
-    return tokens
-
-
-def _own_mask(vocabulary: AnyVocabulary) -> str:
-    """The vocabulary's own name for [MASK]."""
-    if isinstance(vocabulary, TokenizerFile):
-        return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
-    return MASK
