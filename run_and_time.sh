@@ -29,7 +29,7 @@
 #   CLEAR_CACHES   1: drops the page cache of every node before each run, 0: leaves it alone   [1 before runs of a
 #            submission (NEXP above 1, or the closed division), else 0]; CACHE_CLEARED=1: it was dropped already
 #   NETWORK_TEST=0 skips the all-reduce before the first run of a SLURM job
-# shellcheck disable=SC2034 # names shared with the parts in launch/
+# shellcheck disable=SC2034,SC2154 # names shared with the parts in launch/
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

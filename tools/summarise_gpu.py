@@ -154,7 +154,7 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
     devices = {part.result.get("device") for part in parts.values()} - {None}
     names = " ".join(str(part.result.get("device_name")) for part in parts.values())
     model = re.search(rf"\b({'|'.join(RATES)})\b", f"{names} {machine}")
-    if devices and "cuda" not in devices:
+    if "dry-run" in machine or (devices and "cuda" not in devices):
         return "Not run on a GPU: no figure below says anything about one."
     if model is None:
         return "Not judged: there are goals for H100 and H200 only."
@@ -310,20 +310,15 @@ def _shares(run: Path) -> str:
 def _checkpoint_steps(records: Sequence[dict[str, Any]], config: str) -> list[int]:
     """The steps after which a run with a fixed `checkpoint.interval_steps` saved a checkpoint.
 
-    One is due that many steps after the last, at the end of a record, and after the best
-    evaluation so far.
+    One is due that many steps after the last, at the end of a record.
     """
     interval = tomllib.loads(config).get("checkpoint", {}).get("interval_steps")
     if not isinstance(interval, int) or interval == 0:
         return []
     steps: list[int] = []
-    last, best = 0, -1.0
+    last = 0
     for each in records:
-        accuracy = each.get("mlm_accuracy")
-        is_best = False
-        if accuracy is not None and accuracy > best:
-            is_best, best = True, accuracy
-        if is_best or each["step"] - last >= interval:
+        if each["step"] - last >= interval:
             last = each["step"]
             steps.append(last)
     return steps

@@ -10,8 +10,8 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-LONG_FUNCTIONS = {"train.py": ("train", 260)}  # a run in its order, read from top to bottom
-MAX_TOTAL_LINES = {"submission": 27_670, "tools": 16_350, "tests": 44_070}  # of .py, studies apart
+LONG_FUNCTIONS = {"train.py": ("train", 290)}  # a run in its order, read from top to bottom
+MAX_TOTAL_LINES = {"submission": 24_000, "tools": 15_920, "tests": 42_570}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(

@@ -417,10 +417,6 @@ def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
     assert "Waiting for data: 7.50% of a step" in words
     assert "in the interval after one, a step takes 2.000 times as long" in words
     assert "Evaluations: 5.00% of the run" in words
-    steps[0]["mlm_accuracy"] = 0.5  # the best evaluation so far is saved, too
-    steps[1]["mlm_accuracy"] = 0.25
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)), encoding="utf-8")
-    assert "in the interval after one, a step takes 0.667 times as long" in summary(tmp_path)
 
 
 def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -> None:

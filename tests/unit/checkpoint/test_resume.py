@@ -1,7 +1,6 @@
 """When a run is saved; what `--resume` goes on from and refuses: losses show nothing of it."""
 
 import json
-import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from resume_cases import DROPOUT, MISSED, random_streams, run_train, weights
 from support import (
     contents,
     metrics_losses,
-    metrics_records,
     mlperf_records,
     prepare_small,
     refusal,
@@ -424,25 +422,6 @@ def test_every_way_of_training_goes_on_bit_for_bit(
     assert record["metadata"]["step"] == max(kept)
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-
-
-def test_the_best_stays(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The best written checkpoint stays; none is written while the disk is still busy."""
-    settings = ("checkpoint.interval_steps=4", "checkpoint.keep_last=1", "optim.learning_rate=1e-2")
-    settings += ("run.max_steps=60", "schedule.decay_steps=60", "eval.interval_samples=80")
-    run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
-    written = set(map(int, re.findall(r"checkpoint step_(\d+): ", capsys.readouterr().out)))
-    accuracy = {
-        found["step"]: found["mlm_accuracy"]
-        for found in metrics_records(tmp_path / "run")
-        if found["mlm_accuracy"] is not None and found["step"] in written
-    }
-    best = max(accuracy, key=lambda step: accuracy[step])
-    assert max(written) == 60
-    kept = {path.name for path in (tmp_path / "run/run_0/checkpoints").glob("step_*")}
-    assert kept == {f"step_{best:08d}", "step_00000060"}
 
 
 def test_never_is_never(

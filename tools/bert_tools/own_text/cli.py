@@ -4,13 +4,12 @@
 
 First weights in Hugging Face's form are converted before that, once.
 Each step can be resumed: the same command continues an interrupted call, and reports a finished one
-without repeating it. `run_and_time.sh` starts the ranks itself, so it calls the steps one by one
-(`--only`).
+without repeating it. On several nodes, where SLURM or mpiexec start the ranks, the steps are typed
+one by one (`--only`).
 """
 
 import argparse
 import time
-import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from mlperf_bert.errors import (
     STOPPED,
     TARGET_MISSED,
     ConfigError,
-    DataError,
     one_line,
     say,
     typed,
@@ -185,13 +183,13 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """One step, as run_and_time.sh takes them: it says itself how training ended."""
+    """One step; the training between them says itself how it ended."""
     if args.only == "finish":
         _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
         return 0
     plan = _choose(args)
-    if args.only == "choose":  # the config's file, a name for the prepared data, the settings
-        print(plan.config_path, _name_of_data(args, plan), *plan.settings, sep="\n")
+    if args.only == "choose":
+        print(plan.config_path, *plan.settings, sep="\n")
     else:
         args.data = args.data or args.out / DATA
         print(f"{plan.in_words()}\n{_expected(plan)}", flush=True)
@@ -359,18 +357,6 @@ def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
         vocab_size=plan.config.model.vocab_size,
         settings=ShardSettings(seed=SEED, **values),
     )
-
-
-def _name_of_data(args: argparse.Namespace, plan: Plan) -> str:
-    """A name unique to the text and its preparation; `prepare` reports text that cannot be read."""
-    from bert_tools.own_text.prepare import text_digest
-
-    try:
-        made_of = f"{text_digest(args.text, args.vocab)} {_wanted(args, plan)}"
-    except DataError:
-        made_of = ""
-    name = "".join(char if char.isalnum() or char in "._-" else "_" for char in args.text.name)
-    return f"own-{name}-{zlib.crc32(made_of.encode()):08x}"
 
 
 # Time ---------------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 
-_MOST_NAMED = 8  # ranks that a message names
-
 
 def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
     """Check that all ranks have built their model with the same attention policy and blocks.
@@ -42,20 +40,12 @@ def _check_same(setting: str, names: Sequence[str], notes: Sequence[str]) -> Non
     unique = list(dict.fromkeys(names))
     if len(unique) == 1:
         return
-    places = [f"{notes[names.index(name)]!r} on {_ranks_in_words(names, name)}" for name in unique]
+    places = [f"{notes[names.index(name)]!r} on rank {names.index(name)}" for name in unique]
     raise ConfigError(
         setting,
         f"is not the same on all ranks: {', '.join(places)}",
         f"set {setting} to one that all ranks can run, or install the same software on all nodes",
     )
-
-
-def _ranks_in_words(names: Sequence[str], name: str) -> str:
-    """The ranks that have `name`: `ranks 0, 3`, and the number of further ones."""
-    ranks = [str(rank) for rank, each in enumerate(names) if each == name]
-    shown = ", ".join(ranks[:_MOST_NAMED])
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iterator[str]:

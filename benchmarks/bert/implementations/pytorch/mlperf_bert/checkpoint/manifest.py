@@ -6,10 +6,9 @@ there.
 """
 
 import re
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,6 @@ ELSE = "use another checkpoint"
 REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
-# File names that reveal weights of another program.
-_OF_OTHERS = (("huggingface", "config.json"), ("tensorflow", "*.ckpt*.index"))
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 
@@ -113,7 +110,6 @@ class CheckpointState:
     ended: Status | None = None  # the outcome, if the run is over
     seconds: float = 0.0  # of training, over all attempts
     skipped_in_a_row: int = 0  # steps up to this one
-    best_mlm_accuracy: float | None = None  # over all evaluations
     # What "auto" in the config became on the machine of the run; None before 2026-11-28.
     attention: AttentionName | None = None
     kernels: KernelsName | None = None
@@ -168,7 +164,10 @@ def resolve(directory: Path) -> Path:
     name = _latest(directory / LATEST)
     if name is None:
         problem = f"holds no {MANIFEST} and no {LATEST}"
-        raise CheckpointError(str(directory), problem, _likely_remedy(directory))
+        remedy = "give a checkpoint directory (of other programs' weights: mlperf_bert convert)"
+        if is_file(directory / OF_A_RUN / LATEST):
+            remedy = f"give {directory / OF_A_RUN}"
+        raise CheckpointError(str(directory), problem, remedy)
     if not _STEP_NAME.fullmatch(name) or not is_file(directory / name / MANIFEST):
         problem = f"names {in_brief(name)}, not a checkpoint"
         raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
@@ -186,18 +185,6 @@ def _latest(path: Path) -> str | None:
         if isinstance(found, UnreadableError):
             raise found from None
         return None
-
-
-def _likely_remedy(directory: Path) -> str:
-    """The remedy for a directory that is no checkpoint, by what else it may be."""
-    within = directory / OF_A_RUN
-    if is_file(within / LATEST):
-        return f"give {within}"
-    for form, pattern in _OF_OTHERS:
-        if next(directory.glob(pattern), None) is not None:
-            given = shlex.quote(str(directory))
-            return f"make one of it: mlperf_bert convert --from {form} {given} --out NEW"
-    return "give a checkpoint directory"
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -284,12 +271,9 @@ def verify(directory: Path) -> CheckpointState:
 
 
 def prune(directory: Path, keep_last: int) -> None:
-    """Remove all checkpoints but the newest `keep_last` and the one of the highest accuracy."""
-    found = complete_checkpoints(directory)
-    best = max(found, key=_accuracy, default=None)
-    for path in found[keep_last:]:
-        if path != best or _accuracy(path) < 0:
-            discard(path)
+    """Remove all checkpoints but the newest `keep_last`."""
+    for path in complete_checkpoints(directory)[keep_last:]:
+        discard(path)
 
 
 def put_aside(directory: Path, last_step: int) -> None:
@@ -341,11 +325,3 @@ def discard(path: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         path.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
-
-
-def _accuracy(path: Path) -> float:
-    """The accuracy of a checkpoint's weights; below zero if not known."""
-    with suppress(CheckpointError):
-        accuracy = read_state(path).mlm_accuracy
-        return -1.0 if accuracy is None else accuracy
-    return -1.0

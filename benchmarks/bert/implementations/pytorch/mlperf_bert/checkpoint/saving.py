@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mlperf_bert.run.progress import Reporter
 
 AUTO_INTERVAL_S = 600.0
-BEST_SHARE = 0.2  # share of an "auto" interval that must pass before a best evaluation is saved
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -27,8 +26,7 @@ class Saving:
     """Starts checkpoints when they are due; every rank calls it at the same steps.
 
     A checkpoint is due `checkpoint.interval_steps` after the last one, at the next end of a metrics
-    interval, so that a resumed run has the same records. It is also due after the best evaluation
-    so far.
+    interval, so that a resumed run has the same records.
     """
 
     config: RunConfig
@@ -42,7 +40,6 @@ class Saving:
     def __post_init__(self) -> None:
         self._started = time.perf_counter()
         self._last_saved = self.start_of_run.step
-        self._best = -1.0
 
     def prepare(self) -> None:
         """Allocate the needed memory, in the untimed init phase."""
@@ -57,7 +54,6 @@ class Saving:
             self.metrics.start()
         else:
             self.metrics.start(state.skipped_in_a_row)
-            self._best = -1.0 if state.best_mlm_accuracy is None else state.best_mlm_accuracy
 
     def __enter__(self) -> Self:
         return self
@@ -68,27 +64,29 @@ class Saving:
             self.writer.leave()
 
     def _is_due(self, step: int, step_s: float | None) -> bool:
-        """True if a checkpoint is due after this step, whatever an evaluation finds.
+        """True if a checkpoint is due after this step.
 
         `step_s` is the time of a step if known, the same number on every rank.
         """
-        interval = self._interval(step_s)
-        if interval is None or not self.metrics.interval_is_full:
+        steps = self.config.checkpoint.interval_steps
+        if self.config.checkpoint.save == "never" or steps == 0:
             return False
-        return step - self._last_saved >= interval
+        if steps == "auto":
+            if step_s is None:
+                return False
+            interval = math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
+        else:
+            interval = steps
+        return self.metrics.interval_is_full and step - self._last_saved >= interval
 
     def after_step(
         self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
     ) -> None:
         """Start a checkpoint if one is due; `evaluated` is a result that arrived now."""
         self._tell()
-        accuracy = _accuracy_of(evaluated, samples)
-        is_best = accuracy is not None and accuracy > self._best
-        if accuracy is not None:
-            self._best = max(self._best, accuracy)
-        if not (self._is_due(step, step_s) or (is_best and self._best_is_due(step, step_s))):
+        if not self._is_due(step, step_s):
             return
-        if not self.writer.begin(self._state(step, samples, accuracy)):
+        if not self.writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples))):
             self.reporter.line(
                 f"no checkpoint after step {step}: the one before is still being written; "
                 "raise checkpoint.interval_steps, or write to a faster disk"
@@ -152,23 +150,6 @@ class Saving:
         for line in self.writer.lines(look=self.metrics.interval_is_full):
             self.reporter.line(line)
 
-    def _interval(self, step_s: float | None) -> int | None:
-        """Steps between two checkpoints; None if there are none, or it is not known yet."""
-        steps = self.config.checkpoint.interval_steps
-        if self.config.checkpoint.save == "never" or steps == 0:
-            return None
-        if steps != "auto":
-            return steps
-        return None if step_s is None else math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
-
-    def _best_is_due(self, step: int, step_s: float | None) -> bool:
-        """True if a best evaluation after this step is saved."""
-        interval, since = self._interval(step_s), step - self._last_saved
-        if interval is None:
-            return False
-        is_auto = self.config.checkpoint.interval_steps == "auto"
-        return since >= (BEST_SHARE * interval if is_auto else 1)
-
     def _state(
         self,
         step: int,
@@ -184,7 +165,6 @@ class Saving:
             ended=ended,
             seconds=self._seconds(),
             skipped_in_a_row=self.metrics.skipped_in_a_row(),
-            best_mlm_accuracy=self._best if self._best >= 0 else None,
         )
 
     def _seconds(self) -> float:

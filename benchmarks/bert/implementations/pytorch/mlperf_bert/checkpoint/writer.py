@@ -255,7 +255,7 @@ class CheckpointWriter:
     device: torch.device
     _: KW_ONLY
     fp8_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, live
-    keep_last: int | None = None  # number of newest checkpoints to keep, besides the best
+    keep_last: int | None = None  # number of newest checkpoints to keep
     commit: str | None = None  # of the code
     after: int | None = None
     origin: Mapping[str, str] = field(default_factory=dict)  # of the run's first weights

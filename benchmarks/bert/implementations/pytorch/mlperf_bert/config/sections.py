@@ -401,9 +401,8 @@ class MlperfSection(_Section):
 class CheckpointSection(_Section):
     """Times of saving, and the number of checkpoints kept (docs/reference/reliability.md).
 
-    `interval_steps` lie between two checkpoints; others are saved at the end and at each best
-    evaluation. "auto" is about ten minutes, 0 the end only. The newest `keep_last` and the best
-    stay.
+    `interval_steps` lie between two checkpoints; the last is saved at the end. "auto" is about ten
+    minutes, 0 the end only. The newest `keep_last` stay.
     """
 
     save: Literal["end", "never"] = "end"
