@@ -10,8 +10,11 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-LONG_FUNCTIONS = {"train.py": ("train", 290)}  # a run in its order, read from top to bottom
-MAX_TOTAL_LINES = {"submission": 24_000, "tools": 15_920, "tests": 42_570}  # of .py, studies apart
+LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
+    "train.py": ("train", 265),
+    "fine_tune.py": ("fine_tune", 100),
+}
+MAX_TOTAL_LINES = {"submission": 24_000, "tools": 15_910, "tests": 42_560}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(

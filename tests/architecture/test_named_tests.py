@@ -37,9 +37,7 @@ def test_documents_name_tests() -> None:
     found = set(named_tests(REPOSITORY / "docs" / "reference" / "reliability.md"))
     assert {"reliability/test_kills.py", "unit/checkpoint/test_resume.py"} <= found
     assert len(found) > 20
-    assert "test_untrusted.py" in set(
-        named_tests(REPOSITORY / "docs" / "reference" / "security.md")
-    )
+    assert "test_files.py" in set(named_tests(REPOSITORY / "docs" / "reference" / "security.md"))
 
 
 def test_commits_that_pages_and_logs_name_exist() -> None:

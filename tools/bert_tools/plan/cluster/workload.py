@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bert_tools.plan.cluster.machine import Scope
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, SamplerName
-from mlperf_bert.data.balance import Balance, StepPlanner
+from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.errors import ConfigError
@@ -88,30 +88,36 @@ def draw_steps(
     )
     scope = _INPUT_SCOPES.get(balance, "none")
     steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
-    works = []
-    for plan in map(planner.plan, steps):
-        every = plan.counts.ravel()
-        attended = _attended(index.lengths[plan.sample_ids])
-        attended = np.add.reduceat(attended, np.cumsum(every) - every)
-        real = plan.num_tokens[:, 0].astype(np.float64)
-        masked = plan.num_masked[:, 0].astype(np.float64)
-        received = 0
-        if scope != "none":
-            drawn = plan.drawn_ids[: ranks if scope == "world" else gpus_per_node]
-            token = token_dtype(index.vocab_size)
-            received = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
-        works.append(
-            Workload(
-                tokens=np.full_like(real, real.max()) if is_captured else real,
-                real_tokens=real,
-                attended=attended.reshape(plan.counts.shape)[:, 0],
-                masked=np.full_like(masked, masked.max()) if is_captured else masked,
-                sequences=plan.counts[:, 0].astype(np.float64),
-                input_bytes=float(received),
-                input_scope=scope,
-            )
-        )
-    return works
+    gatherers = {"world": ranks, "node": gpus_per_node}.get(scope, 0)
+    return [
+        _forward_of(planner.plan(step), index, scope, gatherers, is_captured=is_captured)
+        for step in steps
+    ]
+
+
+def _forward_of(
+    plan: StepPlan, index: SampleIndex, scope: Scope, gatherers: int, *, is_captured: bool
+) -> Workload:
+    """The first forward of a step, whose samples `gatherers` ranks gather from each other."""
+    every = plan.counts.ravel()
+    attended = _attended(index.lengths[plan.sample_ids])
+    attended = np.add.reduceat(attended, np.cumsum(every) - every)
+    real = plan.num_tokens[:, 0].astype(np.float64)
+    masked = plan.num_masked[:, 0].astype(np.float64)
+    received = 0
+    if gatherers:
+        drawn = plan.drawn_ids[:gatherers]
+        token = token_dtype(index.vocab_size)
+        received = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
+    return Workload(
+        tokens=np.full_like(real, real.max()) if is_captured else real,
+        real_tokens=real,
+        attended=attended.reshape(plan.counts.shape)[:, 0],
+        masked=np.full_like(masked, masked.max()) if is_captured else masked,
+        sequences=plan.counts[:, 0].astype(np.float64),
+        input_bytes=float(received),
+        input_scope=scope,
+    )
 
 
 def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:

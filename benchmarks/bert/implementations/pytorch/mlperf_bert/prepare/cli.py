@@ -26,28 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def number(name: str, text: str) -> None:
         parser.add_argument(name, type=int, metavar="N", help=text)
 
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, one shard each"
-    )
-    source.add_argument(
-        "--mlcommons",
-        type=Path,
-        metavar="TEXTDIR",
-        help="the official text: part-*-of-00500, eval.txt, vocab.txt",
-    )
-    source.add_argument(
-        "--hdf5",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="HDF5 files of published submissions, one padded example a row, one shard each",
-    )
-    source.add_argument(
-        "--embedded",
-        action="store_true",
-        help="make DIR/train and DIR/eval from the documentation of this Python",
-    )
+    _add_sources(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory to make")
     parser.add_argument(
         "--vocab",
@@ -96,6 +75,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         metavar="SECTION.KEY=VALUE",
         help="with --embedded: change settings of the config",
+    )
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is prepared, one of which must be given."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, one shard each"
+    )
+    source.add_argument(
+        "--mlcommons",
+        type=Path,
+        metavar="TEXTDIR",
+        help="the official text: part-*-of-00500, eval.txt, vocab.txt",
+    )
+    source.add_argument(
+        "--hdf5",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="HDF5 files of published submissions, one padded example a row, one shard each",
+    )
+    source.add_argument(
+        "--embedded",
+        action="store_true",
+        help="make DIR/train and DIR/eval from the documentation of this Python",
     )
 
 
