@@ -72,6 +72,8 @@ def test_documents_are_left_out_for_a_reason() -> None:
     assert clean_document(["a" * (LEAST_CHARS - 1)]) == ([], {"too short": LEAST_CHARS - 1})
     assert clean_document(["a" * LEAST_CHARS]) == (["a" * LEAST_CHARS], {})
     assert clean_document(["\u4e00" * LEAST_CHARS]) == (["\u4e00" * LEAST_CHARS], {})
+    half_marks = "\u0915\u093f" * (LEAST_CHARS // 2)
+    assert clean_document([half_marks]) == ([half_marks], {})
     assert clean_document(["12 34 | 56 " * 20]) == ([], {"few letters": 219})
     assert clean_document(["ab\ufffd " * 20]) == ([], {"not UTF-8": 80})
     assert clean_document([LONG * 30 + "\ufffd"])[1] == {}

@@ -71,12 +71,17 @@ def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]
 
 
 def _letters_and_digits(pieces: list[str]) -> int:
-    return sum(char.isalnum() for piece in pieces for char in piece)
+    return sum(char.isalnum() or _is_mark(char) for piece in pieces for char in piece)
 
 
 def _has_letters(piece: str) -> bool:
-    letters = sum(char.isalpha() for char in piece)
+    letters = sum(char.isalpha() or _is_mark(char) for char in piece)
     return letters >= LEAST_LETTERS * (len(piece) - piece.count(" "))
+
+
+def _is_mark(char: str) -> bool:
+    """True for a part of a letter, such as a vowel sign of Hindi or Thai."""
+    return unicodedata.category(char).startswith("M")
 
 
 def clean_paragraph(text: str) -> str:
