@@ -315,7 +315,6 @@ def test_a_run_begins_with_it(
         assert torch.equal(each[: len(theirs[name])], theirs[name]), name
     place = ("--data", synthetic_data, "--run-dir", tmp_path / "run", "--init-checkpoint", folder)
     shared = ("train", "--config", config, *place, "--set")
-    assert "is bert, the weights in" in refusal(capsys, *shared, "model.architecture=bert")
     assert "is 64, the weights in" in refusal(capsys, *shared, "model.attention_window=64")
     given = ["--init-checkpoint", str(folder), "--set", "run.device=cpu"]
     assert main(["own-text", __file__, "--only", "choose", "--out", "out", *given]) == 0
