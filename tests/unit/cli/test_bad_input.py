@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     command = train(world, "model.hidden_size=16", "model.intermediate_size=32")
     checkpoints = world / "first" / "run_0" / "checkpoints"
     error = refused(world, capsys, *command, "--init-checkpoint", checkpoints)
-    assert "first/run_0/checkpoints have 32; set it to 32" in error
+    assert "first/run_0/checkpoints/step_00000001 have 32; set it to 32" in error
 
 
 @pytest.mark.parametrize(

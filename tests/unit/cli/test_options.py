@@ -74,8 +74,8 @@ def test_help_stands_within_its_lines(
         main([*words, "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert left.value.code == 0 and lines[0].startswith(f"usage: mlperf_bert {' '.join(words)} ")
-    # A list of choices, which argparse does not break, may be longer.
-    assert [line for line in lines if len(line) > 80 and "{" not in line] == []
+    # A list of choices or of options, one of which must be given, is not broken by argparse.
+    assert [line for line in lines if len(line) > 80 and not re.search(r"[{|]", line)] == []
 
 
 def test_no_command_at_all_is_answered_by_the_help(capsys: pytest.CaptureFixture[str]) -> None:

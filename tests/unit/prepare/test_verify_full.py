@@ -32,13 +32,6 @@ def test_a_good_pair_passes_alike_with_one_process_and_two(made: Path) -> None:
     assert alone.to_text() == together.to_text()
 
 
-def test_only_the_full_check_reads_shards(pair: Path) -> None:
-    flip(shard(pair), 8 * read_sidecar(shard(pair)).datasets["input_ids"].offset)
-    assert problems(pair) == ""
-    found = problems(pair, full=True)
-    assert found.startswith(f"{shard(pair)}: is not the file that the manifest names")
-
-
 def test_no_shard_is_read_of_a_set_whose_files_do_not_fit(pair: Path) -> None:
     flip(shard(pair), 5)
     (pair / "train" / "vocab.txt").unlink()
