@@ -77,10 +77,15 @@ for ((i = 0; i < $#; i++)); do
     case ${options[i]} in
     --set) [ $((i + 1)) -eq $# ] || overrides+=(--set "${options[i + 1]}") ;;
     --set=*) overrides+=(--set "${options[i]#--set=}") ;;
+    --init-checkpoint) INIT_CHECKPOINT=${options[i + 1]:-} ;;
+    --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
 done
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP is '$NEXP'; set it to a number of runs above 0"
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
+[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES is '$CLEAR_CACHES'; set it to 1 or 0, or leave it out"
+[ "$RESUME" != none ] || [ -z "${INIT_CHECKPOINT:-}" ] || [ -d "$INIT_CHECKPOINT" ] ||
+    fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
 [ -z "${DATADIR:-}" ] || [ -d "$DATADIR" ] ||
     fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
 case $RESUME in

@@ -22,9 +22,9 @@ def make_step(
     shapes: tuple[StaticShape, ...] = (),
 ) -> tuple[FlatOptimizer, Step]:
     """The optimizer of this rank's part of the state, and the step; captured if it has shapes."""
-    averaged = make_data_parallel(model, config, info, device)
+    averaged, initial = make_data_parallel(model, config, info, device)
     optimizer = make_optimizer(
-        config.optim, averaged.buffers, averaged.initial, averaged.gradients, averaged.shards
+        config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
     )
     rates, precision = rates_of_run(config, device), config.model.precision
     eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)

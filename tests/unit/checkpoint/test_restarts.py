@@ -118,6 +118,30 @@ def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) 
     assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CLEAR_CACHES", "yes", "CLEAR_CACHES is 'yes'; set it to 1 or 0"),
+        ("INIT_CHECKPOINT", "nowhere", "INIT_CHECKPOINT: there is no directory 'nowhere'"),
+        ("SEED", "-1", "SEED is '-1'; set it to a number"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(
+    job: dict[str, str], variable: str, value: str, said: str
+) -> None:
+    done, asked = run({**job, variable: value})
+    assert (done.returncode, asked) == (2, []) and said in done.stderr
+    assert not Path(job["LOGDIR"]).exists()
+
+
+def test_a_pipe_in_place_of_a_log_is_refused(job: dict[str, str]) -> None:
+    log = Path(job["LOGDIR"]) / "result_0.txt"
+    log.parent.mkdir()
+    os.mkfifo(log)
+    done, asked = run(job)
+    assert (done.returncode, asked) == (2, []) and f"{log} is no file" in done.stderr
+
+
 def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
     logs = Path(job["LOGDIR"])
     logs.mkdir()

@@ -115,13 +115,25 @@ def test_the_same_text_twice_is_refused(
     assert problem in capsys.readouterr().err
 
 
+def test_shards_of_other_text_are_not_joined(
+    text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert call(text, out, "--parts", f"0-{PARTS - 1}", "--workers", 1) == 0
+    first, second = (text.directory / text.official.part(number) for number in (1, 2))
+    shutil.copy(first, second)
+    assert call(text, out, "--join") == 2
+    assert "was finished with text sha256 = " in capsys.readouterr().err
+    assert not (out / "train" / "index").exists()
+
+
 def test_all_parts_are_looked_at_before_any_is_prepared(
     text: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (text.directory / text.official.part(PARTS - 1)).unlink()
     assert call(text, tmp_path / "out", "--workers", 1) == 2
     assert "No such file or directory; fetch it with" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "train").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_official_is_refused_before_any_work(text: Text, tmp_path: Path) -> None:

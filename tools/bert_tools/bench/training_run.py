@@ -112,10 +112,11 @@ def run_of_model(
     shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
     if shapes:
         check_capturable(model.attention, device)
-    averaged = make_data_parallel(model, config, ALONE, device)
+    averaged, initial = make_data_parallel(model, config, ALONE, device)
     optimizer = make_optimizer(
-        config.optim, averaged.buffers, averaged.initial, averaged.gradients, averaged.shards
+        config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
     )
+    del initial  # a sharded optimizer keeps a part of its own
     rates, precision = rates_of_run(config, device), config.model.precision
     eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)
     step: Step = eager

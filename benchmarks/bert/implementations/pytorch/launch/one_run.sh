@@ -92,6 +92,7 @@ say_result() { # index, seconds, start, last line of its log before that
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
     local log=$LOGDIR/result_$1.txt report=$LOGDIR/run_$1/compliance status=0 start=$SECONDS start_time last claim=
+    [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
     last=$(tail -n 1 "$log" 2>/dev/null || true)
     start_time=$(date '+%Y-%m-%d %r')
     phase "train: run $1"

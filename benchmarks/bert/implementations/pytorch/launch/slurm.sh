@@ -29,7 +29,8 @@ if [ -n "${CONT:-}" ]; then
         [ "$name" != CONFIG ] || seen=$(dirname "$CONFIG")
         case $seen in "$root" | "$root"/*) ;; *) binds+=,$seen:$seen ;; esac
     done
-    for seen in ${MOUNTS//,/ }; do binds+=,$seen:$seen; done
+    IFS=, read -r -a more <<<"${MOUNTS:-}"
+    for seen in ${more[@]+"${more[@]}"}; do binds+=,$seen:$seen; done
     name=mlperf_bert_$SLURM_JOB_ID # unpacked once a node, for all steps of the job
     inside=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
         --container-workdir="$root" --no-container-mount-home

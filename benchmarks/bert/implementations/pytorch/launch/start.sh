@@ -21,11 +21,7 @@ if [ -z "${CLEAR_CACHES:-}" ]; then
     if [ "$NEXP" -gt 1 ] || [ "$division" = closed ]; then CLEAR_CACHES=1; fi
 fi
 init_checkpoint=()
-if [ -n "${INIT_CHECKPOINT:-}" ]; then
-    [ "$RESUME" != none ] || [ -d "$INIT_CHECKPOINT" ] ||
-        fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
-    init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
-fi
+[ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" = slurm ] || [ -z "${STAGEDIR:-}" ] ||
     fail "STAGEDIR is for a job of SLURM; copy the data yourself, and give the copy as DATADIR"
 

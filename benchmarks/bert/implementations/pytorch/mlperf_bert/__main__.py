@@ -42,6 +42,8 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
     errno.ENAMETOOLONG: "give a shorter path",
 }
+_SMALLER = "use a smaller batch or model"
+_LESS_MEMORY = {"prepare": "split the text, or use fewer workers"}
 DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
 # Name: module with `add_arguments` and `run`, and its line in --help. The submission works
 # without the package of the tools; commands that are not installed are not offered.
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
         problem = one_line(str(error).partition("\n")[0])
-        say_error(f"{part}: out of memory ({problem}); use a smaller batch or model")
+        say_error(f"{part}: out of memory ({problem}); {_LESS_MEMORY.get(part, _SMALLER)}")
         return MISTAKE
     except Ended as ended:
         say(f"interrupted by {ended}")

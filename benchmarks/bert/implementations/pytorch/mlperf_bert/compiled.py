@@ -136,7 +136,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """`function`, compiled by numba when it is first called with arguments of new types.
 
-    The machine code is cached in a directory of the user (`code_caches`); if that cannot be
+    The machine code is cached in a directory of the user (`set_code_caches`); if that cannot be
     written, every process compiles for itself. The function releases the GIL.
 
     numba checks only the function's own source file for changes, by time and size. So a compiled

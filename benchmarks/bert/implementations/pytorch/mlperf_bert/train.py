@@ -178,10 +178,11 @@ def train(  # noqa: C901 (one run, in its order)
         # distributed/clipping.py. The optimizer is that of optim.name; the step drives both.
         # Seeded by the step too, because another number of ranks has no streams to resume.
         torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
-        averaged = make_data_parallel(model, config, info, device)
+        averaged, initial = make_data_parallel(model, config, info, device)
         optimizer = make_optimizer(
-            config.optim, averaged.buffers, averaged.initial, averaged.gradients, averaged.shards
+            config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
         )
+        del initial  # a sharded optimizer keeps a part of its own
         eager = EagerStep(
             averaged.model,
             optimizer,

@@ -48,6 +48,8 @@ INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
 REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
+# Settings of before 2026-11-28 that told with which weights and data a run was to start: any value.
+_OF_A_START = (("run", "init_checkpoint_sha256"), ("data", "dupe_factor"))
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
@@ -218,7 +220,11 @@ def _as_damage() -> Iterator[None]:
 def read_config(directory: Path) -> RunConfig:
     """The config of a checkpoint, or of a directory's LATEST one."""
     found = resolve(directory)
-    return config_from_tables(read_manifest(found).config, str(found / MANIFEST))
+    tables = {
+        section: {key: value for key, value in table.items() if (section, key) not in _OF_A_START}
+        for section, table in read_manifest(found).config.items()
+    }
+    return config_from_tables(tables, str(found / MANIFEST))
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:

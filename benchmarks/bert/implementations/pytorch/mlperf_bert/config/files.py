@@ -48,7 +48,7 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "data.cost_a": None,
     "data.cost_b": None,
     "data.exchange_window_steps": None,
-    "data.dupe_factor": (1, 10),  # with masks drawn anew, or without
+    "data.dupe_factor": (10,),
     "optim.initial_loss_scale": None,  # only precision "fp16", which is gone, scaled the loss
     "optim.loss_scale_growth_steps": None,
     "optim.momentum": (0.95,),
@@ -160,6 +160,8 @@ def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str)
     for key, value in table.items():
         if key not in fields:
             still = _GONE.get(f"{name}.{key}", ())
+            if key == "dupe_factor" and table.get("masking") == "dynamic":
+                still = (1,)  # as DataSection.dupe_factor says
             if still is None or value in still:
                 continue
             known = ", ".join(fields)

@@ -90,7 +90,7 @@ def _in_words(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:.10g}"
 
 
-STORED_MASKING_RATE = 0.15  # vocabulary size of every prepared set: BERT's
+STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
 # 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
 MASKING_RATES = Bounds(0.05, 0.4)
 

@@ -8,7 +8,7 @@ limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
 - `whole_before_allreduce`: mean_i limit(g_i, C)
 - `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b, where
   `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 whatever the plan of
-  buckets; `equal_share`: C_b = C / sqrt(bucket_count), as published, with the count pinned because
+  buckets; `equal_share`: C_b = C / sqrt(22), as published, with the count pinned because
   DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
 
 With several forwards an update, g_i is the sum of their gradients.

@@ -182,8 +182,11 @@ def index_set(
     shards = [job.shard_path for job in jobs]
     names = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
     remove_temporaries(out_dir / "shards", names)
+    remove_temporaries(out_dir, {file_name(vocabulary)})
     entries = [ShardEntry.of(shard) for shard in shards]
     manifest = replace(manifest_of(vocabulary, settings, entries), corpus=corpus)
+    of_index = {"dataset.json", *(name for name, _ in manifest.index_arrays)}
+    remove_temporaries(out_dir / "index", of_index)
     lengths, masked_counts = read_counts(out_dir, entries)
     if with_baseline:
         manifest = replace(manifest, baseline=measure_baseline(out_dir, manifest))

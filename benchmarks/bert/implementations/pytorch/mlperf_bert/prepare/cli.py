@@ -174,6 +174,8 @@ def _prepare_mlcommons(args: argparse.Namespace, workers: int) -> None:
         print(f"parts {args.parts}: {num_samples:,} examples in {len(made)} shards")
         print(f"examples sha256 {examples_digest(made)}")
         return
+    if not args.join:
+        mlcommons.check_text(places)
     held_out = mlcommons.prepare_eval(places)
     print(_summary(args.out / "eval", held_out), flush=True)
     if not args.join:

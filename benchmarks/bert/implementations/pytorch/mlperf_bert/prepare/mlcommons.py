@@ -13,6 +13,7 @@ from pathlib import Path
 from mlperf_bert.data.index import Manifest, ShardSettings, Sidecar, read_sidecar
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
+    file_digest,
     open_regular_file,
 )
 from mlperf_bert.prepare.build import (
@@ -86,6 +87,12 @@ def prepare_parts(places: Places, numbers: Sequence[int], workers: int) -> list[
     return [read_sidecar(job.shard_path) for job in jobs]
 
 
+def check_text(places: Places) -> None:
+    """Check that all of the text is there. Raises DataError for text that is not the official."""
+    parts = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
+    _check_files(places, [*parts, "eval.txt", "vocab.txt"])
+
+
 def prepare_eval(places: Places) -> Manifest:
     """Make the evaluation set. Raises DataError for text that is not the official one."""
     _check_files(places, ["eval.txt", "vocab.txt"])
@@ -98,7 +105,8 @@ def prepare_eval(places: Places) -> Manifest:
 def join_parts(places: Places) -> Manifest:
     """Make one training set of the shards that lie in the output directory.
 
-    Raises DataError if a shard is missing.
+    Raises DataError if a shard is missing, or was made of other text than its part, as far as the
+    parts are here.
     """
     _check_files(places, ["vocab.txt"])
     names = [OFFICIAL.part(number) for number in range(OFFICIAL.parts)]
@@ -108,6 +116,9 @@ def join_parts(places: Places) -> Manifest:
         problem = f"has no shard of part {missing[0]}, and of {len(missing) - 1} other parts"
         remedy = "make them with --parts or copy them here, then join again"
         raise DataError(str(places.out / "train"), problem, remedy)
+    for job in jobs:
+        if job.text_path.exists():
+            is_finished(job, file_digest(job.text_path, FETCH))
     return index_set(jobs, vocabulary, with_baseline=False, corpus=None)
 
 

@@ -36,7 +36,6 @@ class DataParallel:
         model: to be called; wrapped in DistributedDataParallel if the config says so.
         clipping: called between backward and update.
         buffers: the model's weights and gradients, each laid end to end.
-        initial: float32 [elements], the weights before they became 16-bit ones.
         gradients: this rank's part of the averaged gradients, which the optimizer reads.
         shards: the ranks that hold the other parts of the optimizer's state.
     """
@@ -44,19 +43,21 @@ class DataParallel:
     model: nn.Module
     clipping: Clipping
     buffers: FlatBuffers
-    initial: Tensor
     gradients: Tensor
     shards: ShardGroup
 
 
 def make_data_parallel(
     model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
-) -> DataParallel:
+) -> tuple[DataParallel, Tensor]:
     """Lay weights and gradients end to end, and set up their averaging and clipping.
 
     `model` has its initial weights, on `device`. Only the memory of its weights and gradients
     changes and, in 16-bit precisions, their dtype. A run of one rank has no process group and
     averages nothing. Every rank must call it at the same time.
+
+    Returns it, and the initial weights before they became 16-bit ones, float32 [elements], for the
+    optimizer; drop them then, since a sharded one keeps a part of its own.
     """
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
@@ -83,14 +84,14 @@ def make_data_parallel(
             wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
         clipping = make_clipping(config.clip, wrapped, wire, bucket_cap_mb=parallel.bucket_cap_mb)
         gradients = buffers.gradients
-    return DataParallel(
+    made = DataParallel(
         model=wrapped,
         clipping=clipping,
         buffers=buffers,
-        initial=initial,
         gradients=gradients,
         shards=shards,
     )
+    return made, initial
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
