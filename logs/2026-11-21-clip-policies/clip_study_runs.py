@@ -232,9 +232,7 @@ def _train(
     evaluator = Evaluator(
         data.held_out,
         data.held_out_reader,
-        tokens_per_forward=tokens_per_forward(
-            config.eval.tokens_per_forward, data.held_out, 1, device
-        ),
+        tokens_per_forward=tokens_per_forward(data.held_out, 1, device),
         rank=0,
         world_size=1,
         device=device,
