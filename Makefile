@@ -44,11 +44,11 @@ test-oldest:
 
 # requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
 lock:
-	cat requirements/hashed.txt requirements/pinned.txt >requirements/all.txt
-	PATH=$(BIN):$$PATH uv pip compile --quiet --universal --all-extras --no-header --generate-hashes \
-		--python-version=3.11 --fork-strategy=fewest $(OPTIONS) --output-file=requirements/all.txt pyproject.toml
-	$(BIN)/python tools/lock.py split requirements/all.txt
-	rm requirements/all.txt
+	trap 'rm -f requirements/all.txt' EXIT && \
+		cat requirements/hashed.txt requirements/pinned.txt >requirements/all.txt && \
+		PATH=$(BIN):$$PATH uv pip compile --quiet --universal --all-extras --no-header --generate-hashes \
+			--python-version=3.11 --fork-strategy=fewest $(OPTIONS) --output-file=requirements/all.txt pyproject.toml && \
+		$(BIN)/python tools/lock.py split requirements/all.txt
 
 # On a machine with a GPU; tools/gpu_check.sh measures as well.
 test-gpu: setup

@@ -22,6 +22,7 @@ from bert_tools.squad.settings import (
 )
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import STOPPED, ConfigError, DataError
+from mlperf_bert.files import file_sha256
 from squad_cases import record, write_record
 
 HERE = Path(__file__)
@@ -47,6 +48,10 @@ class FakeRuns:
         args = parser.parse_args(self.calls[-1][0][2:])
         given = settings_of(args, parse_engine(args.engine), args.seed)
         more = {"seed": given.seed, "ranks": num_ranks, "settings": given.to_record()}
+        more["data"] = record()["data"] | {
+            "train_sha256": file_sha256(given.train),
+            "dev_sha256": file_sha256(given.dev),
+        }
         write_record(args.run_dir, record(str(given.engine), **more))
         return 0
 
@@ -97,6 +102,17 @@ def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(
     assert directory_of(tmp_path, settings()).name == "single-batch_16-seed_1"
     with pytest.raises(DataError, match=named):
         FakeRuns().run(tmp_path, [settings(**changes)])
+
+
+def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path: Path) -> None:
+    train = tmp_path / "train.json"
+    train.write_text("before")
+    FakeRuns().run(tmp_path, [settings(train=train)])
+    train.write_text("after")
+    again = FakeRuns()
+    with pytest.raises(DataError, match="other questions than"):
+        again.run(tmp_path, [settings("ddp:2", train=train), settings(train=train)])
+    assert again.calls == []
 
 
 @pytest.mark.parametrize("engine", ["single", "fsdp:3", "pipeline:2@gpipe"])

@@ -127,8 +127,10 @@ def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None
 def test_a_trainer_that_cannot_work_ends_the_search(studied: Studied) -> None:
     error = studied("fails", status=2)
     assert "3 trainings in a row failed" in error and "out of memory" in error
-    # So does a mistake of the user.
-    assert "no such data" in studied("mistaken", study="other", status=2)
+    # A mistake of the user is told at once, and uses up no trial.
+    error = studied("mistaken", study="other", status=2)
+    assert "training was refused: " in error and "no such data" in error
+    assert "trial 1 of" not in error
 
 
 MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (

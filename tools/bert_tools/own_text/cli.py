@@ -185,8 +185,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
 def _only(args: argparse.Namespace) -> int:
     """One step; the training between them says itself how it ended."""
     if args.only == "finish":
-        _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
-        return 0
+        return _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
     plan = _choose(args)
     if args.only == "choose":
         print(plan.config_path, *plan.settings, sep="\n")

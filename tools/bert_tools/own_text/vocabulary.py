@@ -42,7 +42,7 @@ def check_vocab_size(vocab_size: int) -> None:
     """Raise ConfigError if no vocabulary of this size can be made."""
     if not LEAST_VOCAB_SIZE <= vocab_size <= MOST_VOCAB_SIZE:
         remedy = f"set it within {LEAST_VOCAB_SIZE} .. {MOST_VOCAB_SIZE:,}"
-        raise ConfigError("--vocab-size", f"is {vocab_size}", remedy)
+        raise ConfigError("model.vocab_size", f"is {vocab_size}", remedy)
 
 
 def count_part(path: Path, *, share: float) -> Counter[str]:

@@ -59,10 +59,11 @@ def _runs_of(path: Path) -> list[Path]:
         names = set(os.listdir(path))
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", _GIVE_RUN) from None
-    if _RUN.fullmatch(path.name) or names & {*_OF_A_RUN}:
-        return [path]
     runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
-    return [path / name for name in runs if (path / name).is_dir()]
+    found = [path / name for name in runs if (path / name).is_dir()]
+    if found and not _RUN.fullmatch(path.name):
+        return found
+    return [path] if _RUN.fullmatch(path.name) or names & {*_OF_A_RUN} else []
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:

@@ -21,11 +21,15 @@ from bert_tools.squad.windows import Windows
 from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
 from mlperf_bert.data.sampler import Int64Array, permute
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import precise
 from mlperf_bert.seeds import derive_seed
 
 _BY_TOKENS = Balance(policy="presort_global")
 WINDOWS_AT_ONCE = 32  # windows in a batch of an evaluation
+
+
+MOST_SAMPLES = 2**27  # of a run: their numbers fill a GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,12 @@ class UpdatePlan:
     def make(cls, lengths: Int64Array, settings: SquadSettings) -> Self:
         """Each epoch is a permutation of all windows; epochs follow each other without a gap.
 
-        Raises ConfigError if it would fill the memory. `lengths` are the tokens of each window.
+        `lengths` are the tokens of each window. Raises ConfigError for more than MOST_SAMPLES.
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
+        if updates * batch > MOST_SAMPLES:
+            problem = f"is {updates:,} of {batch:,} samples, more than {MOST_SAMPLES:,} in all"
+            raise ConfigError("--updates", problem, "lower it")
         key = derive_seed(settings.seed, "squad order")
         in_epoch = np.arange(len(lengths), dtype=np.int64)
         epochs = range(-(-updates * batch // len(lengths)))

@@ -12,7 +12,7 @@ from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.errors import STOPPED, ConfigError, DataError, say
-from mlperf_bert.files import write_file, write_json
+from mlperf_bert.files import file_digest, write_file, write_json
 
 RUNS, RECORD, PICTURE = "runs", "result.json", "timeline.png"
 
@@ -43,8 +43,11 @@ def directory_of(out: Path, settings: SquadSettings) -> Path:
 def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
     """Run what has not ended; the records, and 0 or the status of the run that ended them.
 
-    Raises DataError if a record cannot be read, or is of a run with other settings.
+    Raises DataError if a record cannot be read, or is of a run with other settings or questions.
     """
+    for settings in runs:  # before the first of them runs for hours
+        if (directory_of(out, settings) / RESULT).exists():
+            _read_as_asked(directory_of(out, settings), settings)
     found: list[Run] = []
     for number, settings in enumerate(runs, 1):
         directory = directory_of(out, settings)
@@ -57,14 +60,24 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
                 what = "stopped" if status == STOPPED else f"ended with status {status}"
                 say(f"{title}: {what}; finished runs are kept, and the same command continues")
                 return found, status
-        found.append(read_run(directory))
-        for key, now in settings.to_record().items():
-            before = found[-1]["settings"].get(key)
-            if before != now:
-                remedy = "give another --out, or the same options as before"
-                raise DataError(str(directory), f"{key} is {now!r} now, and was {before!r}", remedy)
+        found.append(_read_as_asked(directory, settings))
         check_same(found)
     return found, 0
+
+
+def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
+    """The record of a run. Raises DataError if it is of other settings or question sets."""
+    run = read_run(directory)
+    for key, now in settings.to_record().items():
+        before = run["settings"].get(key)
+        if before != now:
+            remedy = "give another --out, or the same options as before"
+            raise DataError(str(directory), f"{key} is {now!r} now, and was {before!r}", remedy)
+    for key, path in (("train_sha256", settings.train), ("dev_sha256", settings.dev)):
+        if run["data"][key] != file_digest(path, "give a question set"):
+            problem = f"was made of other questions than {path} has now"
+            raise DataError(str(directory), problem, "give another --out, or the file of before")
+    return run
 
 
 def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:

@@ -194,7 +194,14 @@ def _notes(comparison: Mapping[str, Any]) -> Iterator[str]:
         f"samples, {same['settings.precision']}, seeds {', '.join(map(str, seeds))}; "
         f"{same['device']}, {same['cores']} cores, {same['processor']}."
     )
-    yield "±: half of a 95 % interval over the seeds."
+    most = max(len(each["seeds"]) for each in engines)
+    for each in engines:
+        if len(each["seeds"]) < most:
+            yield f"{each['engine']}: {len(each['seeds'])} of {most} seeds."
+    if most > 1:
+        yield "±: half of a 95 % interval over the seeds."
+    else:
+        yield "One seed: no intervals."
     if not all(each["comparable"] for each in engines):
         yield (
             f"{MARK} More ranks than cores: its times and rates are not comparable, its losses and "

@@ -6,6 +6,7 @@ clock; those, and the first, are left out of the rate of training. Norms are tak
 that this rank holds, and summed over the ranks.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,6 +21,7 @@ from bert_tools.squad.engines import Engine, MakeBatch
 from bert_tools.squad.noise_scale import NoiseScale, covariance_trace, gradient_square
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.schedule import learning_rate
 
@@ -136,6 +138,14 @@ class Loop:
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._team.sum(numbers).tolist()  # the host waits for the device, once
+        if not math.isfinite(square):
+            problem = (
+                f"is {self._settings.learning_rate:g}, and the training diverged: the gradient "
+            )
+            problem += f"of update {update} is not finite"
+            error = ConfigError("--learning-rate", problem, "lower it")
+            error.is_of_all_ranks = True
+            raise error
         norm = square**0.5
         if norm > MAX_GRAD_NORM:
             torch._foreach_mul_(self._gradients(), MAX_GRAD_NORM / norm)

@@ -107,6 +107,13 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
     identity = str(values["id"])  # some tools for annotation write numbers
     where = f"{name}: question {in_brief(identity)}"
     answers = tuple(Answer(each["text"], each["answer_start"]) for each in values["answers"])
+    for text in (context, values["question"], *(each.text for each in answers)):
+        if not isinstance(text, str):
+            raise DataError(where, f"has {in_brief(text)} where a text belongs", _REMEDY)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise DataError(where, "has half a character", _REMEDY) from None
     for answer in answers:
         if not answer.text.strip():
             raise DataError(where, "has an empty answer", _REMEDY)

@@ -27,7 +27,15 @@ from mlperf_bert.config.files import (
 )
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import end_with_parent
-from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, UserError, one_line, say
+from mlperf_bert.errors import (
+    MISTAKE,
+    TARGET_MISSED,
+    ConfigError,
+    DataError,
+    UserError,
+    one_line,
+    say,
+)
 from mlperf_bert.files import file_sha256, not_through_a_link, write_file
 from mlperf_bert.run.outcome import read_outcome
 
@@ -249,7 +257,7 @@ def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: 
 def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
     """Train in a run directory, reporting each evaluation to the trial.
 
-    Raises ConfigError if the trainer cannot be started.
+    Raises ConfigError if the trainer cannot be started, or refuses what it was asked.
     """
     process = _started_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
@@ -273,6 +281,9 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
             return Ending(how="pruned", why=why, samples=samples)
         text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
         said = text.splitlines()[-1] if text else "nothing was printed"
+        if status == MISTAKE:
+            problem = f"training was refused: {one_line(said)}"
+            raise ConfigError("tune", problem, f"mend that; the same command goes on ({folder})")
         return Ending(how="failed", why=f"training ended with status {status}: {said}")
     try:  # it ended by itself, even if it was asked to end meanwhile
         outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
