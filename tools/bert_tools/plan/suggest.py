@@ -145,7 +145,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
 
 
 def expected_time(suggestion: Suggestion) -> Forecast:
-    """The forecast of the suggested config. Raises ConfigError for a batch that does not fit."""
+    """The forecast of the suggested config."""
     asked = question_of(suggestion.config, suggestion.name, suggestion.accelerator)
     return forecast(asked, wikipedia_index())
 
