@@ -8,6 +8,7 @@ import math
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,7 +16,6 @@ from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
 from bert_tools.plan.samples_to_target import (
     MUON_OVER_ADAMW,
-    RECIPES,
     Recipe,
     samples_points,
     samples_to_target,
@@ -28,6 +28,7 @@ from plan_cases import Asked
 from support import CONFIGS, TOOLS
 
 LARGEST = 16_384
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
 def test_at_a_knot_the_published_set_comes_back() -> None:

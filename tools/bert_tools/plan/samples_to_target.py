@@ -10,14 +10,13 @@ published: of AdamW's samples it takes the share that it took in a small model. 
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
 # AdamW without dropout; the line through the latter two, which has no third point; Muon on it.
 Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis", "open_muon"]
-RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 # steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
 _LEAST_STEPS, _SATURATION = 145, 3_900
