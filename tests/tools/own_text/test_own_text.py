@@ -334,7 +334,7 @@ def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
     [
         ({"held_out_share": 0.0}, 1, "--held-out: is 0.0"),
         ({"held_out_share": float("nan")}, 1, "--held-out: is nan"),
-        ({"vocab_size": 100}, 1, "--vocab-size: is 100"),
+        ({"vocab_size": 100}, 1, "model.vocab_size: is 100"),
         ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
         ({}, 0, "workers: is 0"),
