@@ -1,0 +1,128 @@
+"""The mutation test finds what the tests find, and no more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mutate
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = '''"""Two functions."""
+
+
+def less(number: int) -> int:
+    """The number before; prints what it got."""
+    print(number)
+    return number - 1
+
+
+def square(number: int) -> int:
+    """The number times itself."""
+    return number * number
+'''
+FOLDER_TEST = """from mlperf_bert.data.numbers import less
+
+
+def test_less() -> None:
+    assert less(4) == 3
+"""
+OTHER_TEST = """from mlperf_bert.data.numbers import square
+
+
+def test_square() -> None:
+    assert square(4) == 16
+"""
+NEVER_GREEN = "def test_nothing() -> None:\n    assert False\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A committed tree with one module of the program, a test of its folder, and another."""
+    root = tmp_path / "tree"
+    files = {
+        "benchmarks/bert/implementations/pytorch/mlperf_bert/__init__.py": "",
+        "benchmarks/bert/implementations/pytorch/mlperf_bert/data/__init__.py": "",
+        "benchmarks/bert/implementations/pytorch/mlperf_bert/data/numbers.py": PROGRAM,
+        "tests/unit/data/test_numbers.py": FOLDER_TEST,
+        "tests/distributed/test_square.py": OTHER_TEST,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    (root / ".gitignore").write_text(".cache\n__pycache__\n", encoding="utf-8")
+    commit(root)
+    return root
+
+
+def commit(root: Path) -> None:
+    run = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*run, "init", "-q"], check=True)
+    subprocess.run([*run, "add", "."], check=True)
+    subprocess.run([*run, "commit", "-q", "-m", "A tree"], check=True)
+
+
+def score(root: Path, *options: str) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "tools/mutate.py"), "--root", str(root), *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def test_every_fault_can_be_planted() -> None:
+    found = mutate.faults_of("numbers.py", PROGRAM.encode())
+    planted = {
+        (PROGRAM.encode()[: fault.start] + fault.after.encode() + PROGRAM.encode()[fault.end :])
+        for fault in found
+    }
+    assert len(planted) == len(found) == 4
+    for text in planted:
+        compile(text, "numbers.py", "exec")
+    assert [(fault.kind, fault.before, fault.after) for fault in found] == [
+        ("call left out", "print(number)", "pass"),
+        ("arithmetic", "number - 1", "(number + 1)"),
+        ("number", "1", "(2)"),
+        ("arithmetic", "number * number", "(number / number)"),
+    ]
+
+
+def test_the_draw_follows_its_seed(tree: Path) -> None:
+    assert mutate.draw(tree, 2, "a") == mutate.draw(tree, 2, "a")
+    assert any(mutate.draw(tree, 2, "a") != mutate.draw(tree, 2, seed) for seed in "bcd")
+    assert len(mutate.draw(tree, 100, "a")) == 4
+
+
+def test_faults_are_found_by_the_folder_and_by_others(tree: Path) -> None:
+    journal = tree / ".cache/journal.jsonl"
+    printed = score(tree, "--journal", str(journal))
+    records = {record["before"]: record for record in map(json.loads, journal.open())}
+    assert records["number - 1"]["found_by"] == "tests/unit/data/test_numbers.py::test_less"
+    assert {before: record["among"] for before, record in records.items()} == {
+        "print(number)": None,
+        "number - 1": "folder",
+        "1": "folder",
+        "number * number": "others",
+    }
+    assert "numbers.py:6 call left out: 'print(number)'" in printed[-3]
+    assert printed[-1] == "75.0"
+    # What is done is not done again, and a line that a stop cut off is.
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text("".join(lines[:-1]) + lines[-1][:20], encoding="utf-8")
+    again = score(tree, "--journal", str(journal))
+    assert again[0].startswith("1/1, ")
+    assert again[1:] == printed[-3:]
+
+
+def test_a_test_that_always_fails_finds_nothing(tree: Path) -> None:
+    (tree / "tests/unit/data/test_numbers.py").write_text(NEVER_GREEN, encoding="utf-8")
+    commit(tree)
+    assert score(tree)[-1] == "25.0"  # of the other test's function
+
+
+def test_changes_that_are_not_committed_are_refused(tree: Path) -> None:
+    (tree / "tests/unit/data/test_numbers.py").write_text(NEVER_GREEN, encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        score(tree)
+    assert refused.value.returncode == 2
+    assert "the tree has changes; commit them first" in refused.value.stderr
