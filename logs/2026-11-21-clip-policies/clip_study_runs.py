@@ -19,7 +19,6 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.set_checks import RunData, open_data
 from mlperf_bert.distributed.bucket_plan import plan_in_reverse
@@ -226,8 +225,7 @@ def _train(
     """The curve: accuracy of each evaluation, and norms of the updates since the one before."""
     num_ranks = config.parallel.world_size
     planner = make_planner(config, data.train, int(config.run.seed))
-    gatherer = Gatherer(data.train_reader)
-    sources = [DirectSource(gatherer, rank) for rank in range(num_ranks)]
+    sources = [DirectSource(data.train_reader, rank) for rank in range(num_ranks)]
     device = torch.device("cpu")
     evaluator = Evaluator(
         data.held_out,

@@ -33,7 +33,6 @@ import dali_stand_in
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.distributed import flat_reducer
 from mlperf_bert.model import bert
 from mlperf_bert.model.blocks import Blocks
@@ -208,8 +207,6 @@ def _main() -> None:
     for module in ("cli.train", "model.fused_blocks", "optim.cpu_kernels", "run.progress", "train"):
         importlib.import_module(f"mlperf_bert.{module}")
     importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, in 3 s
-    nothing: Any = SimpleNamespace(shards=())
-    Gatherer(nothing)  # loads compiled code
     gc.freeze()  # the ranks' collections then pass over all of it
     assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
     for job in jobs:

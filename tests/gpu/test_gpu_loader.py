@@ -8,17 +8,14 @@ import torch
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader
-from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.staging import CapacityStaging, Staging
-from shard_sets import MAX_PREDICTIONS, assert_same_batch, write_set
+from shard_sets import write_set
 
 NUM_STEPS = 30
-DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}
 ON_THE_HOST = ("lengths", "masked_counts", "shape")
 TENSORS = [name for name in UnpaddedBatch.__slots__ if name not in ON_THE_HOST]
 
@@ -41,13 +38,13 @@ def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
     return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
 
 
-@pytest.mark.parametrize("kind", ["thread", "pageable", "dali", "padded", "padded dali"])
+@pytest.mark.parametrize("kind", ["thread", "dali", "padded", "padded dali"])
 def test_batches_are_right_when_the_device_lags_behind(
     parts: tuple[StepPlanner, SampleReader], kind: str
 ) -> None:
     planner, reader = parts
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    source = DirectSource(Gatherer(reader, pin_memory=kind in ("thread", "padded")), 0)
+    source = DirectSource(reader, 0)
     shapes: tuple[StaticShape, ...] = ()
     copy = None
     if "dali" in kind:
@@ -71,38 +68,10 @@ def test_batches_are_right_when_the_device_lags_behind(
             del step, batch
             if len(sums) == 2 * NUM_STEPS:
                 break
-    direct, expected = DirectSource(Gatherer(reader), 0), []
+    direct, expected = DirectSource(reader, 0), []
     for plan in map(planner.plan, range(1, NUM_STEPS + 1)):
         shape = shape_of(plan, shapes) if shapes else None
         assert (shape is None) == ("padded" not in kind)
         for batch in direct.micro_batches(plan):
             expected.append(sums_of(batch if shape is None else pad(batch, shape)))
     assert torch.stack(sums).tolist() == torch.stack(expected).tolist()
-
-
-def test_batches_are_gathered_into_page_locked_memory(
-    parts: tuple[StepPlanner, SampleReader],
-) -> None:
-    planner, reader = parts
-    (batch, _) = DirectSource(Gatherer(reader, pin_memory=True), 0).micro_batches(planner.plan(1))
-    assert all(getattr(batch, name).is_pinned() for name in TENSORS)
-
-
-def test_masks_drawn_anew_are_pinned_and_those_of_the_cpu(
-    parts: tuple[StepPlanner, SampleReader],
-) -> None:
-    planner, reader = parts
-    plain, pinned = (
-        DynamicMasks(
-            reader.set_dir,
-            reader.manifest,
-            rate=0.2,
-            max_predictions=MAX_PREDICTIONS,
-            seed=4,
-            pin_memory=pin_memory,
-        )
-        for pin_memory in (False, True)
-    )
-    batch = Gatherer(reader).batch(planner.plan(1).ids_of(0, 0), **DENOMINATORS)
-    assert_same_batch(pinned.of(batch, 7), plain.of(batch, 7))
-    assert pinned.of(batch, 7).block.is_pinned()

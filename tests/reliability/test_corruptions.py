@@ -11,7 +11,6 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.contents import ContentsCheck
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.set_checks import RunData, open_data
@@ -49,7 +48,7 @@ def config(config_file: Path) -> RunConfig:
 def train(config: RunConfig, data: RunData) -> None:
     """Plan and read a whole epoch and the held-out set, and hash the shards, as training does."""
     planner = make_planner(config, data.train, seed=1)
-    source = DirectSource(Gatherer(data.train_reader), rank=0)
+    source = DirectSource(data.train_reader, rank=0)
     batches = -(-data.train.manifest.num_samples // config.parallel.global_batch_size)
     for step in range(1, batches + 1):
         source.micro_batches(planner.plan(step))

@@ -12,15 +12,13 @@ import torch
 
 import dali_stand_in
 from bert_tools.bench.synthetic import synthetic_samples
-from mlperf_bert.data import gather as gather_module
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
-from mlperf_bert.data.gather import STEPS_AFTER_A_FAULT, Gatherer, ReadAhead
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
-from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
 from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
@@ -32,11 +30,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def index(synthetic_data: Path) -> LengthIndex:
     return LengthIndex.open(synthetic_data / "train")
-
-
-@pytest.fixture
-def gatherer(reader: SampleReader) -> Gatherer:
-    return Gatherer(reader)
 
 
 @pytest.fixture
@@ -60,10 +53,8 @@ def sequence(batch: UnpaddedBatch, number: int) -> list[int]:
     return batch.input_ids[start:stop].tolist()
 
 
-def test_batches_hold_the_planned_samples(
-    planner: StepPlanner, gatherer: Gatherer, reader: SampleReader
-) -> None:
-    with Loader(planner, DirectSource(gatherer, 1), CPU, first_step=3) as loader:
+def test_batches_hold_the_planned_samples(planner: StepPlanner, reader: SampleReader) -> None:
+    with Loader(planner, DirectSource(reader, 1), CPU, first_step=3) as loader:
         batches = iter(loader)
         for step in (3, 4):
             batch = next(batches)
@@ -76,17 +67,17 @@ def test_batches_hold_the_planned_samples(
 
 
 def test_nothing_is_read_before_the_first_batch(
-    planner: StepPlanner, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+    planner: StepPlanner, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    batch = Gatherer.batch
+    read = SampleReader.read
 
-    def counted(self: Gatherer, ids: Int64Array, **denominators: float) -> UnpaddedBatch:
+    def counted(self: SampleReader, ids: Int64Array) -> Samples:
         reads.append(ids)
-        return batch(self, ids, **denominators)
+        return read(self, ids)
 
-    monkeypatch.setattr(Gatherer, "batch", counted)
-    with Loader(planner, DirectSource(gatherer, 0), CPU) as loader:
+    monkeypatch.setattr(SampleReader, "read", counted)
+    with Loader(planner, DirectSource(reader, 0), CPU) as loader:
         time.sleep(0.05)
         assert reads == []
         next(iter(loader))
@@ -97,7 +88,7 @@ def test_nothing_is_read_before_the_first_batch(
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
-def test_a_thread_that_waits_for_room_is_let_go(planner: StepPlanner, gatherer: Gatherer) -> None:
+def test_a_thread_that_waits_for_room_is_let_go(planner: StepPlanner, reader: SampleReader) -> None:
     waits, closed = threading.Event(), threading.Event()
 
     class FullStaging(Staging):
@@ -112,86 +103,24 @@ def test_a_thread_that_waits_for_room_is_let_go(planner: StepPlanner, gatherer: 
         def close(self) -> None:
             closed.set()
 
-    with Loader(planner, DirectSource(gatherer, 0), CPU, staging=FullStaging(CPU)) as loader:
+    with Loader(planner, DirectSource(reader, 0), CPU, staging=FullStaging(CPU)) as loader:
         next(iter(loader))
         assert waits.wait(60)
     assert closed.is_set()
 
 
 def test_an_error_of_the_thread_reaches_the_loop(
-    planner: StepPlanner, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+    planner: StepPlanner, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Gatherer, ids: Int64Array, **denominators: float) -> UnpaddedBatch:
+    def broken(self: SampleReader, ids: Int64Array) -> Samples:
         raise DataError("shard", "is damaged", "make it again")
 
-    monkeypatch.setattr(Gatherer, "batch", broken)
+    monkeypatch.setattr(SampleReader, "read", broken)
     with (
         pytest.raises(DataError, match="damaged"),
-        Loader(planner, DirectSource(gatherer, 0), CPU) as loader,
+        Loader(planner, DirectSource(reader, 0), CPU) as loader,
     ):
         next(iter(loader))
-
-
-def test_samples_are_advised_before_they_are_read(
-    planner: StepPlanner, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[tuple[str, int, int]] = []  # array and its elements; or "read" and a step
-
-    def advised(self: Shard, name: str, start: int, stop: int) -> None:
-        events.append((name, start, stop))
-
-    class WatchedSource(DirectSource):
-        def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-            events.append(("read", plan.step, plan.step))
-            return super().micro_batches(plan)
-
-    monkeypatch.setattr(Shard, "will_need", advised)
-    read_ahead = ReadAhead(gatherer, 1)
-    source = WatchedSource(gatherer, 1)
-    with Loader(planner, source, CPU, read_ahead=read_ahead) as loader:
-        for batch in loader:
-            if batch.plan.step == 4:
-                break
-    for step in range(1, 5):
-        before = set(events[: events.index(("read", step, step))])
-        ids = np.concatenate([planner.plan(step).ids_of(1, forward) for forward in (0, 1)])
-        _, rows = gatherer.reader.locate(ids)
-        spans = gatherer.spans(*gatherer.reader.locate(ids))
-        for row, (start, stop, masked_start, masked_stop) in zip(
-            rows.tolist(), spans.tolist(), strict=True
-        ):
-            assert before >= {
-                ("offsets", row, row + 2),
-                ("masked_lm_offsets", row, row + 2),
-                ("segment_b_start", row, row + 1),
-                ("next_sentence_label", row, row + 1),
-                ("input_ids", start, stop),
-                ("masked_lm_positions", masked_start, masked_stop),
-                ("masked_lm_ids", masked_start, masked_stop),
-            }
-
-
-def test_advice_ends_when_nothing_waits_for_the_disk(
-    planner: StepPlanner, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advised: list[str] = []
-    faults = 0
-    monkeypatch.setattr(Shard, "will_need", lambda self, name, *_: advised.append(name))
-    monkeypatch.setattr(gather_module, "_major_faults", lambda: faults)
-    read_ahead, plans = ReadAhead(gatherer, 0), [planner.plan(1), planner.plan(2)]
-
-    def advised_steps(steps: int) -> int:
-        given = 0
-        for _ in range(steps):
-            advised.clear()
-            read_ahead.advise(plans)
-            given += bool(advised)
-        return given
-
-    assert advised_steps(3 * STEPS_AFTER_A_FAULT) == STEPS_AFTER_A_FAULT
-    assert advised_steps(10) == 0
-    faults = 5
-    assert advised_steps(3 * STEPS_AFTER_A_FAULT) == STEPS_AFTER_A_FAULT
 
 
 SMALL = StaticShape(tokens=32, sequences=2, masked=12, max_seqlen=24, max_masked=6)
@@ -268,7 +197,7 @@ def test_batches_by_dali_are_the_same_bit_for_bit(
     shapes = plan_shapes(planner, 8, **limits) if is_padded else ()
     copy = DaliCopy(CPU)
     staging = CapacityStaging(shapes, 2, CPU, copy) if is_padded else Staging(CPU, copy)
-    source = DirectSource(Gatherer(SampleReader(tmp_path / "set", manifest)), 0)
+    source = DirectSource(SampleReader(tmp_path / "set", manifest), 0)
     with Loader(planner, source, CPU, staging=staging) as loader:
         # All are kept until the end: none may lie in memory that a later one overwrites.
         steps = [step for _, step in zip(range(8), loader, strict=False)]

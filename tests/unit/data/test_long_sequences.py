@@ -18,14 +18,13 @@ from import_cases import bring
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import plan_shapes
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
 from mlperf_bert.data.loader import DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import IntArray, SampleReader
 from mlperf_bert.data.staging import CapacityStaging
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
@@ -131,6 +130,10 @@ def reader_of(set_dir: Path) -> SampleReader:
     return SampleReader(set_dir, Manifest.load(set_dir))
 
 
+def read(reader: SampleReader, ids: IntArray) -> UnpaddedBatch:
+    return make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
+
+
 def original(batch: UnpaddedBatch) -> torch.Tensor:
     """The tokens before masking."""
     is_used = batch.labels != IGNORED
@@ -146,9 +149,7 @@ def test_sentences_of_one_document_fill_a_sequence(pair: Path) -> None:
         rests = Counter[int]()
         reader, index = reader_of(pair / name), LengthIndex.open(pair / name)
         for sample in range(reader.manifest.num_samples):
-            batch = Gatherer(reader).batch(
-                np.array([sample]), mlm_denominator=1.0, nsp_denominator=1.0
-            )
+            batch = read(reader, np.array([sample]))
             (of_document,) = np.intersect1d(original(batch), openings)  # of one alone
             rests[of_document] += index.lengths[sample] < LONGEST - 32  # a sentence would fit
         assert max(rests.values()) == passes
@@ -173,7 +174,7 @@ def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfi
     shapes = plan_shapes(planner, 2, **limits)
     assert shapes[-1].masked == max(plan.num_masked.item() for plan in plans)
     masks = DynamicMasks(set_dir, reader.manifest, rate=RATE, max_predictions=MOST, seed=5)
-    source = DirectSource(Gatherer(reader), 0, masks)
+    source = DirectSource(reader, 0, masks)
     with Loader(planner, source, CPU, staging=CapacityStaging(shapes, 1, CPU)) as loader:
         for plan, got in zip(plans, loader, strict=False):
             (batch,) = got.micro_batches
@@ -183,7 +184,7 @@ def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfi
             is_used = batch.labels != IGNORED
             assert torch.equal(batch.labels[is_used], unpadded.labels)
             assert torch.equal(batch.masked_token_index[is_used], unpadded.masked_token_index)
-            stored = Gatherer(reader).batch(ids, mlm_denominator=1.0, nsp_denominator=1.0)
+            stored = read(reader, ids)
             assert torch.equal(original(unpadded), original(stored))
             assert torch.equal(original(batch)[: len(stored.input_ids)], original(stored))
             assert len(batch.labels) == batch.shape.masked >= plan.num_masked.item()

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mlperf_bert.config.sections import MASKING_RATES
 from mlperf_bert.data.balance import StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import (
     CountsByLength,
     LengthIndex,
@@ -25,7 +24,7 @@ from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.errors import DataError
+from mlperf_bert.errors import ConfigError, DataError
 from plain_masking import plain_masks
 from plan_cases import is_likely
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
@@ -46,7 +45,8 @@ def masks_of(a_set: tuple[Path, Manifest], seed: int = 3) -> DynamicMasks:
 
 
 def read(a_set: tuple[Path, Manifest], ids: np.ndarray) -> UnpaddedBatch:
-    return Gatherer(SampleReader(*a_set)).batch(ids, mlm_denominator=7.0, nsp_denominator=0.3)
+    samples = SampleReader(*a_set).read(ids)
+    return make_batch(samples, ids, mlm_denominator=7.0, nsp_denominator=0.3)
 
 
 def originals(batch: UnpaddedBatch) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_a_sample_is_masked_otherwise_in_the_next_epoch(a_set: tuple[Path, Manif
     set_dir, manifest = a_set
     index = LengthIndex.open(set_dir)
     planner = planner_of(index)
-    source = DirectSource(Gatherer(SampleReader(set_dir, manifest)), 0, masks_of(a_set))
+    source = DirectSource(SampleReader(set_dir, manifest), 0, masks_of(a_set))
     seen: dict[int, list[list[tuple[int, int, int]]]] = {}
     for step in range(1, 3 * manifest.num_samples // 10 + 1):
         (batch,) = source.micro_batches(planner.plan(step))
@@ -180,7 +180,7 @@ def planner_of(index: LengthIndex) -> StepPlanner:
 def test_the_plan_counts_what_is_drawn(a_set: tuple[Path, Manifest]) -> None:
     set_dir, manifest = a_set
     planner = planner_of(LengthIndex.open(set_dir))
-    source = DirectSource(Gatherer(SampleReader(set_dir, manifest)), 0, masks_of(a_set))
+    source = DirectSource(SampleReader(set_dir, manifest), 0, masks_of(a_set))
     plan = planner.plan(2)
     (batch,) = source.micro_batches(plan)
     assert batch.mlm_denominator == len(batch.labels) == plan.num_masked[0, 0]
@@ -254,3 +254,14 @@ def test_a_sample_without_words_enough_is_one_line(a_set: tuple[Path, Manifest])
         masks_of(a_set).of(batch, step=1)
     assert f"sample {IDS[2]} has fewer than" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_cache_is_an_error_in_one_line(
+    a_set: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(DynamicMasks, "_draw", broken)
+    with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
+        masks_of(a_set)

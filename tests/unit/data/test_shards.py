@@ -1,4 +1,4 @@
-"""Reading shards, compiled and plainly: any ids, nothing mapped early, no damage trusted."""
+"""Reading shards: any ids, nothing mapped early, no damage trusted."""
 
 import io
 import json
@@ -17,17 +17,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.data import contents, gather, shards
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data import contents, shards
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.contents import ContentsCheck
-from mlperf_bert.data.gather import Gatherer, fill, measure
 from mlperf_bert.data.index import (
     DATASET_DTYPES,
     Manifest,
     read_sidecar,
 )
-from mlperf_bert.data.shards import SampleReader, Shard
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.data.shards import SampleReader, Samples, Shard
+from mlperf_bert.errors import DataError
 from mlperf_bert.files import map_file
 from shard_sets import assert_same_batch, write_set
 from support import prepare_small
@@ -80,17 +79,11 @@ def test_no_shard_is_mapped_before_it_is_read(made: Set, monkeypatch: pytest.Mon
         return map_file(path, size, remedy)
 
     monkeypatch.setattr(shards, "map_file", spy)
-    for gathers in (False, True):
-        reader = SampleReader(*made)
-        gatherer = Gatherer(reader)
-        assert mapped == []
-        for ids in ([0], [1, 0, 1]):
-            if gathers:
-                gatherer.batch(np.array(ids), **DENOMINATORS)
-            else:
-                reader.read(np.array(ids))
-        assert mapped == ["part-0.hdf5"]
-        mapped.clear()
+    reader = SampleReader(*made)
+    assert mapped == []
+    for ids in ([0], [1, 0, 1]):
+        reader.read(np.array(ids))
+    assert mapped == ["part-0.hdf5"]
 
 
 def test_a_pickled_reader_maps_the_files_itself(made: Set) -> None:
@@ -138,28 +131,6 @@ def test_a_shard_cut_short_after_opening_is_refused(prepared: Set) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="is 100 bytes"):
         reader.read(np.array([0]))
-
-
-def test_advice_covers_the_pages_of_the_elements(
-    made: Set, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advised: list[tuple[int, int, int]] = []
-
-    class SpiedMap(mmap.mmap):
-        def madvise(self, option: int, start: int, length: int) -> None:
-            advised.append((option, start, length))
-            super().madvise(option, start, length)
-
-    shard = Shard(made[0] / "shards" / "part-0.hdf5")
-    monkeypatch.setattr(shards.mmap, "mmap", SpiedMap)
-    for name, place in shard.sidecar.datasets.items():
-        shard.will_need(name, 1, place.count)
-        option, start, length = advised.pop()
-        assert option == mmap.MADV_WILLNEED
-        assert start % mmap.PAGESIZE == 0
-        assert start <= place.offset + np.dtype(place.dtype).itemsize
-        assert start + length == place.end <= shard.sidecar.shard_bytes
-    assert advised == []
 
 
 def poke(path: Path, name: str, index: int, value: int) -> None:
@@ -223,24 +194,21 @@ def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
     assert len(changed | {whole}) == 4
 
 
-def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:
-    """The common result of gathering and the reference: a batch, or an error message."""
-    found: list[UnpaddedBatch | str] = []
-    for gathers in (True, False):
-        reader = SampleReader(*a_set)
-        try:
-            if gathers:
-                found.append(Gatherer(reader).batch(ids, **DENOMINATORS))
-            else:
-                found.append(make_batch(reader.read(ids), ids, **DENOMINATORS))
-        except DataError as error:
-            found.append(str(error))
-    gathered, expected = found
-    if isinstance(gathered, UnpaddedBatch) and isinstance(expected, UnpaddedBatch):
-        assert_same_batch(gathered, expected)
-    else:
-        assert gathered == expected
-    return expected
+def outcome(a_set: Set, ids: np.ndarray) -> Samples | str:
+    """The samples as read, all of them in range, or the message of the error."""
+    try:
+        found = SampleReader(*a_set).read(ids)
+    except DataError as error:
+        return str(error)
+    manifest = a_set[1]
+    assert found.lengths.min() >= 1 and found.lengths.max() <= manifest.max_seq_length
+    assert found.masked_counts.min() >= 1
+    assert found.masked_counts.max() <= manifest.max_predictions
+    assert max(found.input_ids.max(), found.masked_ids.max()) < manifest.vocab_size
+    assert (found.masked_positions < np.repeat(found.lengths, found.masked_counts)).all()
+    assert (found.segment_b_start < found.lengths).all()
+    assert found.next_sentence_label.max() <= 1
+    return found
 
 
 @settings(max_examples=12, deadline=None)
@@ -251,19 +219,30 @@ def outcome(a_set: Set, ids: np.ndarray) -> UnpaddedBatch | str:
     seed=st.integers(0, 2**32),
     data=st.data(),
 )
-def test_gathering_equals_the_reference(
+def test_samples_are_those_of_the_shards(
     parts: list[tuple[int, str]], seed: int, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         set_dir = Path(directory) / "set"
-        manifest = write_set(set_dir, parts, seed)
-        sample = st.integers(0, manifest.num_samples - 1)
-        reader = SampleReader(set_dir, manifest)
-        gatherer = Gatherer(reader)
-        for _ in range(3):  # one gatherer maps shards as they are asked for
-            ids = np.array(data.draw(st.lists(sample, min_size=1, max_size=20)))
-            expected = make_batch(reader.read(ids), ids, **DENOMINATORS)
-            assert_same_batch(gatherer.batch(ids, **DENOMINATORS), expected)
+        reader = SampleReader(set_dir, write_set(set_dir, parts, seed))
+        places = [(shard, row) for shard, (count, _) in enumerate(parts) for row in range(count)]
+        ids = np.array(data.draw(st.lists(st.integers(0, len(places) - 1), min_size=1)))
+        tokens, labels, positions = [], [], []
+        for shard, row in [places[number] for number in ids]:
+            arrays = reader.shards[shard].arrays()
+            tokens.append(arrays.input_ids[slice(*arrays.offsets[row : row + 2])])
+            masked = slice(*arrays.masked_lm_offsets[row : row + 2])
+            labels.append(arrays.masked_lm_ids[masked])
+            positions.append(arrays.masked_lm_positions[masked])
+        found = reader.read(ids)
+        for values, wanted in (
+            (found.input_ids, tokens),
+            (found.masked_ids, labels),
+            (found.masked_positions, positions),
+        ):
+            assert values.tolist() == np.concatenate(wanted).tolist()
+        assert found.lengths.tolist() == [len(each) for each in tokens]
+        assert found.masked_counts.tolist() == [len(each) for each in labels]
 
 
 @settings(max_examples=40, deadline=None)
@@ -273,7 +252,7 @@ def test_gathering_equals_the_reference(
     place=st.integers(0, 5),
     value=ODD_NUMBERS | ODD_NUMBERS.map(int.__neg__),
 )
-def test_damaged_shards_are_refused_as_the_reference_refuses_them(
+def test_damaged_shards_are_refused_or_read_in_range(
     seed: int, name: str, place: int, value: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -291,8 +270,7 @@ def test_arrays_that_are_not_aligned(tmp_path: Path) -> None:
         for place in read_sidecar(tmp_path / f"set/shards/part-{number}.hdf5").datasets.values()
     ]
     assert any(place.offset % np.dtype(place.dtype).itemsize for place in places)
-    found = outcome((tmp_path / "set", manifest), np.array([3, 0, 2, 1]))
-    assert isinstance(found, UnpaddedBatch)
+    assert isinstance(outcome((tmp_path / "set", manifest), np.array([3, 0, 2, 1])), Samples)
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [10**6], [2**40]])
@@ -302,24 +280,17 @@ def test_ids_out_of_range(made: Set, ids: list[int]) -> None:
 
 
 def test_a_file_that_changes_after_it_was_mapped_is_refused(prepared: Set) -> None:
-    gatherer = Gatherer(SampleReader(*prepared))
-    gatherer.batch(np.array([0]), **DENOMINATORS)
+    reader = SampleReader(*prepared)
+    reader.read(np.array([0]))
     for index in (0, 1):
         poke(prepared[0] / "shards" / "part-0.hdf5", "offsets", index, 2**40 + 8 * index)
     with pytest.raises(DataError, match=rf"part-0\.hdf5: sample 0 runs from {2**40} to"):
-        gatherer.batch(np.array([0]), **DENOMINATORS)
-
-
-def test_nothing_is_compiled_after_construction(made: Set) -> None:
-    gatherer = Gatherer(SampleReader(*made))
-    before = [len(function.signatures) for function in (measure, fill)]
-    for ids in ([18, 0, 3], range(0, 19, 2)):
-        gatherer.batch(np.array(ids), **DENOMINATORS)
-    assert [len(function.signatures) for function in (measure, fill)] == before
+        reader.read(np.array([0]))
 
 
 def test_a_batch_lies_in_one_block(made: Set) -> None:
-    batch = Gatherer(SampleReader(*made)).batch(np.array([3, 12]), **DENOMINATORS)
+    ids = np.array([3, 12])
+    batch = make_batch(SampleReader(*made).read(ids), ids, **DENOMINATORS)
     blocks: list[torch.Tensor] = []
 
     def copy(block: torch.Tensor) -> torch.Tensor:
@@ -331,17 +302,6 @@ def test_a_batch_lies_in_one_block(made: Set) -> None:
     assert len(blocks) == 1
     blocks[0].zero_()
     assert batch.input_ids.max() == 0 < copied.input_ids.max()
-
-
-def test_a_damaged_cache_is_an_error_in_one_line(
-    made: Set, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> int:
-        raise EOFError("Ran out of input")
-
-    monkeypatch.setattr(gather, "measure", broken)
-    with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
-        Gatherer(SampleReader(*made))
 
 
 @pytest.mark.parametrize(

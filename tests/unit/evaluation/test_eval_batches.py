@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, Shard
 from mlperf_bert.errors import DataError
@@ -90,10 +90,10 @@ def test_filling_keeps_every_tensor_in_its_place(
     if ahead:
         batches.read_ahead()
     batches.fill()
-    gatherer = Gatherer(SampleReader(set_dir, index.manifest))
+    reader = SampleReader(set_dir, index.manifest)
     for place, batch in zip(places, batches.static, strict=True):
         ids = batch.sample_ids.numpy()
-        expected = gatherer.batch(ids, mlm_denominator=1.0, nsp_denominator=1.0)
+        expected = make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
         assert_same_batch(batch, expected)
         assert batch.labels.data_ptr() == place
 

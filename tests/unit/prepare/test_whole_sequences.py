@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.data.gather import Gatherer
 from mlperf_bert.data.index import LengthIndex, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.errors import DataError
@@ -132,8 +131,6 @@ def test_what_is_no_sequence_is_found(pair: Path, tmp_path: Path, words: str) ->
     reader, ids = SampleReader(set_dir, LengthIndex.open(set_dir).manifest), np.arange(2, 5)
     with pytest.raises(DataError, match=r"segment_b_start: is out of range in sample 3"):
         reader.read(ids)
-    with pytest.raises(DataError, match=r"segment_b_start: is out of range in sample 3"):
-        Gatherer(reader).batch(ids, mlm_denominator=1.0, nsp_denominator=1.0)
 
 
 def test_a_set_of_pairs_is_written_as_ever(

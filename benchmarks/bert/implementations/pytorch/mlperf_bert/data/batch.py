@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mlperf_bert.data.capacity import StaticShape
@@ -61,7 +60,11 @@ class UnpaddedBatch:
         return self.map_blocks(lambda block: block.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """The same batch in page-locked host memory."""
+        """The same batch in page-locked host memory.
+
+        torch reuses such memory only after every copy queued from it has finished, so the batch may
+        be dropped as soon as its copy is queued.
+        """
         return self.map_blocks(Tensor.pin_memory)
 
     @property
@@ -100,14 +103,12 @@ def empty_batch(
     masked_counts: tuple[int, ...],
     *,
     num_pairs: int | None = None,
-    pin_memory: bool = False,
     device: torch.device | None = None,
 ) -> UnpaddedBatch:
     """An uninitialised batch of B sequences and P masked positions in one block of memory.
 
-    torch reuses page-locked memory only after every copy queued from it has finished, so a batch
-    may be dropped as soon as its copy is queued. The first `num_pairs` sequences (None: all) have a
-    next-sentence label. Without a `device` the block is on the host.
+    The first `num_pairs` sequences (None: all) have a next-sentence label. Without a `device` the
+    block is on the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
     num_pairs = num_sequences if num_pairs is None else num_pairs
@@ -115,7 +116,7 @@ def empty_batch(
     words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
     # Each begins at a multiple of 16 bytes, which compiled kernels expect.
     padded = [count + count % 2 for count in words]
-    block = torch.empty(sum(padded), dtype=torch.int64, pin_memory=pin_memory, device=device)
+    block = torch.empty(sum(padded), dtype=torch.int64, device=device)
     tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
         part[:count] for part, count in zip(block.split_with_sizes(padded), words, strict=True)
     )
@@ -140,32 +141,26 @@ def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
     """Lay samples of any integer type, with ids int64 [n], end to end, in order, on the host."""
+    batch = empty_batch(tuple(samples.lengths.tolist()), tuple(samples.masked_counts.tolist()))
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
     position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], samples.lengths)
     segment_b_start = np.repeat(samples.segment_b_start, samples.lengths)
     masked_starts = np.repeat(starts[:-1], samples.masked_counts)
-    return UnpaddedBatch(
-        input_ids=_int64(samples.input_ids),
-        position_ids=torch.from_numpy(position_ids),
-        token_type_ids=torch.from_numpy((position_ids >= segment_b_start).astype(np.int64)),
-        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-        lengths=tuple(samples.lengths.tolist()),
-        masked_counts=tuple(samples.masked_counts.tolist()),
-        sample_ids=torch.from_numpy(sample_ids.astype(np.int64)),
-        masked_token_index=torch.from_numpy(masked_starts + samples.masked_positions),
-        labels=_int64(samples.masked_ids),
-        next_sentence_label=_int64(samples.next_sentence_label),
-        mlm_denominator=torch.tensor(mlm_denominator, dtype=torch.float32),
-        nsp_denominator=torch.tensor(nsp_denominator, dtype=torch.float32),
-    )
+    batch.input_ids.numpy()[:] = samples.input_ids
+    batch.position_ids.numpy()[:] = position_ids
+    batch.token_type_ids.numpy()[:] = position_ids >= segment_b_start
+    batch.cu_seqlens.numpy()[:] = starts
+    batch.sample_ids.numpy()[:] = sample_ids
+    batch.masked_token_index.numpy()[:] = masked_starts + samples.masked_positions
+    batch.labels.numpy()[:] = samples.masked_ids
+    batch.next_sentence_label.numpy()[:] = samples.next_sentence_label
+    batch.mlm_denominator.fill_(mlm_denominator)
+    batch.nsp_denominator.fill_(nsp_denominator)
+    return batch
 
 
-def _int64(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64, copy=False))
-
-
-def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -> UnpaddedBatch:
+def pad(batch: UnpaddedBatch, shape: StaticShape) -> UnpaddedBatch:
     """A host batch padded to a shape that holds it, in one block of memory.
 
     Sequences keep their order, and so do masked positions, with unused ones between them. An unused
@@ -179,7 +174,6 @@ def pad(batch: UnpaddedBatch, shape: StaticShape, *, pin_memory: bool = False) -
         tuple(lengths.tolist()),
         tuple((real_counts + unused).tolist()),
         num_pairs=shape.sequences,
-        pin_memory=pin_memory,
     )
     num_tokens = batch.input_ids.shape[0]
     starts = np.cumsum(lengths) - lengths

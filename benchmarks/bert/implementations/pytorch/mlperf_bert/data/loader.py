@@ -9,7 +9,6 @@ import importlib
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,9 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.data.balance import StepPlan, StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch
-from mlperf_bert.data.gather import ADVISED_STEPS, Gatherer, ReadAhead
+from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.masking import DynamicMasks
-from mlperf_bert.data.shards import size_error
+from mlperf_bert.data.shards import SampleReader, size_error
 from mlperf_bert.data.staging import StagedBatches, Staging
 from mlperf_bert.errors import ConfigError
 
@@ -81,13 +79,13 @@ class BatchSource:
 class DirectSource(BatchSource):
     """A source that reads the samples that the plan gives to this rank."""
 
-    def __init__(self, gatherer: Gatherer, rank: int, masks: DynamicMasks | None = None) -> None:
-        super().__init__(rank, gatherer.reader.set_dir, masks)
-        self._gatherer = gatherer
+    def __init__(self, reader: SampleReader, rank: int, masks: DynamicMasks | None = None) -> None:
+        super().__init__(rank, reader.set_dir, masks)
+        self._reader = reader
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
         for ids, denominators in plan.forwards_of(self._rank):
-            yield self._gatherer.batch(ids, **denominators)
+            yield make_batch(self._reader.read(ids), ids, **denominators)
 
 
 class DaliCopy:
@@ -138,10 +136,9 @@ class Loader:
         device: torch.device,
         *,
         first_step: int = 1,
-        read_ahead: ReadAhead | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """Load onto `device`; `read_ahead` is told the next steps.
+        """Load onto `device`.
 
         `staging` brings the batches there; None means one that leaves them unpadded.
         """
@@ -149,7 +146,6 @@ class Loader:
         self._source = source
         self._staging = staging or Staging(device)
         self._next_step = first_step
-        self._read_ahead = read_ahead
         self._queue: queue.Queue[_Made | BaseException] = queue.Queue(PREFETCHED_STEPS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
@@ -201,28 +197,14 @@ class Loader:
             self._put(error)
 
     def _make_steps(self) -> None:
-        coming = deque([self._plan()])
-        self._advise(coming)
         while not self._stop.is_set():
-            plan, planning_ms = coming.popleft()
+            started = time.perf_counter()
+            plan = self._planner.plan(self._next_step)
+            self._next_step += 1
+            planning_ms = 1e3 * (time.perf_counter() - started)
             before = self._source.received_bytes
             staged = self._staging.send(self._source.micro_batches(plan), plan)
             self._put(_Made(plan, planning_ms, staged, self._source.received_bytes - before))
-            # Only after the first batch, for which the loop waits with the clock running.
-            while len(coming) < ADVISED_STEPS:
-                coming.append(self._plan())
-            self._advise(coming)
-
-    def _plan(self) -> tuple[StepPlan, float]:
-        """The next plan, and the milliseconds it took."""
-        started = time.perf_counter()
-        plan = self._planner.plan(self._next_step)
-        self._next_step += 1
-        return plan, 1e3 * (time.perf_counter() - started)
-
-    def _advise(self, coming: deque[tuple[StepPlan, float]]) -> None:
-        if self._read_ahead is not None:
-            self._read_ahead.advise([plan for plan, _ in coming])
 
     def _put(self, item: "_Made | BaseException") -> None:
         while not self._stop.is_set():

@@ -8,7 +8,6 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
-from mlperf_bert.data.gather import Gatherer, ReadAhead
 from mlperf_bert.data.loader import BatchSource, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.mpi_readers import (
@@ -45,8 +44,6 @@ def make_loader(
     at the same time.
     """
     data, forwards = config.data, config.parallel.grad_accum_steps
-    # True if batches go to the device from page-locked memory; DALI has its own.
-    is_pinned = device.type == "cuda" and data.loader != "dali"
     masks: DynamicMasks | None = None
     if data.masking == "dynamic":
         masks = on_every_rank(
@@ -57,42 +54,33 @@ def make_loader(
                 rate=data.masking_rate,
                 max_predictions=data.max_predictions,
                 seed=derive_seed(seed, "masks"),
-                pin_memory=is_pinned,
             ),
         )
-    others = _source_with_others(config, reader, seed, info, process, masks)
+    source = _make_source(config, reader, seed, info, process, masks)
     shapes: tuple[StaticShape, ...] = ()
     if config.run.step_mode == "captured":
         limits = {"max_seqlen": data.max_seq_length, "max_masked": data.max_predictions}
         shapes = plan_shapes(planner, config.max_steps, **limits)
 
     def make() -> Loader:
-        source, read_ahead = others, None
-        if source is None:
-            # With dynamic masks, the batch with the new masks is the one that is sent.
-            gatherer = Gatherer(reader, pin_memory=masks is None and is_pinned)
-            source = DirectSource(gatherer, info.rank, masks)
-            read_ahead = ReadAhead(gatherer, info.rank)
         copy = DaliCopy(device) if data.loader == "dali" else None
         staging = Staging(device, copy)
         if shapes:
             staging = CapacityStaging(shapes, forwards, device, copy)
-        return Loader(
-            planner, source, device, first_step=first_step, read_ahead=read_ahead, staging=staging
-        )
+        return Loader(planner, source, device, first_step=first_step, staging=staging)
 
     return on_every_rank(info, make), shapes
 
 
-def _source_with_others(
+def _make_source(
     config: RunConfig,
     reader: SampleReader,
     seed: int,
     info: RankInfo,
     process: MpiProcess | None,
     masks: DynamicMasks | None,
-) -> BatchSource | None:
-    """The source of batches that this rank does not read all by itself; None if it does.
+) -> BatchSource:
+    """Who reads this rank's batches: a reader process, a group by exchange, or it alone.
 
     Every rank must call it at the same time.
     """
@@ -104,7 +92,7 @@ def _source_with_others(
         return source
     group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
     if group is None:
-        return None
+        return DirectSource(reader, info.rank, masks)
     token = token_dtype(config.model.vocab_size)
     return ExchangeSource(reader, info.rank, group, token, masks)
 

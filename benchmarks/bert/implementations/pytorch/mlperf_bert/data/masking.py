@@ -35,7 +35,6 @@ class DynamicMasks:
         rate: float,
         max_predictions: int,
         seed: int,
-        pin_memory: bool = False,
     ) -> None:
         """Mask `rate` of the tokens of a set's samples, at most `max_predictions` each."""
         self._set_dir = set_dir
@@ -44,7 +43,6 @@ class DynamicMasks:
         self._mask_id = manifest.mask_id
         self._vocab_size = manifest.vocab_size
         self._seed = seed
-        self._pin_memory = pin_memory
         with usable_cache(draw_masks):
             self._draw(empty_batch((), ()), np.zeros(0, dtype=np.int64), 0)
 
@@ -54,7 +52,7 @@ class DynamicMasks:
         Raises DataError for a sample with fewer words than are to be masked.
         """
         counts = self._counts[list(batch.lengths)].astype(np.int64)
-        drawn = empty_batch(batch.lengths, tuple(counts.tolist()), pin_memory=self._pin_memory)
+        drawn = empty_batch(batch.lengths, tuple(counts.tolist()))
         for field in fields(batch):
             tensor = getattr(batch, field.name)
             if isinstance(tensor, Tensor) and field.name not in _DRAWN:

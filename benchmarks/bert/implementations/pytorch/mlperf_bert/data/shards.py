@@ -4,7 +4,6 @@ Nothing of a sample is read before the first `read`: MLPerf forbids it before th
 Shape letters: n samples asked for, T tokens of all of them, P masked positions of all of them.
 """
 
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class Shard:
         self.path = path
         self.sidecar: Sidecar = read_sidecar(path)
         self._arrays: ShardArrays | None = None
-        self._file: mmap.mmap | None = None
         check_size(path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
 
     def arrays(self) -> ShardArrays:
@@ -66,18 +64,6 @@ class Shard:
         if self._arrays is None:
             self._arrays = self._map()
         return self._arrays
-
-    def will_need(self, name: str, start: int, stop: int) -> None:
-        """Ask for the pages of elements start .. stop of an array from disk, without waiting."""
-        self.arrays()
-        if self._file is None or not hasattr(mmap, "MADV_WILLNEED"):
-            return
-        place = self.sidecar.datasets[name]
-        item_bytes = np.dtype(place.dtype).itemsize
-        first = place.offset + start * item_bytes
-        first -= first % mmap.PAGESIZE
-        length = place.offset + stop * item_bytes - first
-        self._file.madvise(mmap.MADV_WILLNEED, first, length)
 
     def lengths(self) -> IntArray:
         """Tokens of every sample, int64 [n], all within 1 .. max_seq_length."""
@@ -98,12 +84,12 @@ class Shard:
         return spans
 
     def _map(self) -> ShardArrays:
-        self._file = map_file(self.path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
-        raw = np.frombuffer(self._file, dtype=np.uint8)
+        file = map_file(self.path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
+        raw = np.frombuffer(file, dtype=np.uint8)
         views = {}
         for name, place in self.sidecar.datasets.items():
             view = raw[place.offset : place.end].view(place.dtype)
-            # HDF5 files align only arrays of 64 bytes and more; compiled code needs all aligned.
+            # HDF5 files align only arrays of 64 bytes and more.
             views[name] = np.require(view, requirements="A")
             views[name].flags.writeable = False
         for name, into in (("offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
@@ -151,28 +137,22 @@ class SampleReader:
         return numbers, ids - self._first_ids[numbers]
 
     def read(self, ids: IntArray) -> Samples:
-        """Read samples, one by one: the readable reference of `data/gather.py`.
+        """Read samples, one by one.
 
         `ids` are int64 [n]. Raises DataError for an id out of range, or a shard whose contents
         contradict the manifest.
         """
-        samples = self._collect(ids)
+        numbers, rows = self.locate(ids)
+        samples = self._collect(numbers, rows)
         # An out-of-range number would become an illegal memory access on a GPU, far from here.
         for name, is_wrong in _out_of_range(samples, self.manifest).items():
             if is_wrong.any():
-                raise self.range_error(ids, name)
+                first = int(is_wrong.argmax())
+                where = f"{self.shards[numbers[first]].path}: {name}"
+                raise DataError(where, f"is out of range in sample {rows[first]}", SIDECAR_REMEDY)
         return samples
 
-    def range_error(self, ids: IntArray, name: str) -> DataError:
-        """The error for samples `ids`, int64 [n], one of which has a `name` out of range."""
-        is_wrong = _out_of_range(self._collect(ids), self.manifest)[name]
-        numbers, rows = self.locate(ids)
-        first = int(is_wrong.argmax())
-        problem, remedy = f"is out of range in sample {rows[first]}", SIDECAR_REMEDY
-        return DataError(f"{self.shards[numbers[first]].path}: {name}", problem, remedy)
-
-    def _collect(self, ids: IntArray) -> Samples:
-        numbers, rows = self.locate(ids)
+    def _collect(self, numbers: IntArray, rows: IntArray) -> Samples:
         tokens, positions, labels = [], [], []
         starts_of_b, next_labels = [], []
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
@@ -224,17 +204,13 @@ def size_error(set_dir: Path) -> DataError:
     return DataError(str(set_dir), problem, remedy)
 
 
-def span_error(shard: Shard, row: int, start: int, end: int) -> DataError:
-    """The error for a sample with impossible bounds start .. end."""
-    return DataError(str(shard.path), f"sample {row} runs from {start} to {end}", SIDECAR_REMEDY)
-
-
 def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
     start, end = offsets[row : row + 2].tolist()
     # The table's upper end was checked when it was mapped, and steps are checked here; a start in 0
     # .. total is still needed, because a damaged table need not ascend.
     if not 0 <= start < end <= offsets[-1] or end - start > limit:
-        raise span_error(shard, row, start, end)
+        problem = f"sample {row} runs from {start} to {end}"
+        raise DataError(str(shard.path), problem, SIDECAR_REMEDY)
     return slice(start, end)
 
 

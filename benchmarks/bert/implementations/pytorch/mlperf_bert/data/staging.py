@@ -142,7 +142,7 @@ class CapacityStaging(Staging):
         if self._is_over:
             return StagedBatches((), None)
         self._next = (self._next + 1) % PLACES
-        padded = (pad(batch, shape, pin_memory=self._copy is None) for batch in batches)
+        padded = (pad(batch, shape) for batch in batches)
         return place.fill(padded, self._copied)
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:

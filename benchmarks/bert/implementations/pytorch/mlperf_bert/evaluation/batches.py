@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlperf_bert.data.batch import UnpaddedBatch, empty_batch
-from mlperf_bert.data.gather import Gatherer
+from mlperf_bert.data.batch import UnpaddedBatch, empty_batch, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 
@@ -68,7 +67,7 @@ class HeldOutBatches:
         # The largest first: the memory it leaves in the allocator then fits every other.
         self._ids = sorted(mine, key=lambda ids: -int(index.lengths[ids].sum(dtype=np.int64)))
         self._index = index
-        self._gatherer = Gatherer(reader, pin_memory=device.type == "cuda")
+        self._reader = reader
         self._device = device
         self._reading: Future[list[UnpaddedBatch]] | None = None
         self._is_filled = False
@@ -108,15 +107,16 @@ class HeldOutBatches:
         return batch
 
     def _read(self) -> list[UnpaddedBatch]:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a new thread starts on GPU 0
-        return [
-            self._gatherer.batch(ids, mlm_denominator=1.0, nsp_denominator=1.0) for ids in self._ids
-        ]
+        denominators = {"mlm_denominator": 1.0, "nsp_denominator": 1.0}
+        batches = [make_batch(self._reader.read(ids), ids, **denominators) for ids in self._ids]
+        if self._device.type == "cpu":
+            return batches
+        torch.cuda.set_device(self._device)  # a new thread starts on GPU 0
+        return [batch.pin_memory() for batch in batches]
 
     def _overwrite(self, static: UnpaddedBatch, batch: UnpaddedBatch) -> None:
         if (static.lengths, static.masked_counts) != (batch.lengths, batch.masked_counts):
-            raise size_error(self._gatherer.reader.set_dir)
+            raise size_error(self._reader.set_dir)
         new = _tensors(batch)
         for name, tensor in _tensors(static).items():
             tensor.copy_(new[name], non_blocking=True)  # page-locked, so the host does not wait
