@@ -12,7 +12,7 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import CapacityStaging, Staging
+from mlperf_bert.data.staging import Staging
 from shard_sets import write_set
 
 NUM_STEPS = 30
@@ -54,9 +54,7 @@ def test_batches_are_right_when_the_device_lags_behind(
         manifest = reader.manifest
         limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
         shapes = plan_shapes(planner, NUM_STEPS, **limits)
-    staging = Staging(device, copy)
-    if shapes:
-        staging = CapacityStaging(shapes, 2, device, copy)
+    staging = Staging(device, copy, shapes)
     sums = []
     with Loader(planner, source, device, staging=staging) as loader:
         for step in loader:

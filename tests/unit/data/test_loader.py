@@ -19,7 +19,7 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.staging import CapacityStaging, StagedBatches, Staging
+from mlperf_bert.data.staging import Staging
 from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
 from shard_sets import assert_same_batch, write_set
@@ -88,27 +88,6 @@ def test_nothing_is_read_before_the_first_batch(
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
-def test_a_thread_that_waits_for_room_is_let_go(planner: StepPlanner, reader: SampleReader) -> None:
-    waits, closed = threading.Event(), threading.Event()
-
-    class FullStaging(Staging):
-        """Has room for the first step only."""
-
-        def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
-            if plan.step > 1:
-                waits.set()
-                closed.wait(5)
-            return super().send(batches, plan)
-
-        def close(self) -> None:
-            closed.set()
-
-    with Loader(planner, DirectSource(reader, 0), CPU, staging=FullStaging(CPU)) as loader:
-        next(iter(loader))
-        assert waits.wait(60)
-    assert closed.is_set()
-
-
 def test_an_error_of_the_thread_reaches_the_loop(
     planner: StepPlanner, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,15 +131,15 @@ def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is(
         return found
 
     assert received(large, Staging(CPU)) is large
-    assert received(large, CapacityStaging((SMALL,), 1, CPU)) is large
-    staging = CapacityStaging((SMALL, LARGE), 1, CPU)
+    assert received(large, Staging(CPU, shapes=(SMALL,))) is large
+    staging = Staging(CPU, shapes=(SMALL, LARGE))
     assert_same_batch(received(small, staging), pad(small, SMALL))
     assert received(large, staging).shape is LARGE
 
     def copy(block: torch.Tensor, memory: torch.Tensor) -> None:
         memory.fill_(1)  # which is what is received
 
-    for staging in (Staging(CPU, copy), CapacityStaging((SMALL,), 1, CPU, copy)):
+    for staging in (Staging(CPU, copy), Staging(CPU, copy, (SMALL,))):
         assert set(received(small, staging).block.tolist()) == {1}
 
 
@@ -196,7 +175,7 @@ def test_batches_by_dali_are_the_same_bit_for_bit(
     limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
     shapes = plan_shapes(planner, 8, **limits) if is_padded else ()
     copy = DaliCopy(CPU)
-    staging = CapacityStaging(shapes, 2, CPU, copy) if is_padded else Staging(CPU, copy)
+    staging = Staging(CPU, copy, shapes)
     source = DirectSource(SampleReader(tmp_path / "set", manifest), 0)
     with Loader(planner, source, CPU, staging=staging) as loader:
         # All are kept until the end: none may lie in memory that a later one overwrites.

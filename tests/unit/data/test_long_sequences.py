@@ -25,7 +25,7 @@ from mlperf_bert.data.loader import DirectSource, Loader
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index
 from mlperf_bert.data.shards import IntArray, SampleReader
-from mlperf_bert.data.staging import CapacityStaging
+from mlperf_bert.data.staging import Staging
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import HeldOutBatches
@@ -175,7 +175,7 @@ def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfi
     assert shapes[-1].masked == max(plan.num_masked.item() for plan in plans)
     masks = DynamicMasks(set_dir, reader.manifest, rate=RATE, max_predictions=MOST, seed=5)
     source = DirectSource(reader, 0, masks)
-    with Loader(planner, source, CPU, staging=CapacityStaging(shapes, 1, CPU)) as loader:
+    with Loader(planner, source, CPU, staging=Staging(CPU, shapes=shapes)) as loader:
         for plan, got in zip(plans, loader, strict=False):
             (batch,) = got.micro_batches
             (unpadded,) = source.micro_batches(plan)

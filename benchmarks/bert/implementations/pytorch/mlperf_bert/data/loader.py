@@ -165,7 +165,6 @@ class Loader:
         this one. They learn of it when this process ends.
         """
         self._stop.set()
-        self._staging.close()
         if error is not None:
             return
         if self._thread.is_alive():

@@ -20,7 +20,7 @@ from mlperf_bert.data.mpi_readers import (
 )
 from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import CapacityStaging, Staging
+from mlperf_bert.data.staging import Staging
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
@@ -43,7 +43,7 @@ def make_loader(
     `process` is this rank among trainers and readers, if there are readers. Every rank must call it
     at the same time.
     """
-    data, forwards = config.data, config.parallel.grad_accum_steps
+    data = config.data
     masks: DynamicMasks | None = None
     if data.masking == "dynamic":
         masks = on_every_rank(
@@ -64,9 +64,7 @@ def make_loader(
 
     def make() -> Loader:
         copy = DaliCopy(device) if data.loader == "dali" else None
-        staging = Staging(device, copy)
-        if shapes:
-            staging = CapacityStaging(shapes, forwards, device, copy)
+        staging = Staging(device, copy, shapes)
         return Loader(planner, source, device, first_step=first_step, staging=staging)
 
     return on_every_rank(info, make), shapes
