@@ -33,7 +33,7 @@ SIZES = (
 )
 POLICIES = ("none", "exchange_local", "exchange_global", "presort_global")
 SEED = 5
-STEPS = range(1, 10)  # windows of 1, 1, 2 and 4 steps, and a part of another
+STEPS = range(1, 10)  # more than a reader sends ahead
 
 
 def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -> list[str]:
@@ -137,7 +137,7 @@ def test_readers_deliver_what_the_direct_loader_reads(
 def test_an_error_in_a_reader_is_its_trainers(seen: list[dict[str, list[str]]]) -> None:
     for rank, of_trainer in enumerate(seen):
         *batches, said = of_trainer["broken"]
-        assert batches == of_trainer["none planned"][:2]  # the first window, a single step
+        assert batches == of_trainer["none planned"][:2]  # the first step
         assert said == f"reader of rank {rank}: shard: is broken; mend it"
         (said,) = of_trainer["no data"]
         assert said.startswith(f"reader of rank {rank}: ") and "nowhere" in said

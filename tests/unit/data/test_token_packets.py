@@ -144,16 +144,16 @@ def plan_of(num_samples: int, policy: BalancePolicy, step: int) -> StepPlan:
 )
 @pytest.mark.parametrize("num_samples", [1000, 61])  # of 61, some steps draw a sample twice
 def test_routes_lead_to_the_plan(policy: BalancePolicy, ranks: range, num_samples: int) -> None:
-    plans = [plan_of(num_samples, policy, step) for step in (1, 2, 3)]
-    drawn = np.stack([plan.drawn_ids[ranks.start : ranks.stop] for plan in plans], axis=1)
-    wanted = wanted_places(plans, ranks)
-    assert sorted(np.concatenate(wanted).tolist()) == list(range(drawn.size))
-    for rank, places in zip(ranks, wanted, strict=True):
-        planned = [plan.ids_of(rank, forward) for plan in plans for forward in range(2)]
-        assert drawn.ravel()[places].tolist() == np.concatenate(planned).tolist()
+    for plan in [plan_of(num_samples, policy, step) for step in (1, 2, 3)]:
+        drawn = plan.drawn_ids[ranks.start : ranks.stop]
+        wanted = wanted_places(plan, ranks)
+        assert sorted(np.concatenate(wanted).tolist()) == list(range(drawn.size))
+        for rank, places in zip(ranks, wanted, strict=True):
+            planned = [plan.ids_of(rank, forward) for forward in range(2)]
+            assert drawn.ravel()[places].tolist() == np.concatenate(planned).tolist()
 
 
 def test_a_group_that_is_not_the_plans_is_refused() -> None:
     plan = plan_of(1000, "exchange_global", 1)
     with pytest.raises(AssertionError, match="beyond this group"):
-        wanted_places([plan], range(2))
+        wanted_places(plan, range(2))

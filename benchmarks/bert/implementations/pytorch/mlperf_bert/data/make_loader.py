@@ -14,8 +14,8 @@ from mlperf_bert.data.mpi_readers import (
     MpiSource,
     Pair,
     PeerExchange,
+    StepReader,
     Tag,
-    WindowReader,
     serve_trainer,
 )
 from mlperf_bert.data.set_checks import open_index
@@ -103,9 +103,9 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
         is_local = config.data.balance == "exchange_local"
         peers = PeerExchange(among, info.rank - info.local_rank if is_local else 0)
 
-    def open_reader(seed: int) -> WindowReader:
+    def open_reader(seed: int) -> StepReader:
         index = open_index(data_dir / "train", config)
-        return WindowReader(
+        return StepReader(
             make_planner(config, index, seed),
             SampleReader(data_dir / "train", index.manifest),
             info.rank,

@@ -1,15 +1,15 @@
-"""Reader processes: read, exchange and send the batches of one trainer, windows of steps ahead.
+"""Reader processes: read, exchange and send the batches of one trainer, some steps ahead.
 
 CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded rows. Protocol (the
-tags are all of it), memory and threads: docs/decisions/0007-reader-processes.md. Waits for messages
+tags are all of it) and threads: docs/decisions/0007-reader-processes.md. Waits for messages
 poll and sleep, because MPI's own blocking calls spin and would take a core from the trainer.
 
-Shapes: G ranks of a group, K steps of a window, A forwards, b sequences drawn for each.
+Shapes: G ranks of a group, A forwards, b sequences drawn for each.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1e-3
 CLOSE_TIMEOUT_S = 10
-WINDOWS_IN_FLIGHT = 2
-WINDOW_STEPS = 4  # that readers exchange at a time
+STEPS_AHEAD = 8  # that a reader sends before its trainer has taken the first of them
 
 
 class Tag(IntEnum):
@@ -40,14 +39,13 @@ class Tag(IntEnum):
     # From the trainer.
     SETUP = 1  # the run's seed; no sample may be read yet
     START = 2  # the first step: its first batch is requested
-    CREDIT = 3  # a window has been taken
+    CREDIT = 3  # a step's packets have been taken
     STOP = 4  # the last message
     # From the reader.
     READY = 11
     PACKET = 12  # samples of one forward
-    LAST_PACKET = 13  # the last samples of a window
-    FAILED = 14  # where, problem and remedy of its error; the last message
-    END = 15  # nothing follows
+    FAILED = 13  # where, problem and remedy of its error; the last message
+    END = 14  # nothing follows
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
@@ -134,7 +132,10 @@ class MpiSource(BatchSource):
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
         for ids, denominators in plan.forwards_of(self._rank):
-            yield make_batch(self._packet(), ids, **denominators)
+            _, contents = self._receive()
+            self.received_bytes += len(contents)
+            yield make_batch(unpack(contents)[0], ids, **denominators)
+        self._pair.send(Tag.CREDIT)
 
     def close(self) -> None:
         """Tell the reader to end, and drop what it sent ahead.
@@ -150,13 +151,6 @@ class MpiSource(BatchSource):
                 self._is_over = tag in (Tag.END, Tag.FAILED)
             else:
                 time.sleep(POLL_S)
-
-    def _packet(self) -> Samples:
-        tag, contents = self._receive()
-        self.received_bytes += len(contents)
-        if tag is Tag.LAST_PACKET:
-            self._pair.send(Tag.CREDIT)
-        return unpack(contents)[0]
 
     def _receive(self) -> tuple[Tag, Bytes]:
         tag, contents = self._pair.receive()
@@ -204,8 +198,8 @@ class PeerExchange:
         wait_until(self._readers.Ialltoall(sizes, np.empty_like(sizes)).Test)
 
 
-class WindowReader:
-    """A reader of one trainer's samples, window by window, exchanged if the policy says so."""
+class StepReader:
+    """A reader of one trainer's samples, step by step, exchanged if the policy says so."""
 
     def __init__(
         self,
@@ -225,54 +219,33 @@ class WindowReader:
         self._peers = peers
         self._token = token
 
-    def windows(self, first_step: int, between: Callable[[], None]) -> Iterator[Iterator[Samples]]:
-        """Endless windows, each the packets of its forwards; `between` is called often.
+    def packets(self, step: int) -> list[Samples]:
+        """The samples of each forward of a step, in the types of the wire.
 
-        The first window is a single step; each next one is as long as all before it together, up to
-        WINDOW_STEPS. So the trainer waits for one step's reading only, if reading is fast
-        enough.
+        Raises DataError if they cannot be read, PeersEndedError if another reader has left.
         """
-        start, size = first_step, 1
-        while True:
-            yield self._packets(range(start, start + size), between)
-            start += size
-            size = min(start - first_step, WINDOW_STEPS)
+        plan = self._planner.plan(step)
+        if self._peers is None:
+            forwards = plan.forwards_of(self._rank)
+            return [narrowed(self._reader.read(ids), self._token) for ids, _ in forwards]
+        drawn = narrowed(self._reader.read(plan.drawn_ids[self._rank].ravel()), self._token)
+        number, drawn_by_each = self._peers.number, len(drawn.lengths)
+        wanted = [
+            np.divmod(places, drawn_by_each) for places in wanted_places(plan, self._peers.ranks)
+        ]
+        messages = [pack(take(drawn, row[drawer == number])) for drawer, row in wanted]
+        received = join([unpack(message)[0] for message in self._peers.all_to_all(messages)])
+        # Packets arrive by drawer, each in the wanted order: undo the sorting by drawer.
+        by_drawer = np.argsort(wanted[number][0], kind="stable")
+        return split(take(received, np.argsort(by_drawer)), plan.counts[self._rank])
 
     def leave(self) -> None:
         """Tell the other readers that this one takes part no longer."""
         if self._peers is not None:
             self._peers.leave()
 
-    def _packets(self, steps: range, between: Callable[[], None]) -> Iterator[Samples]:
-        if self._peers is not None:
-            yield from self._exchanged(steps, self._peers, between)
-            return
-        for step in steps:
-            for ids, _ in self._planner.plan(step).forwards_of(self._rank):
-                between()
-                yield narrowed(self._reader.read(ids), self._token)
 
-    def _exchanged(
-        self, steps: range, peers: PeerExchange, between: Callable[[], None]
-    ) -> Iterator[Samples]:
-        plans, parts = [], []
-        for step in steps:
-            between()
-            plans.append(self._planner.plan(step))
-            ids = plans[-1].drawn_ids[self._rank].ravel()
-            parts.append(narrowed(self._reader.read(ids), self._token))
-        drawn = join(parts)
-        drawn_by_each = len(drawn.lengths)
-        wanted = [np.divmod(places, drawn_by_each) for places in wanted_places(plans, peers.ranks)]
-        messages = [pack(take(drawn, row[drawer == peers.number])) for drawer, row in wanted]
-        received = join([unpack(message)[0] for message in peers.all_to_all(messages)])
-        # Packets arrive by drawer, each in the wanted order: undo the sorting by drawer.
-        by_drawer = np.argsort(wanted[peers.number][0], kind="stable")
-        counts = np.concatenate([plan.counts[self._rank] for plan in plans])
-        yield from split(take(received, np.argsort(by_drawer)), counts)
-
-
-def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> None:
+def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
     """Serve one trainer from its first message to its last; `open_reader` gets the run's seed.
 
     A UserError becomes a message to the trainer, which ends the run.
@@ -284,7 +257,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
             return
         reader = open_reader(from_json(seed))
         pair.send(Tag.READY)
-        _send_windows(pair, reader)
+        _send_steps(pair, reader)
         is_stopped = True
         pair.send(Tag.END)
     except PeersEndedError:
@@ -296,10 +269,9 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], WindowReader]) -> Non
     pair.flush()
 
 
-def _send_windows(pair: Pair, reader: WindowReader) -> None:
-    """Send windows until the trainer stops, at most two that it has not yet taken."""
-    windows: Iterator[Iterator[Samples]] = iter(())
-    credit = 0
+def _send_steps(pair: Pair, reader: StepReader) -> None:
+    """Send steps until the trainer stops, at most STEPS_AHEAD that it has not yet taken."""
+    step = credit = 0
     while True:
         while credit == 0 or pair.has_message():
             tag, contents = pair.receive()
@@ -307,45 +279,32 @@ def _send_windows(pair: Pair, reader: WindowReader) -> None:
                 reader.leave()
                 return
             if tag is Tag.START:
-                windows = reader.windows(from_json(contents), pair.progress)
-                credit = WINDOWS_IN_FLIGHT
+                step, credit = from_json(contents), STEPS_AHEAD
             else:
                 credit += 1
-        _send(pair, next(windows))
+        for packet in reader.packets(step):
+            pair.send(Tag.PACKET, pack(packet))
+        step += 1
         credit -= 1
 
 
-def _send(pair: Pair, packets: Iterator[Samples]) -> None:
-    """Send packets as they come, one behind, because the last one is marked."""
-    late = next(packets)
-    try:
-        for packet in packets:
-            pair.send(Tag.PACKET, pack(late))
-            late = packet
-    except UserError:
-        pair.send(Tag.PACKET, pack(late))  # the trainer may use the batches read before
-        raise
-    pair.send(Tag.LAST_PACKET, pack(late))
+def wanted_places(plan: StepPlan, ranks: range) -> list[Int64Array]:
+    """Each rank's samples of a step, as flat places in the group's draws [G, A, b].
 
-
-def wanted_places(plans: Sequence[StepPlan], ranks: range) -> list[Int64Array]:
-    """Each rank's samples, as flat places in the group's draws [G, K, A, b].
-
-    They are in the order of the plan: by step, by forward, and within it as in `ids_of`. Rank
-    number g of the group drew the places from g * K * A * b on. A sample drawn twice, in a step
-    where an epoch ends, is matched twice.
+    They are in the order of the plan: by forward, and within it as in `ids_of`. Rank number g of
+    the group drew the places from g * A * b on. A sample drawn twice, in a step where an epoch
+    ends, is matched twice.
     """
-    drawn = np.stack([plan.drawn_ids[ranks.start : ranks.stop] for plan in plans], axis=1)
+    drawn = plan.drawn_ids[ranks.start : ranks.stop]
     places = np.arange(drawn.size).reshape(drawn.shape)
     wanted: list[list[Int64Array]] = [[] for _ in ranks]
-    for step, plan in enumerate(plans):
-        for forward in range(drawn.shape[2]):
-            given = [plan.ids_of(rank, forward) for rank in ranks]
-            matched = _matched(drawn[:, step, forward].ravel(), np.concatenate(given))
-            found = places[:, step, forward].ravel()[matched]
-            stops = np.cumsum([len(ids) for ids in given])
-            for parts, part in zip(wanted, np.split(found, stops[:-1]), strict=True):
-                parts.append(part)
+    for forward in range(drawn.shape[1]):
+        given = [plan.ids_of(rank, forward) for rank in ranks]
+        matched = _matched(drawn[:, forward].ravel(), np.concatenate(given))
+        found = places[:, forward].ravel()[matched]
+        stops = np.cumsum([len(ids) for ids in given])
+        for parts, part in zip(wanted, np.split(found, stops[:-1]), strict=True):
+            parts.append(part)
     return [np.concatenate(parts) for parts in wanted]
 
 
