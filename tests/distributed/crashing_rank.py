@@ -16,7 +16,7 @@ from torch import Tensor
 from forked_ranks import run_ranks
 from mlperf_bert.__main__ import entry
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.data.staging import Staging
+from mlperf_bert.data.loader import Staging
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining

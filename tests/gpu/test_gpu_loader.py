@@ -9,10 +9,9 @@ from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader
+from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader, Staging
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import Staging
 from shard_sets import write_set
 
 NUM_STEPS = 30

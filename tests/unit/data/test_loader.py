@@ -16,10 +16,9 @@ from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader
+from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader, Staging
 from mlperf_bert.data.sampler import Int64Array, UniformSampler
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.staging import Staging
 from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
 from shard_sets import assert_same_batch, write_set

@@ -21,11 +21,10 @@ from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
 from mlperf_bert.data.capacity import plan_shapes
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
-from mlperf_bert.data.loader import DirectSource, Loader
+from mlperf_bert.data.loader import DirectSource, Loader, Staging
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index
 from mlperf_bert.data.shards import IntArray, SampleReader
-from mlperf_bert.data.staging import Staging
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.batches import HeldOutBatches

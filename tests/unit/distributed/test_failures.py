@@ -178,7 +178,7 @@ def test_a_loop_that_goes_on_no_more_is_named(
         ("mlperf_bert.run.metrics", time.sleep, False),
         ("mlperf_bert.distributed.stop_request", time.sleep, False),
         ("mlperf_bert.data.loader", function_of("mlperf_bert.data.shards"), True),
-        ("mlperf_bert.data.loader", function_of("mlperf_bert.data.staging"), False),
+        ("mlperf_bert.data.loader", function_of("mlperf_bert.data.loader"), False),
     ],
 )
 def test_over_nccl_other_ranks_are_waited_for_wherever_the_host_wants_a_number(

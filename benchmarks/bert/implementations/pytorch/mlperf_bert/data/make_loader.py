@@ -8,7 +8,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.exchange import ExchangeSource
-from mlperf_bert.data.loader import BatchSource, DaliCopy, DirectSource, Loader
+from mlperf_bert.data.loader import BatchSource, DaliCopy, DirectSource, Loader, Staging
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.mpi_readers import (
     MpiSource,
@@ -20,7 +20,6 @@ from mlperf_bert.data.mpi_readers import (
 )
 from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.data.staging import Staging
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.reader_roles import MpiProcess
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group, on_every_rank
