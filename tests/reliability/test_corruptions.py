@@ -10,10 +10,9 @@ from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, Cor
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
-from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.set_checks import RunData, open_data
+from mlperf_bert.data.set_checks import ContentsCheck, RunData, open_data
 from mlperf_bert.errors import DataError, UserError
 from mlperf_bert.evaluation.batches import HeldOutBatches
 from support import REPOSITORY, TINY_CONFIG, run_cli

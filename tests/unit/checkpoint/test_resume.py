@@ -358,7 +358,7 @@ def test_a_large_set_that_has_changed_is_refused(
     def blocks_sha256(checkpoint: Path) -> object:
         return json.loads((checkpoint / "state.json").read_text())["blocks_sha256"]
 
-    monkeypatch.setattr("mlperf_bert.data.contents.SMALL_BYTES", 0)
+    monkeypatch.setattr("mlperf_bert.data.set_checks.SMALL_BYTES", 0)
     assert blocks_sha256(killed / "run_0/checkpoints/step_00000016") is None  # it was small
     assert resumed("run.max_steps=18") == MISSED
     checkpoint = killed.rename(tmp_path / "before") / "run_0/checkpoints/step_00000018"

@@ -17,14 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_bert.data import contents, shards
+from mlperf_bert.data import set_checks, shards
 from mlperf_bert.data.batch import make_batch
-from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.index import (
     DATASET_DTYPES,
     Manifest,
     read_sidecar,
 )
+from mlperf_bert.data.set_checks import ContentsCheck
 from mlperf_bert.data.shards import SampleReader, Samples, Shard
 from mlperf_bert.errors import DataError
 from mlperf_bert.files import map_file
@@ -161,8 +161,8 @@ def test_a_check_that_is_left_ends_and_closes_its_file(
     made: Set, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Endless()
-    monkeypatch.setattr(contents, "open_regular_file", lambda _: file)
-    monkeypatch.setattr(contents, "SMALL_BYTES", 2**60)
+    monkeypatch.setattr(set_checks, "open_regular_file", lambda _: file)
+    monkeypatch.setattr(set_checks, "SMALL_BYTES", 2**60)
     reader = SampleReader(*made)
     shard = reader.shards[0]
     shard.sidecar = replace(shard.sidecar, shard_bytes=2**50)
@@ -176,9 +176,9 @@ def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
 ) -> None:
     set_dir = tmp_path / "set"
     shutil.copytree(made[0], set_dir)
-    monkeypatch.setattr(contents, "SMALL_BYTES", 0)
-    monkeypatch.setattr(contents, "NUM_BLOCKS", 12)
-    monkeypatch.setattr(contents, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(set_checks, "SMALL_BYTES", 0)
+    monkeypatch.setattr(set_checks, "NUM_BLOCKS", 12)
+    monkeypatch.setattr(set_checks, "BLOCK_BYTES", 1)
 
     def found() -> str | None:
         with ContentsCheck((SampleReader(set_dir, made[1]),)) as check:

@@ -31,11 +31,10 @@ from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
-from mlperf_bert.data.contents import ContentsCheck
 from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.make_loader import make_loader
 from mlperf_bert.data.sampler import PublishedStrataSampler
-from mlperf_bert.data.set_checks import open_data
+from mlperf_bert.data.set_checks import ContentsCheck, open_data
 from mlperf_bert.distributed.failures import saying_failures
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.reader_roles import MpiProcess

@@ -107,7 +107,7 @@ class CheckpointState:
     mlm_accuracy: float | None  # 0 .. 1, of these weights, if known
     vocabulary_sha256: str
     data_sha256: str = "unknown"  # of both sets' manifests
-    blocks_sha256: str | None = None  # of a large pair's shards (data/contents.py)
+    blocks_sha256: str | None = None  # of a large pair's shards (data/set_checks.py)
     world_size: int = 1
     ended: Status | None = None  # the outcome, if the run is over
     seconds: float = 0.0  # of training, over all attempts

@@ -1,15 +1,25 @@
-"""Checks of prepared sets against the config and each other, for training and `verify`.
+"""Checks of prepared sets: against the config and each other, and of the shards' bytes.
 
-Only vocabularies, manifests, sidecars and index are read, no sample. Each check raises the
-DataError it finds, or returns all of them. Every rank checks the files it will use; the first rank
-of each node checks everything else.
+Before the clock starts, only vocabularies, manifests, sidecars and index are read, no sample. Each
+check raises the DataError it finds, or returns all of them. Every rank checks the files it will
+use; the first rank of each node checks everything else.
+
+Sizes and sidecars do not show a flipped bit, and MLPerf forbids touching samples before the clock
+starts. So the check of the bytes begins right after `run_start`, in a thread beside training, and a
+run's first result waits for it. The shards of a small pair of sets are hashed and compared with the
+manifests. Of a large pair only blocks are read. No manifest knows their digest, so checkpoints keep
+it, and a resumed run compares.
 """
 
+import hashlib
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
@@ -23,9 +33,19 @@ from mlperf_bert.data.index import (
     Sidecar,
     sidecar_path,
 )
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.files import check_digest, check_size
+from mlperf_bert.files import (
+    check_digest,
+    check_size,
+    digest_error,
+    open_regular_file,
+    reading_error,
+)
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 
 SHARD_REMEDY = (
     "delete this shard, its sidecar and index/dataset.json, then run the same "
@@ -35,6 +55,12 @@ VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prep
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
 LOWEST_TARGET_OVER_GUESS = 1.5
+
+SMALL_BYTES = 2 * 2**30  # of all shards together, which are hashed in seconds
+NUM_BLOCKS = 512
+BLOCK_BYTES = 64 * 2**10
+_BYTES_AT_A_TIME = 2**20
+_LEAVE_S = 5.0  # a disk that does not answer must not hold up the end
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
@@ -256,3 +282,99 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
         f"{words} best context-free guess {guess:.4f} ({baseline.masked_tokens:,} held-out masked "
         f"tokens); most frequent token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
     )
+
+
+class ContentsCheck:
+    """A context that checks the shards in a thread; see above.
+
+    Args:
+        readers: of both sets; none on a rank whose node has another rank that checks.
+        known: the digest of a large pair in the checkpoint that the run resumes from, if any.
+        host: named in errors; empty if all ranks are on one.
+    """
+
+    def __init__(
+        self, readers: Sequence[SampleReader], known: str | None = None, host: str = ""
+    ) -> None:
+        self._readers = readers
+        self._known = known
+        self._host = host
+        self._is_left = threading.Event()
+        self._found: Future[str | None] = Future()
+        self._thread = threading.Thread(target=self._check, name="contents", daemon=True)
+        self.was_asked = False
+
+    def __enter__(self) -> Self:
+        """The clock has started: samples may be read."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop reading."""
+        self._is_left.set()
+        self._thread.join(_LEAVE_S)
+
+    def result(self) -> str | None:
+        """Wait for the end of the check; the digest of a large pair's blocks, else None.
+
+        Raises DataError if a shard differs from its digest, or the blocks from those `known`.
+        """
+        self.was_asked = True
+        return self._found.result()
+
+    def _check(self) -> None:
+        try:
+            self._found.set_result(self._digest())
+        except BaseException as error:  # raised where the result is asked for
+            self._found.set_exception(error)
+
+    def _digest(self) -> str | None:
+        shards = [shard for reader in self._readers for shard in reader.shards]
+        if sum(shard.sidecar.shard_bytes for shard in shards) <= SMALL_BYTES:
+            for reader in self._readers:
+                for shard, entry in zip(reader.shards, reader.manifest.shards, strict=True):
+                    self._compare(shard, entry)
+            return None
+        found = self._digest_of_blocks(shards)
+        if self._known not in (None, found):
+            where = self._place(self._readers[0].set_dir.parent)
+            problem = "has changed since the run began (blocks of its shards differ)"
+            remedy = "put the shards back that `mlperf_bert verify --full` names, or begin anew"
+            raise DataError(where, problem, remedy)
+        return found
+
+    def _compare(self, shard: Shard, entry: ShardEntry) -> None:
+        digest = hashlib.sha256()
+        places = range(0, shard.sidecar.shard_bytes, _BYTES_AT_A_TIME)
+        self._add(digest, shard.path, places, _BYTES_AT_A_TIME)
+        if digest.hexdigest() != entry.sha256:
+            raise digest_error(self._place(shard.path), SHARD_REMEDY)
+
+    def _digest_of_blocks(self, shards: Sequence[Shard]) -> str:
+        """The digest of blocks at even distances over all shards, by their sizes alone."""
+        digest = hashlib.sha256()
+        total = sum(shard.sidecar.shard_bytes for shard in shards)
+        starts = [number * total // NUM_BLOCKS for number in range(NUM_BLOCKS)]
+        first = 0
+        for shard in shards:
+            end = first + shard.sidecar.shard_bytes
+            places = [start - first for start in starts if first <= start < end]
+            self._add(digest, shard.path, places, BLOCK_BYTES)
+            first = end
+        return digest.hexdigest()
+
+    def _add(self, digest: "_Hash", path: Path, places: Iterable[int], num_bytes: int) -> None:
+        """Add `num_bytes` from each of these places of a file on, fewer at its end."""
+        try:
+            with BufferedReader(open_regular_file(path)) as file:
+                for place in places:
+                    if self._is_left.is_set():
+                        return  # nobody asks for the result
+                    file.seek(place)
+                    digest.update(file.read(num_bytes))
+        except OSError as error:
+            missing, where = "was removed while it was used", Path(self._place(path))
+            raise reading_error(where, error, missing=missing, remedy=SHARD_REMEDY) from None
+
+    def _place(self, path: Path) -> str:
+        return f"{path} on {self._host}" if self._host else str(path)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlperf_bert.data.contents import SMALL_BYTES
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
     LengthIndex,
@@ -28,6 +27,7 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.set_checks import (
     PAIR_REMEDY,
     SHARD_REMEDY,
+    SMALL_BYTES,
     VOCABULARY_REMEDY,
     check_index_file,
     check_index_ranges,
