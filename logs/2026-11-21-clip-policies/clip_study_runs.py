@@ -28,7 +28,7 @@ from mlperf_bert.distributed.clipping import (
     limit_before_allreduce,
     limit_factor,
 )
-from mlperf_bert.evaluation.batches import tokens_per_forward
+from mlperf_bert.evaluation.evaluate import tokens_per_forward
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.model.heads import loss_sums, pretraining_loss

@@ -14,7 +14,7 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.set_checks import ContentsCheck, RunData, open_data
 from mlperf_bert.errors import DataError, UserError
-from mlperf_bert.evaluation.batches import HeldOutBatches
+from mlperf_bert.evaluation.evaluate import HeldOutBatches
 from support import REPOSITORY, TINY_CONFIG, run_cli
 from verify_cases import check, copy_of, make_pair
 

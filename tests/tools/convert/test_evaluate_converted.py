@@ -87,7 +87,7 @@ def test_it_says_how_far_it_is_and_what_is_expected(
 ) -> None:
     monkeypatch.setattr(evaluate_cli, "expected_accuracy", lambda *_: 0.34085)
     monkeypatch.setattr(evaluate_cli, "PROGRESS_S", 0.0)
-    monkeypatch.setattr("mlperf_bert.evaluation.batches.TOKENS_CPU", 600)
+    monkeypatch.setattr("mlperf_bert.evaluation.evaluate.TOKENS_CPU", 600)
     assert evaluate(checkpoint, synthetic_data) == 0
     said = capsys.readouterr()
     assert "expected about 0.34085 for MLPerf's checkpoint" in said.out

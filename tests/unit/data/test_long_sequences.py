@@ -27,7 +27,7 @@ from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_inde
 from mlperf_bert.data.shards import IntArray, SampleReader
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
-from mlperf_bert.evaluation.batches import HeldOutBatches
+from mlperf_bert.evaluation.evaluate import HeldOutBatches
 from own_texts import WORDS, make
 from resume_cases import run_train
 from support import metrics_losses, prepare_small, refusal

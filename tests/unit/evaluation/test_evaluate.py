@@ -1,5 +1,6 @@
-"""Evaluation: the whole set, counts by definition, independent of ranks; in turn and beside."""
+"""Evaluation: batches cut by tokens, counts by definition, independent of ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,128 @@ import torch
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.evaluation.evaluate import Accuracy
+from mlperf_bert.data.shards import IntArray, SampleReader, Shard
+from mlperf_bert.errors import DataError
+from mlperf_bert.evaluation.evaluate import (
+    TOKENS_CPU,
+    TOKENS_CUDA,
+    Accuracy,
+    HeldOutBatches,
+    cut_by_tokens,
+    tokens_per_forward,
+)
 from mlperf_bert.model.bert import BertForPretraining
+from shard_sets import MAX_LENGTH, assert_same_batch, write_set
 from support import mlperf_records
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def set_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("held_out") / "set"
+    write_set(path, [(170, "<u2"), (90, "<u2")], seed=5)
+    return path
+
+
+@pytest.fixture
+def index(set_dir: Path) -> LengthIndex:
+    return LengthIndex.open(set_dir)
+
+
+def held_out(index: LengthIndex, set_dir: Path, rank: int, world_size: int) -> HeldOutBatches:
+    reader = SampleReader(set_dir, index.manifest)
+    return HeldOutBatches(
+        index, reader, num_tokens=256, rank=rank, world_size=world_size, device=CPU
+    )
+
+
+def tokens(index: LengthIndex, ids: IntArray) -> int:
+    return int(index.lengths[ids].sum(dtype=np.int64))
+
+
+@pytest.mark.parametrize("num_tokens", [1, MAX_LENGTH, 256, 1000, 10**6])
+def test_every_sample_is_in_one_batch_of_about_equal_tokens(
+    index: LengthIndex, num_tokens: int
+) -> None:
+    batches = cut_by_tokens(index, num_tokens)
+    assert np.array_equal(np.concatenate(batches), index.order_by_length)
+    sizes = [tokens(index, ids) for ids in batches]
+    mean = sum(sizes) / -(-sum(sizes) // num_tokens)
+    assert mean <= num_tokens
+    longest = int(index.lengths.max())
+    assert max(sizes) < mean + longest
+    if num_tokens > longest:
+        assert min(sizes) > mean - longest
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 5])
+def test_ranks_get_the_batches_in_turn(index: LengthIndex, set_dir: Path, world_size: int) -> None:
+    cut = cut_by_tokens(index, 256)
+    most_apart = max(tokens(index, ids) for ids in cut) + len(cut) // world_size * MAX_LENGTH
+    found, loads = [], []
+    for rank in range(world_size):
+        static = held_out(index, set_dir, rank, world_size).static
+        sizes = [len(batch.input_ids) for batch in static]
+        assert sizes == sorted(sizes, reverse=True)
+        found += [(batch.lengths, batch.masked_counts) for batch in static]
+        loads.append(sum(sizes))
+    assert max(loads) - min(loads) <= most_apart
+    expected = [
+        (tuple(index.lengths[ids].tolist()), tuple(index.masked_counts[ids].tolist()))
+        for ids in cut
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_filling_keeps_every_tensor_in_its_place(
+    index: LengthIndex, set_dir: Path, ahead: bool
+) -> None:
+    batches = held_out(index, set_dir, 1, 2)
+    places = [batch.labels.data_ptr() for batch in batches.static]
+    assert not any(batch.labels.any() for batch in batches.static)
+    if ahead:
+        batches.read_ahead()
+    batches.fill()
+    reader = SampleReader(set_dir, index.manifest)
+    for place, batch in zip(places, batches.static, strict=True):
+        ids = batch.sample_ids.numpy()
+        expected = make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
+        assert_same_batch(batch, expected)
+        assert batch.labels.data_ptr() == place
+
+
+def test_blank_batches_are_valid_and_need_no_shard(
+    index: LengthIndex, set_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Shard, "arrays")
+    for batch in held_out(index, set_dir, 0, 1).static:
+        ends = np.cumsum(batch.lengths)
+        assert batch.cu_seqlens.tolist() == [0, *ends.tolist()]
+        assert len(batch.input_ids) == ends[-1] and len(batch.labels) == sum(batch.masked_counts)
+        # Every masked position is of its own sequence, as in a batch of samples.
+        owner = np.searchsorted(ends, batch.masked_token_index.numpy(), side="right")
+        assert np.bincount(owner, minlength=len(ends)).tolist() == list(batch.masked_counts)
+
+
+def test_a_wrong_index_is_one_clear_error(index: LengthIndex, set_dir: Path) -> None:
+    lengths = index.lengths.copy()
+    first, last = index.order_by_length[[0, -1]]
+    lengths[first], lengths[last] = lengths[last], lengths[first]
+    batches = held_out(replace(index, lengths=lengths), set_dir, 0, 1)
+    batches.read_ahead()
+    with pytest.raises(DataError, match="other sizes than its index says"):
+        batches.fill()
+
+
+def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex) -> None:
+    total = int(index.lengths.sum(dtype=np.int64))
+    assert TOKENS_CPU < total < TOKENS_CUDA
+    assert tokens_per_forward(index, 1, CPU) == TOKENS_CPU
+    assert tokens_per_forward(index, 1, torch.device("cuda")) == total
+    assert len(cut_by_tokens(index, tokens_per_forward(index, 8, CPU))) == 8
+
 
 BATCH, INTERVAL = 16, 160  # of the tiny config
 
