@@ -51,8 +51,8 @@ from mlperf_bert.model.heads import loss_sums, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.step.captured import synthetic_batch
 from mlperf_bert.step.data_parallel import make_data_parallel
-from mlperf_bert.step.warm_up import synthetic_batch
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 
 CPU = torch.device("cpu")

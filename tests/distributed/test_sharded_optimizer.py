@@ -26,7 +26,7 @@ from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step.warm_up import warm_up
+from mlperf_bert.step.captured import warm_up
 from small_runs import CPU, MICRO_BATCHES, Run, start
 
 STEPS = 30

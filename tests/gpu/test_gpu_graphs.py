@@ -10,8 +10,7 @@ import torch.distributed as dist
 from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_large, to_smallest
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.flat_reducer import ShardGroup
-from mlperf_bert.step.captured import use_capturable_stream
-from mlperf_bert.step.warm_up import warm_up
+from mlperf_bert.step.captured import use_capturable_stream, warm_up
 from resume_cases import MODERN
 
 STEPS = range(1, 101)

@@ -26,9 +26,8 @@ from mlperf_bert.data.batch import UnpaddedBatch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.step.captured import CapturedStep, StaticInputs
+from mlperf_bert.step.captured import CapturedStep, StaticInputs, synthetic_batch, warm_up
 from mlperf_bert.step.eager import EagerStep
-from mlperf_bert.step.warm_up import synthetic_batch, warm_up
 from resume_cases import DROPOUT, MODERN, run_train
 from support import metrics_records
 

@@ -17,8 +17,8 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import TARGET_MISSED
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim import cpu_kernels
+from mlperf_bert.step.captured import synthetic_batch
 from mlperf_bert.step.eager import weights_dtype
-from mlperf_bert.step.warm_up import synthetic_batch
 from resume_cases import run_train
 from step_cases import make_step
 from support import metrics_losses, metrics_records

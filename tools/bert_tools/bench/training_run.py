@@ -22,10 +22,9 @@ from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.seeds import derive_seed
-from mlperf_bert.step.captured import CapturedStep, Step, check_capturable
+from mlperf_bert.step.captured import CapturedStep, Step, check_capturable, synthetic_batch
 from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
-from mlperf_bert.step.warm_up import synthetic_batch
 
 ALONE = RankInfo(
     rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, launcher="single"

@@ -384,8 +384,8 @@ def _seconds_a_forward(config: RunConfig) -> float:
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
     from mlperf_bert.model.bert import make_model
+    from mlperf_bert.step.captured import synthetic_batch
     from mlperf_bert.step.eager import training_loss_sums
-    from mlperf_bert.step.warm_up import synthetic_batch
 
     ranks, device = config.parallel.ranks_per_node, torch.device("cpu")
     set_cpu_threads(RankInfo(0, ranks, 0, ranks, 0, "local"))

@@ -60,11 +60,11 @@ from mlperf_bert.step.captured import (
     Step,
     check_capturable,
     use_capturable_stream,
+    warm_up,
 )
 from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
-from mlperf_bert.step.warm_up import warm_up
 
 if TYPE_CHECKING:
     from mlperf_bert.run.console import ProgressLines
