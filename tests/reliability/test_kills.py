@@ -17,7 +17,6 @@ import pytest
 from campaign import (
     AIMS,
     DROPOUT,
-    ENDS_WITHIN_S,
     HEADING,
     LOST,
     MISSED,
@@ -31,7 +30,7 @@ from campaign import (
     Undisturbed,
     undisturbed,
 )
-from jobs import MAIN, Job, freeze, kill
+from jobs import Job, freeze
 from runs import Run
 
 SEED = 20261122
@@ -154,26 +153,6 @@ def test_every_way_of_training_goes_on_bit_for_bit(
     with setup.start(run, "--resume", "auto") as job:
         assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
     assert 0 < run.resumed_from() <= 35
-    whole.check_final(run)
-
-
-@pytest.mark.real
-def test_torchrun_restarts_go_on(tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    setup = Setup(*tiny, ranks=2)
-    whole = undisturbed(setup, tmp_path / "whole")
-    run, status = Run(tmp_path / "run"), tmp_path / "status"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    arguments = setup.arguments(run, "--status-file", status)
-    restarts = ("--max-restarts=1", "--monitor-interval=0.2")
-    with Job(arguments, tmp_path / "output", main=(*torchrun, *restarts, *MAIN)) as job:
-        job.wait_until(lambda: run.last_step() >= 20, STARTS_WITHIN_S)
-        kill(job.ranks()[1])
-        deadline = time.monotonic() + STARTS_WITHIN_S + ENDS_WITHIN_S
-        while job.is_running and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert job.ended(1) == 0, job.printed()
-    assert status.read_text() == f"{MISSED}\n"
-    assert run.resumed_from() >= 7
     whole.check_final(run)
 
 

@@ -378,18 +378,6 @@ def test_a_large_set_that_has_changed_is_refused(
     assert metrics_losses(killed) == metrics_losses(whole)[18:]
 
 
-def test_a_rank_that_torchrun_restarts_goes_on(
-    tiny_config: Path,
-    synthetic_data: Path,
-    killed: Path,
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert run_train(tiny_config, synthetic_data, killed, *SAME) == MISSED
-    assert metrics_losses(killed) == metrics_losses(whole)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

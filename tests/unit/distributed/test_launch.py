@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,6 @@ from mlperf_bert.distributed import launch
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
-    fresh_store,
     read_rank_info,
     rendezvous,
     set_cpu_threads,
@@ -133,18 +131,11 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(
     assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
 
 
-@pytest.mark.parametrize(("restarts", "store"), [("0", "the old one"), ("1", "a fresh one")])
-def test_a_group_that_torchrun_may_start_again_meets_anew(
-    restarts: str, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, object] = {}
-    monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
-    monkeypatch.setattr(launch, "open_store", lambda *_: "the old one")
-    monkeypatch.setattr(launch, "fresh_store", lambda *_: "a fresh one")
-    environ = {"TORCHELASTIC_MAX_RESTARTS": restarts}
+def test_torchrun_may_not_restart_ranks_by_itself() -> None:
+    environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
     rank = RankInfo(1, 2, 1, 2, 0, "torchrun")
-    launch.init_process_group(rank, torch.device("cpu"), environ=environ)
-    assert seen["store"] == store
+    with pytest.raises(ConfigError, match=r"TORCHELASTIC_MAX_RESTARTS: is '1'.*--resume auto"):
+        launch.init_process_group(rank, torch.device("cpu"), environ=environ)
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +187,6 @@ def test_threads_are_a_share_of_the_cores(
     info = RankInfo(0, 2, 0, 2, 0, launcher)
     assert set_cpu_threads(info, environ) == threads
     assert chosen == [threads]
-
-
-def test_restarts_are_those_of_torchrun() -> None:
-    assert launch.restart_count({}) == 0
-    assert launch.restart_count({"TORCHELASTIC_RESTART_COUNT": "2"}) == 2
-    with pytest.raises(ConfigError, match="TORCHELASTIC_RESTART_COUNT: is 'x'"):
-        launch.restart_count({"TORCHELASTIC_RESTART_COUNT": "x"})
 
 
 PORT = {"MASTER_PORT": "4000"}
@@ -335,42 +319,6 @@ def test_interfaces_are_found_by_their_address() -> None:
     assert launch.interface_of("127.0.0.1") == "lo"
     assert launch.interface_of("192.0.2.77") is None
     assert launch.interface_of("2001:db8::77") is None
-
-
-def meet(store: dist.Store, order: list[int], address: str) -> dict[int, str]:
-    """The address that rank 0 sets, as read by each rank, started in this order."""
-    found: dict[int, str] = {}
-    lock = threading.Lock()
-
-    def be(rank: int) -> None:
-        fresh = fresh_store(store, rank, len(order), PATIENCE)
-        if rank == 0:
-            assert not fresh.check(["address"])  # nothing of an earlier attempt
-            fresh.set("address", address)
-        with lock:
-            found[rank] = fresh.get("address").decode()
-
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in order]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_every_attempt_has_a_store_of_its_own(order: list[int]) -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    for attempt in range(3):
-        found = meet(store, order, f"attempt {attempt}")
-        assert found == dict.fromkeys(order, f"attempt {attempt}")
-
-
-def test_a_rank_of_an_attempt_that_failed_early_does_not_confuse_the_next() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    with pytest.raises(LostRanksError, match="not all met"):
-        fresh_store(store, 0, 3, timedelta(seconds=0.2))  # its question stays behind
-    assert meet(store, [1, 2, 0], "here") == dict.fromkeys((1, 2, 0), "here")
 
 
 def process(rank: int, size: int, on_node: int, launcher: launch.Launcher = "mpi") -> RankInfo:

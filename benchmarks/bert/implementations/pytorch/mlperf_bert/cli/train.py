@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="auto|none|DIR",
-        help="continue the interrupted run of --run-dir, or start from a checkpoint "
-        "(default: auto where torchrun restarts a rank, else none)",
+        default="none",
+        help="continue the interrupted run of --run-dir, or start from a checkpoint",
     )
     parser.add_argument(
         "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
     parallel, is_single = config.parallel, read_rank_info().launcher == "single"
-    if is_single and args.resume in (None, "none"):
+    if is_single and args.resume == "none":
         check_first_weights(config, args.data)  # before torch is loaded
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
@@ -205,23 +205,17 @@ def _agree_on_start(
     """The run's start as rank 0 finds it, which looks only after it owns the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
-    from mlperf_bert.distributed.launch import restart_count
-    from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_rank_zero
+    from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
     from mlperf_bert.files import is_there, write_file
 
-    # torchrun counts a node's restarts by failures of its own ranks.
-    is_restart = max(from_all_ranks(info, restart_count())) > 0
     found = [NEW_RUN]
 
     def find() -> None:
         lock.check()
         directory.refuse_links()
-        resume = args.resume or "none"
-        if is_restart and (args.resume is None or directory.exists):
-            resume = "auto"
-        if resume == "auto":
+        if args.resume == "auto":
             _check_run_dir(args)
-        found[0] = find_start(resume, directory, config)
+        found[0] = find_start(args.resume, directory, config)
         ended = found[0].ended
         if ended is None and found[0].checkpoint is None:
             check_first_weights(config, args.data)

@@ -16,7 +16,6 @@ import re
 import socket
 import struct
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,7 +43,6 @@ _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _BACKLOG = 4096  # ranks that arrive at the same time
 _POLL_S = 0.05
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
-_QUESTION = "mlperf_bert/who is there"  # keys in a store that may be another attempt's
 
 
 @dataclass(frozen=True)
@@ -100,15 +98,6 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
     """The node's name: SLURM's, because several of its nodes may be one host, or the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def restart_count(environ: Mapping[str, str] = os.environ) -> int:
-    """Number of times torchrun has restarted its ranks; 0 under any other launcher.
-
-    Raises ConfigError if the variable is not a number.
-    """
-    name = "TORCHELASTIC_RESTART_COUNT"
-    return _number(environ, name) if name in environ else 0
 
 
 def choose_device(
@@ -177,7 +166,7 @@ def init_process_group(
 
     One rank alone gets no process group: code that communicates must ask for world_size > 1.
     `timeout` bounds the start and every later collective. Raises ConfigError if rank 0's address is
-    not known.
+    not known, or if torchrun is to restart ranks by itself.
     """
     import torch
     import torch.distributed as dist
@@ -187,9 +176,8 @@ def init_process_group(
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
+    _refuse_restarts(environ)
     store = open_store(info, timeout, environ)
-    if info.launcher == "torchrun" and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        store = fresh_store(store, info.rank, info.world_size, timeout)
     dist.init_process_group(
         backend=backend,
         store=store,
@@ -198,6 +186,14 @@ def init_process_group(
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def _refuse_restarts(environ: Mapping[str, str]) -> None:
+    # Restarted ranks get the old store, with addresses of processes that are gone (torch 2.13).
+    name = "TORCHELASTIC_MAX_RESTARTS"
+    if environ.get(name, "0") != "0":
+        remedy = "start torchrun without --max-restarts, and again with --resume auto after a crash"
+        raise ConfigError(name, f"is {environ[name]!r}", remedy)
 
 
 def shutdown() -> None:
@@ -318,47 +314,6 @@ def first_host(node_list: str) -> str:
     if match is None:
         raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
-
-
-def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """`store` with a prefix that all ranks have just agreed on; each of them calls it.
-
-    torchrun gives restarted ranks the old store (torch 2.13), with addresses of processes that are
-    gone: a rank that reads one before its new owner has replaced it cannot connect. No variable in
-    the environment tells attempts apart on all nodes alike, so rank 0 asks which ranks are present
-    now.
-
-    Rank 0 asks under a new name. A rank that sees the question answers with a name of its own, and
-    has met the others once rank 0 calls that name. A rank that saw an earlier attempt's question is
-    not called, and looks for the next one. Raises LostRanksError if not all have met in time.
-    """
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    deadline = time.monotonic() + timeout.total_seconds()
-    own = uuid.uuid4().hex
-    if rank == 0:
-        store.set(_QUESTION, own)
-        answers = [f"{own}/{other}" for other in range(1, world_size)]
-        while answers and not store.check(answers):
-            _wait_to_meet(rank, deadline)
-        for answer in answers:
-            store.set(f"{own}/met/{store.get(answer).decode()}", "")
-        return PrefixStore(own, store)
-    while True:
-        if store.check([_QUESTION]):
-            name = store.get(_QUESTION).decode()
-            store.set(f"{name}/{rank}", own)
-            if store.check([f"{name}/met/{own}"]):
-                return PrefixStore(name, store)
-        _wait_to_meet(rank, deadline)
-
-
-def _wait_to_meet(rank: int, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        problem = "the ranks have not all met in time"
-        remedy = "look for one that did not start, or raise run.hang_timeout_s"
-        raise LostRanksError(f"rank {rank}", problem, remedy)
-    time.sleep(_POLL_S)
 
 
 def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
