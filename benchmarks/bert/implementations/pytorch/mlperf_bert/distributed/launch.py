@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlperf_bert.errors import ConfigError, LostRanksError
@@ -290,12 +289,8 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface whose first address is `address`; None if there is none."""
+    """The network interface whose first IPv4 address is `address`; None if there is none."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
-    if len(packed) == 16:
-        table = Path("/proc/net/if_inet6")
-        lines = table.read_text().split("\n") if table.exists() else []
-        return next((line.split()[-1] for line in lines if line.startswith(packed.hex())), None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -312,7 +307,7 @@ def first_host(node_list: str) -> str:
     """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
     match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
     if match is None:
-        raise ConfigError("SLURM_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
+        raise ConfigError("SLURM_STEP_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
@@ -345,8 +340,6 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
-    if not job and "SLURM_JOB_ID" in environ:
-        job = [environ[_STEP[0]], environ.get(_STEP[2], "")]
     if not job:
         remedy = "set it for all ranks, for instance: MASTER_PORT=$((20000 + RANDOM % 12000))"
         raise ConfigError("MASTER_PORT", "is not set, and this MPI does not name its job", remedy)
@@ -356,17 +349,8 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
     if info.local_world_size == info.world_size:
         return "127.0.0.1"
-    # srun puts task 0 on the first node of the step. mpirun's ranks know only the job's list, or
-    # would disagree: its remote daemons are a step of their own, without the first node.
-    names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
-    if info.launcher == "slurm":
-        names = ["SLURM_STEP_NODELIST", *reversed(names)]
-    for name in names:
-        if environ.get(name):
-            return first_host(environ[name])
-    # Last, because srun may have been typed on a login node, where no rank runs.
-    if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
-        return environ["SLURM_LAUNCH_NODE_IPADDR"]
+    if info.launcher == "slurm":  # srun puts task 0 on the first node of the step
+        return first_host(_text(environ, "SLURM_STEP_NODELIST"))
     raise ConfigError(
         "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
     )
@@ -384,35 +368,21 @@ def _from_names(
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
-    in_step = "SLURM_STEP_NUM_TASKS" in environ
-    world_size = _number(environ, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS")
-    node = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else 0
-    return RankInfo(
-        rank=_number(environ, "SLURM_PROCID"),
-        world_size=world_size,
-        local_rank=_number(environ, "SLURM_LOCALID"),
-        local_world_size=_slurm_local_size(environ, node, world_size),
-        node_rank=node,
-        launcher="slurm",
+    rank, local_rank, node, world_size = (
+        _number(environ, f"SLURM_{name}")
+        for name in ("PROCID", "LOCALID", "NODEID", "STEP_NUM_TASKS")
     )
-
-
-def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) -> int:
-    if world_size == 1:
-        return 1
-    name = "SLURM_STEP_TASKS_PER_NODE"
-    if name not in environ:
-        return _number(environ, "SLURM_NTASKS_PER_NODE")
     # SLURM writes runs of equal nodes as `8(x2),4`: two nodes of 8 tasks, one of 4.
+    name = "SLURM_STEP_TASKS_PER_NODE"
     sizes: list[int] = []
-    for part in environ[name].split(","):
+    for part in _text(environ, name).split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ConfigError(name, f"is {environ[name]!r}", "expected numbers such as 8(x2),4")
         sizes += [int(match[1])] * int(match[2] or 1)
     if node >= len(sizes):
         raise ConfigError(name, f"{environ[name]!r} has no node {node}", "check SLURM_NODEID")
-    return sizes[node]
+    return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
