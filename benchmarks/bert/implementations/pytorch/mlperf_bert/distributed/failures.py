@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Self
 
 import torch.distributed as dist
 
@@ -23,17 +22,11 @@ from mlperf_bert.errors import (
     say_error,
 )
 
-# A rank that hangs by itself reports it before the ranks that wait for it give up and have it
+# A rank that hangs in a read reports it before the ranks that wait for it give up and have it
 # killed; so waiting ranks get more time, first in their collectives.
 GRACE = timedelta(seconds=2)
 POLL_S = 0.5
-# Modules whose functions wait for other ranks, and those that read samples.
-_COLLECTIVES = (
-    "torch.distributed",
-    "torch.autograd",
-    f"{__package__}.",
-    "mlperf_bert.data.exchange",
-)
+# Modules whose functions read samples.
 _READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
 # Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
@@ -124,14 +117,17 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     return LostRanksError(here, problem, "look above and below for the first rank that failed")
 
 
-class Watchdog:
-    """A context that ends the process with one line and status 70 once this rank does nothing new.
+@contextmanager
+def watchdog(
+    info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
+) -> Iterator[None]:
+    """End the process with one line and status 70 once this rank does nothing new.
 
-    The training thread enters it. That thread cannot be asked to leave while it waits for a disk or
-    a device, so another one looks at the progress. NCCL's own watchdog cannot see what a graph
-    replays, but sooner or later the host waits for the numbers of the step that hangs. Activities
-    that may take long have no limit. Looks are counted, not time: a process that was stopped and
-    continued (SIGSTOP, SIGCONT) did not look meanwhile, and has not hung.
+    The training thread cannot be asked to leave while it waits for a disk or a device, so another
+    one looks at its progress. A rank that reads waits for its own disk, and is ended once
+    `patience` has passed. Any other may wait for ranks that know more, and gets more time.
+    Activities that may take long have no limit. Looks are counted, not time: a process that was
+    stopped and continued (SIGSTOP, SIGCONT) did not look meanwhile, and has not hung.
 
     Args:
         info: this rank.
@@ -139,53 +135,32 @@ class Watchdog:
         patience: time without progress after which it hangs.
         poll_s: seconds between two looks.
     """
+    looks_if_alone = math.ceil(patience.total_seconds() / poll_s)
+    looks_at_most = looks_if_alone + math.ceil(2 * GRACE.total_seconds() / poll_s)
+    over = threading.Event()
 
-    def __init__(
-        self,
-        info: RankInfo,
-        whereabouts: Whereabouts,
-        patience: timedelta,
-        *,
-        poll_s: float = POLL_S,
-    ) -> None:
-        self._info = info
-        self._whereabouts = whereabouts
-        self._patience = patience
-        self._poll_s = poll_s
-        self._training = threading.get_ident()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        looks_if_alone = math.ceil(self._patience.total_seconds() / self._poll_s)
-        looks_at_most = looks_if_alone + math.ceil(2 * GRACE.total_seconds() / self._poll_s)
+    def watch() -> None:
         last, looks = None, 0
-        while not self._over.wait(self._poll_s):
-            progress = self._whereabouts.progress
+        while not over.wait(poll_s):
+            progress = whereabouts.progress
             looks = looks + 1 if progress == last else 0
             last = progress
             if progress is None or looks < looks_if_alone:
                 continue
-            # A collective's error, or another rank, knows more.
-            knows_less = _waits_for_others() or _has_failed(self._training)
-            if looks >= looks_at_most or not knows_less:
-                self._end()
+            if looks >= looks_at_most or _reads():
+                problem = f"no progress for {patience.total_seconds():g} s (run.hang_timeout_s)"
+                remedy = "look for a rank that is gone, and for storage or a device that hangs"
+                say_error(f"{_here(info, whereabouts)}: {problem}; {remedy}")
+                os._exit(LOST)
                 return
 
-    def _end(self) -> None:
-        seconds = self._patience.total_seconds()
-        problem = f"no progress for {seconds:g} s (run.hang_timeout_s)"
-        remedy = "look for a rank that is gone, and for storage or a device that does not answer"
-        say_error(f"{_here(self._info, self._whereabouts)}: {problem}; {remedy}")
-        os._exit(LOST)
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> str:
@@ -197,30 +172,12 @@ def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 
 
-def _waits_for_others() -> bool:
-    """True if a thread of this process is in a collective: another rank knows more.
-
-    Over NCCL the host waits for other ranks wherever it needs a number from the device, or room in
-    its queue; so it waits for them unless it reads.
-    """
-    watchdog, frames = threading.get_ident(), sys._current_frames()
-    stacks = [_modules(frame) for thread, frame in frames.items() if thread != watchdog]
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return not any(module in _READING for modules in stacks for module in modules)
-    return any(modules[0].startswith(_COLLECTIVES) for modules in stacks)
-
-
-def _has_failed(thread: int) -> bool:
-    """True if the thread is raising an error, such as lost ranks, which will say more."""
-    raised: object = sys._current_exceptions().get(thread)
-    return raised not in (None, (None, None, None))  # a tuple before Python 3.12
-
-
-def _modules(innermost: FrameType) -> list[str]:
-    """The modules of a frame, of its caller, and so on."""
-    modules = []
-    frame: FrameType | None = innermost
-    while frame is not None:
-        modules.append(str(frame.f_globals.get("__name__", "")))
-        frame = frame.f_back
-    return modules
+def _reads() -> bool:
+    """True if a thread of this process reads samples."""
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_globals.get("__name__") in _READING:
+                return True
+            frame = frame.f_back
+    return False

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlperf_bert.config.sections import BalancePolicy
-from mlperf_bert.distributed.failures import GRACE, Watchdog, naming_failures
+from mlperf_bert.distributed.failures import GRACE, naming_failures, watchdog
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
@@ -190,7 +190,7 @@ def in_session(
     with naming_failures(info, whereabouts, patience):
         try:
             init_process_group(info, device, timeout=patience + GRACE)
-            with Watchdog(info, whereabouts, patience) if whereabouts else nullcontext():
+            with watchdog(info, whereabouts, patience) if whereabouts else nullcontext():
                 status = run(info, device)
             leaves_together = True
             if whereabouts:
