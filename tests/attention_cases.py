@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mlperf_bert.model.attention import AttentionPolicy, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
-from mlperf_bert.model.dropout import attention_factors
-from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
+from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, attention_factors
 
 MAX_LENGTH = 136  # of a sequence that may come
 # Of one token; in blocks of kernels, on their edges and across; none at the end.

@@ -17,8 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.config.sections import KernelsName
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.dropout import dropout
-from mlperf_bert.model.dropout_keys import DropoutSite
+from mlperf_bert.model.dropout import DropoutSite, dropout
 
 Three = tuple[Tensor, Tensor, Tensor]
 
