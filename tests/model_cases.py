@@ -13,7 +13,7 @@ from torch import Tensor
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
 
 CPU = torch.device("cpu")
 

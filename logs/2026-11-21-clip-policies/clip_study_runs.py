@@ -28,10 +28,9 @@ from mlperf_bert.distributed.clipping import (
     limit_before_allreduce,
     limit_factor,
 )
-from mlperf_bert.evaluation.evaluate import tokens_per_forward
-from mlperf_bert.evaluation.evaluate import Evaluator
+from mlperf_bert.evaluation.evaluate import Evaluator, tokens_per_forward
 from mlperf_bert.model.bert import make_model
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import loss_sums, pretraining_loss
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
 from mlperf_bert.step.eager import forward

@@ -47,7 +47,7 @@ from mlperf_bert.distributed.clipping import (
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import loss_sums, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.run.directory import RunDirectory

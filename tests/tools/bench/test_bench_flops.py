@@ -13,7 +13,7 @@ from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import loss_sums, pretraining_loss
 
 # GFLOP of a sequence, forward and backward, in the study of published results that the goals of
 # this project come from, and its sequences: mean length, mean square, mean masked positions.

@@ -12,7 +12,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import loss_sums, pretraining_loss
 from mlperf_bert.step.captured import synthetic_batch
 from plan_cases import Asked
 

@@ -288,8 +288,8 @@ def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
     unit = torch.tensor(UNIT)
     triton_fp8.cast_part(x, Fp8Matrix(unit, *own), InFloat32(dtype, unit, None))
     exact = (x.float() / UNIT).clamp(-limit, limit).masked_fill(~x.isfinite(), math.nan)
-    padded = F.pad(exact, (0, 0, 0, width - len(x)))  # zeros behind the last row
-    for found, expected in zip(own, (exact, padded.t()), strict=True):
+    padded_rows = F.pad(exact, (0, 0, 0, width - len(x)))  # zeros behind the last row
+    for found, expected in zip(own, (exact, padded_rows.t()), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert (rows[:, x.shape[1] :] == 7).all() and (transposed[:, width:] == 7).all()
 

@@ -17,7 +17,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import TARGET_MISSED
 from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
-from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.step import eager
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from report_pages import checked

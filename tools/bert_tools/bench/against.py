@@ -41,7 +41,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.heads import pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.eager import training_loss_sums
 

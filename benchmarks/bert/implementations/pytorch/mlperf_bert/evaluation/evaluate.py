@@ -23,7 +23,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, empty_batch, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import IntArray, SampleReader, size_error
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.model.heads import correct_predictions
+from mlperf_bert.model.layers import correct_predictions
 from mlperf_bert.step.eager import forward
 from mlperf_bert.step.replay import Replay
 

@@ -21,13 +21,15 @@ from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import AttentionChoice, choose_attention, choose_blocks
 from mlperf_bert.model.dropout import DropoutKeys
 from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales
-from mlperf_bert.model.heads import (
+from mlperf_bert.model.layers import (
+    Embeddings,
+    Encoder,
+    EncoderLayer,
     LossSums,
     Pooler,
     PretrainingHeads,
     PretrainingLogits,
 )
-from mlperf_bert.model.layers import Embeddings, Encoder, EncoderLayer
 from mlperf_bert.model.modern import (
     CUT_AT,
     DecoderBias,

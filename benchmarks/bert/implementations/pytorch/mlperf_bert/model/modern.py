@@ -21,8 +21,14 @@ from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.dropout import DropoutKeys, make_site
-from mlperf_bert.model.heads import LossSums, PretrainingLogits
-from mlperf_bert.model.layers import DROPOUT_STREAM, META, STREAMS_PER_LAYER, unset_table
+from mlperf_bert.model.layers import (
+    DROPOUT_STREAM,
+    META,
+    STREAMS_PER_LAYER,
+    LossSums,
+    PretrainingLogits,
+    unset_table,
+)
 
 CUT_AT = 2.0  # standard deviations: where the initial weights' normal distribution is cut off
 # Ends of the names of matrices that write to the residual stream, or to the decoder.

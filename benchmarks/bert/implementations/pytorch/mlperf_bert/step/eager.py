@@ -13,7 +13,7 @@ from mlperf_bert.config.sections import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.distributed.clipping import Clipping
-from mlperf_bert.model.heads import LossSums, PretrainingLogits, pretraining_loss
+from mlperf_bert.model.layers import LossSums, PretrainingLogits, pretraining_loss
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.run.metrics import StepResult
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
-from mlperf_bert.model.heads import (
+from mlperf_bert.model.layers import (
     PretrainingLogits,
     correct_predictions,
     loss_sums,
