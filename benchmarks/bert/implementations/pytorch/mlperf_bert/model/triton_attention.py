@@ -31,11 +31,12 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.model.attention_layout import AttentionLayout, Rotary
 from mlperf_bert.model.dropout import DropoutSite, attention_keep_bits, scale_of
-from mlperf_bert.model.triton_attention_parts import (
+from mlperf_bert.model.triton_parts import (
     hide,
     in_reach,
     kept_in_columns,
     kept_in_rows,
+    kernel,
     load_keep,
     load_pairs,
     load_rotated,
@@ -46,7 +47,6 @@ from mlperf_bert.model.triton_attention_parts import (
     store_rotated,
     store_tile,
 )
-from mlperf_bert.model.triton_parts import kernel
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 KEYS = 64  # keys of a tile: their keep bits are read at once, as two words
