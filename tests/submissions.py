@@ -14,8 +14,7 @@ from bert_tools.package.export import CODE_DIRECTORIES, CODE_FILES
 from bert_tools.package.system_description import FIELDS
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import BertForPretraining, tensorflow_name
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import mlperf_records
 

@@ -20,7 +20,7 @@ from mlperf_bert.checkpoint.manifest import read_config, read_manifest
 from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINT
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import tensorflow_name
 
 SETTINGS = {
     "vocab_size": cases.VOCAB_SIZE,

@@ -4,8 +4,7 @@ import torch
 
 from bert_tools.convert.tensorflow_names import parameter_name, sort_names
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import BertForPretraining, tensorflow_name
 from tensorflow_cases import bert_values, weight_shapes
 
 

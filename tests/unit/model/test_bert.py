@@ -13,9 +13,8 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows
+from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows, tensorflow_name
 from mlperf_bert.model.layers import correct_predictions, loss_sums
-from mlperf_bert.model.tensor_names import tensorflow_name
 from model_cases import (
     CPU,
     TINY,

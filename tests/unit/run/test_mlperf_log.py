@@ -14,8 +14,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import BertForPretraining, tensorflow_name
 from mlperf_bert.run.mlperf_log import RESERVED_WORDS, MlperfLog
 from support import mlperf_records
 

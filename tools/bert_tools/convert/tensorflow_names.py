@@ -7,7 +7,7 @@ that anything else is noticed.
 
 from collections.abc import Iterable
 
-from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
+from mlperf_bert.model.bert import ENDINGS, WHOLE_NAMES, tensorflow_name
 
 _OF_THE_MODEL = ("bert/", "cls/")
 _COUNTERS = (

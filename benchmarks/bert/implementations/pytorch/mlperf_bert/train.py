@@ -44,8 +44,7 @@ from mlperf_bert.distributed.sum_check import check_sums
 from mlperf_bert.distributed.whereabouts import Whereabouts
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
-from mlperf_bert.model.bert import check_memory, make_model
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import check_memory, make_model, tensorflow_name
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.run.directory import RunDirectory
