@@ -24,7 +24,7 @@ from mlperf_bert.distributed.failures import (
     watchdog,
 )
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.errors import LOST, DataError, LostRanksError, say_error
 from support import run_process
 
@@ -206,7 +206,7 @@ from datetime import timedelta
 from mlperf_bert.distributed import failures
 from mlperf_bert.distributed.failures import watchdog
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import Whereabouts
 failures.GRACE = timedelta(0)
 whereabouts = Whereabouts()
 with watchdog(RankInfo(0, 1, 0, 1, 0, "single"), whereabouts, timedelta(seconds=0.5), poll_s=0.05):

@@ -16,7 +16,7 @@ from mlperf_bert.checkpoint.resume import NEW_RUN, Start
 from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import Launcher, RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
-from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.errors import LOST, CheckpointError, DataError, LostRanksError, UserError
 from mlperf_bert.run.outcome import RunOutcome
 

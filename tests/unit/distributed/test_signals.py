@@ -1,4 +1,4 @@
-"""Effects of a signal: at once, or as one decision of all ranks at one step; the status file."""
+"""What a rank is doing, and what a signal does: at once, or decided by all ranks at one step."""
 
 import itertools
 import os
@@ -20,11 +20,12 @@ from mlperf_bert.distributed.signal_watch import (
     SIGNALS,
     CaughtSignals,
     CtrlC,
+    Doing,
     SignalWatch,
+    Whereabouts,
     write_status,
 )
 from mlperf_bert.distributed.stop_request import StopRequest
-from mlperf_bert.distributed.whereabouts import Whereabouts
 from support import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -113,12 +114,40 @@ def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
     assert ctrl_c.came_again()
 
 
+@pytest.mark.parametrize(
+    ("doing", "number", "words", "must_go_on"),
+    [
+        ("batch", 38, "waiting for the batch of step 38", True),
+        ("step", 37, "step 37", True),
+        ("evaluation", 16384, "evaluation after 16,384 samples", True),
+        ("checkpoint", 120, "checkpoint of step 120", False),
+        ("end", None, "end of the run", False),
+    ],
+)
+def test_words(doing: Doing, number: int | None, words: str, must_go_on: bool) -> None:
+    whereabouts = Whereabouts()
+    assert (whereabouts.in_words, whereabouts.in_start_up) == ("start-up", True)
+    assert whereabouts.progress is None
+    whereabouts.at(doing, number)
+    assert (whereabouts.in_words, whereabouts.in_start_up) == (words, False)
+    assert (whereabouts.progress is not None) == must_go_on
+
+
+def test_the_same_words_again_are_progress() -> None:
+    whereabouts = Whereabouts()
+    seen = []
+    for _ in range(3):
+        whereabouts.at("evaluation", 5)
+        seen.append(whereabouts.progress)
+        assert whereabouts.progress == seen[-1]
+    assert len(set(seen)) == 3
+
+
 # The main thread is in a call that signals do not interrupt, as in a wait for other ranks.
 STUCK = """
 import ctypes
-from mlperf_bert.distributed.signal_watch import SignalWatch
+from mlperf_bert.distributed.signal_watch import SignalWatch, Whereabouts
 from mlperf_bert.distributed.stop_request import StopRequest
-from mlperf_bert.distributed.whereabouts import Whereabouts
 whereabouts = Whereabouts()
 whereabouts.at("step", 1)
 with SignalWatch(whereabouts, speaks=True):

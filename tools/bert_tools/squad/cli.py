@@ -70,9 +70,8 @@ def _train(args: argparse.Namespace) -> int:
     from bert_tools.squad.fine_tune import PREDICTIONS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
-    from mlperf_bert.distributed.signal_watch import SignalWatch
+    from mlperf_bert.distributed.signal_watch import SignalWatch, Whereabouts
     from mlperf_bert.distributed.spawn import run_on_ranks
-    from mlperf_bert.distributed.whereabouts import Whereabouts
     from mlperf_bert.run.lock import RunLock
 
     settings = settings_of(args, parse_engine(args.engine), args.seed)

@@ -29,8 +29,8 @@ from bert_tools.squad.weights import Start, save_for_transformers, start_from
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero
+from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.distributed.stop_request import StopRequest
-from mlperf_bert.distributed.whereabouts import Whereabouts
 from mlperf_bert.errors import ConfigError, say
 from mlperf_bert.files import make_directory, write_file, write_json
 from mlperf_bert.machine import usable_cpus

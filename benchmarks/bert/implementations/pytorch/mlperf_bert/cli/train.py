@@ -127,7 +127,7 @@ def _train_in(
     config: RunConfig,
     process: "MpiProcess | None",
 ) -> int:
-    from mlperf_bert.distributed.whereabouts import Whereabouts
+    from mlperf_bert.distributed.signal_watch import SignalWatch, Whereabouts
     from mlperf_bert.run.console import ProgressLines
 
     whereabouts = Whereabouts()
@@ -137,7 +137,6 @@ def _train_in(
 
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
-    from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.run.directory import RunDirectory
     from mlperf_bert.seeds import SEED_BITS
     from mlperf_bert.train import train

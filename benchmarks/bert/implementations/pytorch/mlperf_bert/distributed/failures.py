@@ -12,7 +12,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from mlperf_bert.distributed.launch import RankInfo, host_name
-from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.errors import (
     LOST,
     LostRanksError,

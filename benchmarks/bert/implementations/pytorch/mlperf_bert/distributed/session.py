@@ -24,8 +24,7 @@ from mlperf_bert.distributed.launch import (
     set_cpu_threads,
     shutdown,
 )
-from mlperf_bert.distributed.signal_watch import end_with_parent
-from mlperf_bert.distributed.whereabouts import Whereabouts
+from mlperf_bert.distributed.signal_watch import Whereabouts, end_with_parent
 from mlperf_bert.errors import (
     CheckpointError,
     ConfigError,

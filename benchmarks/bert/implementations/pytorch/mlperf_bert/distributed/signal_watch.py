@@ -1,4 +1,4 @@
-"""Handlers of the signals that ask a process to end.
+"""What a rank is doing, and handlers of the signals that ask a process to end.
 
 A plain command ends in order (`EndingInOrder`). `tune`, ranks in the loop (stop_request.py) and the
 process that started them note the signals. Ranks before the first step, or without steps, end at
@@ -18,10 +18,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from mlperf_bert.distributed.whereabouts import Whereabouts
 from mlperf_bert.errors import INTERRUPTED, STOPPED, UserError, say
+
+Doing = Literal["start-up", "warm-up", "batch", "step", "evaluation", "checkpoint", "end"]
+
+_IN_WORDS: dict[Doing, str] = {
+    "start-up": "start-up",
+    "warm-up": "warm-up, which compiles kernels",
+    "batch": "waiting for the batch of step {:d}",
+    "step": "step {:d}",
+    "evaluation": "evaluation after {:,d} samples",
+    "checkpoint": "checkpoint of step {:d}",
+    "end": "end of the run",
+}
+_MUST_GO_ON: frozenset[Doing] = frozenset({"batch", "step", "evaluation"})  # disks may be slow
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
 TWICE_S = 1.0  # within this time one Ctrl-C may arrive twice: from the terminal and from a launcher
@@ -29,6 +41,34 @@ TWICE_S = 1.0  # within this time one Ctrl-C may arrive twice: from the terminal
 _PR_SET_PDEATHSIG = 1  # in Linux's header
 _LIBC = ctypes.CDLL(None)  # opened here, because a child that has just been forked may not
 _SCRIPT = "MLPERF_BERT_SCRIPT"  # process id of run_and_time.sh, set by it
+
+
+class Whereabouts:
+    """The current activity: set by the training thread, read by others; begins with start-up."""
+
+    def __init__(self) -> None:
+        self._now: tuple[int, Doing, int] = (0, "start-up", 0)  # one object: read as a whole
+
+    def at(self, doing: Doing, number: int | None = None) -> None:
+        """Set the activity; `number` is the step's, or for an evaluation the samples."""
+        self._now = (self._now[0] + 1, doing, number or 0)
+
+    @property
+    def in_start_up(self) -> bool:
+        """True before the first step."""
+        return self._now[1] in ("start-up", "warm-up")
+
+    @property
+    def in_words(self) -> str:
+        """The activity in words, like `step 37`."""
+        _, doing, number = self._now
+        return _IN_WORDS[doing].format(number)
+
+    @property
+    def progress(self) -> int | None:
+        """A number that grows with each `at`; None in an activity without a time limit."""
+        count, doing, _ = self._now
+        return count if doing in _MUST_GO_ON else None
 
 
 class CtrlC:
