@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from forked_ranks import run_ranks
 from mlperf_bert.__main__ import entry, main
-from mlperf_bert.distributed import sum_check
+from mlperf_bert.distributed import session
 from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from support import mlperf_records
 
@@ -69,13 +69,13 @@ def test_right_sums_are_one_line_with_the_rate(tiny_config: Path) -> None:
 
 def test_one_rank_has_nothing_to_sum(tiny_config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = RankInfo(0, 1, 0, 1, 0, "single")
-    assert sum_check.check_sums(alone, torch.device("cpu")) == 0.0
+    assert session.check_sums(alone, torch.device("cpu")) == 0.0
     assert main(["network-test", "--config", str(tiny_config)]) == 0
     assert capsys.readouterr().out == "all-reduce: one rank, which has nothing to sum\n"
 
 
 def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32() -> None:
-    largest = sum(map(sum_check._factor, range(14_000))) * sum_check._LARGEST_NUMBER
+    largest = sum(map(session._factor, range(14_000))) * session._LARGEST_NUMBER
     assert largest < 2**24
 
 

@@ -25,10 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
-    from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.distributed.session import in_session, measure_sums
     from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.distributed.spawn import run_on_ranks
-    from mlperf_bert.distributed.sum_check import measure
 
     config = load_config(args.config, args.set)
     parallel = config.parallel
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return run_on_ranks(args.command_line, parallel.ranks_per_node)
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
-        found = measure(info, device)
+        found = measure_sums(info, device)
         if info.rank == 0:
             print(f"all-reduce: {found}", flush=True)
         return 0

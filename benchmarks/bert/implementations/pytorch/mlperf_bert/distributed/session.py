@@ -1,9 +1,15 @@
-"""A process's session among the ranks: find its rank, join the others, leave in order."""
+"""A process's session among the ranks: join the others, talk to them, leave in order.
+
+Before training, one all-reduce whose sums every rank knows shows whether they are exactly right.
+`network-test` makes it with more bytes, and shows how fast it is.
+"""
 
 import gc
 import json
 import os
+import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,6 +25,7 @@ from mlperf_bert.distributed.failures import GRACE, naming_failures, watchdog
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
+    host_name,
     init_process_group,
     read_rank_info,
     set_cpu_threads,
@@ -40,6 +47,12 @@ Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
 MOST_BYTES = 16 * 2**20  # a rank's value; the longest are timelines, 100 bytes an event
 _ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # bases last
 _NO_RANK = "keep the ports of a job inside its cluster, and start its ranks with one version"
+_SMALL_BYTES = 4 * 2**20
+_LARGE_BYTES = 64 * 2**20
+_ROUNDS = 3
+# A sum of 14,000 ranks stays below 2**24: in fp32 every whole number up to there is exact, so the
+# order in which ranks are added does not matter.
+_LARGEST_NUMBER, _LARGEST_FACTOR = 251, 8
 PATIENCE = timedelta(minutes=10)  # patience with other ranks, if no config sets it
 
 
@@ -162,6 +175,66 @@ def _decode(rank: int, text: Tensor) -> Any:
         return json.loads(text.cpu().numpy().tobytes())
     except (ValueError, RecursionError):
         raise LostRanksError(f"rank {rank}", "sent invalid data", _NO_RANK) from None
+
+
+def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYTES) -> float:
+    """Sum known numbers over all ranks, and return the seconds that this rank's all-reduce took.
+
+    A broken GPU, cable or network card may add wrongly without raising an error, and nothing else
+    would notice. Rank r contributes 1, 2 ... 251, 1, 2 ..., all times 1 + r % 8, as `num_bytes` of
+    fp32. Every rank must call it; one rank alone has nothing to sum. Raises UserError on all ranks
+    if one of them gets a wrong sum.
+    """
+    if info.world_size == 1:
+        return 0.0
+    backend = dist.get_backend()
+    place = device if backend == "nccl" else torch.device("cpu")
+    numbers = torch.arange(num_bytes // 4, dtype=torch.float32, device=place)
+    numbers.remainder_(_LARGEST_NUMBER).add_(1)
+    sums = numbers * _factor(info.rank)
+    _wait_for(place)
+    start = time.perf_counter()
+    dist.all_reduce(sums)
+    _wait_for(place)
+    seconds = time.perf_counter() - start
+    numbers *= sum(map(_factor, range(info.world_size)))
+    own = "" if torch.equal(sums, numbers) else f"rank {info.rank} on {host_name()}"
+    wrong = list(filter(None, from_all_ranks(info, own)))
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        problem = f"the all-reduce gave wrong sums on {wrong[0]}{more}"
+        remedy = "look for a broken GPU, cable or network card, and leave its host out"
+        error = UserError(backend, problem, remedy)
+        error.is_of_all_ranks = True
+        raise error
+    return seconds
+
+
+def measure_sums(info: RankInfo, device: torch.device) -> str:
+    """The check with 64 MiB, several times: what was found, in words.
+
+    The rate is the bus bandwidth, which does not depend on the number of ranks: bytes per second
+    that each rank sends, and receives. Every rank must call it. Raises UserError as `check_sums`.
+    """
+    if info.world_size == 1:
+        return "one rank, which has nothing to sum"
+    check_sums(info, device)  # makes the connections
+    own = statistics.median(check_sums(info, device, _LARGE_BYTES) for _ in range(_ROUNDS))
+    (slowest,) = max(from_all_ranks(info, [own]))
+    rate = 2 * (info.world_size - 1) / info.world_size * _LARGE_BYTES / max(slowest, 1e-9)
+    return (
+        f"{info.world_size} ranks over {dist.get_backend()}: sums exactly right, {rate / 1e9:.2f} "
+        f"GB/s bus bandwidth ({_LARGE_BYTES // 2**20} MiB in {1e3 * slowest:.1f} ms)"
+    )
+
+
+def _factor(rank: int) -> int:
+    return 1 + rank % _LARGEST_FACTOR
+
+
+def _wait_for(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)  # a measurement: the host must know when it ends
 
 
 def in_session(
