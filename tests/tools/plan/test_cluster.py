@@ -35,7 +35,6 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.distributed.bucket_plan import plan_buckets
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.optim.muon_plan import hidden_matrices, newton_schulz_flops
 
 FULL = default_constants()
 # No overheads: what is left is work and messages.
@@ -351,29 +350,6 @@ def test_an_eager_forward_waits_for_no_more_than_its_own_weights() -> None:
     first_ms = of_node.all_gather_in_node_ms(sizes[-1])
     assert eager.all_gather_ms == pytest.approx(first_ms)
     assert eager.all_gather_ms < captured.all_gather_ms / 3
-
-
-def test_muons_matrices_take_what_their_products_and_their_way_take() -> None:
-    """One A100 needs 7.7 TFLOP at its rate; eight an eighth, and a tenth of the step at most."""
-    rate = 1e9 * A100.accelerator.matrix_16bit_tflops * FREE.matrix_efficiency
-    flops = sum(map(newton_schulz_flops, hidden_matrices(ModelSection())))
-    found = {}
-    for scope in ("none", "node", "world"):
-        timing = simulate(job(128, 8, optimizer="muon", sharding=scope), even(1024, 16))
-        assert timing.parts["Newton-Schulz"].tolist() == [timing.orthogonalising_ms] * 1024
-        assert sum(timing.parts.values()).max() == pytest.approx(timing.step_ms)
-        found[scope] = timing
-    whole = found["none"].orthogonalising_ms
-    assert flops / rate <= whole <= 1.2 * flops / rate  # whole waves of tiles
-    sent_ms = 2 * network(1, 8).all_to_all_ms(2 * 302e6 / 8, 8)
-    assert 1 <= (found["node"].orthogonalising_ms - sent_ms) / (whole / 8) <= 1.25
-    assert found["node"].orthogonalising_ms < 0.1 * found["node"].step_ms
-    assert found["world"].orthogonalising_ms < found["node"].orthogonalising_ms / 2
-    other = simulate(job(128, 8), even(1024, 16))
-    assert other.orthogonalising_ms == 0 and "Newton-Schulz" not in other.parts
-    # 7/8 of 600 MB at 300 GB/s inside a node; of 8 x 600 MB half leaves each of two at 200 GB/s.
-    assert network(1, 8).all_to_all_ms(600e6, 8) == pytest.approx(7 / 8 * 600 / 300)
-    assert network(2, 8).all_to_all_ms(600e6, 16) == pytest.approx(8 * 600 / 2 / 200)
 
 
 def test_buckets_are_those_of_the_project() -> None:

@@ -125,7 +125,6 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
     [
         ("open_adamw_dgxa100_128x8x4x1", "open_hypothesis"),
         ("open_adamw_h200_1x1x448x1", "open_adamw"),
-        ("open_muon_h100_1x8x96x4", "open_muon"),
     ],
 )
 def test_a_config_is_asked_about_with_its_recipe(
@@ -169,6 +168,7 @@ REFUSED = {
     "--config h200_1x1x448x1 --set mlperf.enforce_rules=false --set model.architecture=modern "
     "--set model.objective=mlm": "is not BERT-large on GPUs",
     "--config h200_1x1x448x1 --set model.kernels=reference": "which are not simulated",
+    "--config open_muon_dgxa100_128x8x16x1": "optim.name: is 'muon'",
     "--config h200_1x1x448x1 --set data.max_seq_length=128 --set mlperf.enforce_rules=false "
     "--set data.max_predictions=20": "has lengths other than 512",
 }

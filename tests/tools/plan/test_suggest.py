@@ -14,12 +14,7 @@ import pytest
 
 from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
-from bert_tools.plan.samples_to_target import (
-    MUON_OVER_ADAMW,
-    Recipe,
-    samples_points,
-    samples_to_target,
-)
+from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
 from bert_tools.plan.suggest import expected_time, suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import config_from_tables, load_config
@@ -103,7 +98,7 @@ def test_samples_of_published_points_and_between_them() -> None:
     assert steps == pytest.approx([1407, 283, 179], abs=1)
 
 
-@pytest.mark.parametrize("recipe", [each for each in RECIPES if each != "open_muon"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(
     recipe: Recipe,
 ) -> None:
@@ -191,28 +186,17 @@ def test_512_nodes_have_the_published_set_at_16384() -> None:
     )
 
 
-MUON = ("open_muon_dgxa100_128x8x16x1", "open_muon_h100_1x8x96x4")
 RECIPES_OF_CONFIGS: dict[str, Recipe] = {
     "dgxa100_128x8x4x1": "closed_lamb",
     "open_adamw_dgxa100_128x8x16x1": "open_adam",
     "open_adamw_dgxa100_128x8x4x1": "open_hypothesis",
     "open_adamw_h200_1x1x448x1": "open_adamw",
-    **dict.fromkeys(MUON, "open_muon"),
 }
 
 
 @pytest.mark.parametrize("stem", RECIPES_OF_CONFIGS)
 def test_a_config_is_of_its_recipe(stem: str) -> None:
     assert recipe_of(load_config(CONFIGS / f"{stem}.toml")) == RECIPES_OF_CONFIGS[stem]
-
-
-@pytest.mark.parametrize("stem", MUON)
-def test_muon_takes_a_share_of_adamws_samples(stem: str) -> None:
-    batch = load_config(CONFIGS / f"{stem}.toml").parallel.global_batch_size
-    found = samples_to_target(batch, "open_muon")
-    assert found.basis == "measured at small size"
-    adamw = samples_to_target(batch, "open_hypothesis")
-    assert found.samples == pytest.approx(MUON_OVER_ADAMW[0] * adamw.samples)
 
 
 @pytest.mark.parametrize(("accelerator", "every"), [("a100", 1), ("h100", 7), ("h200", 11)])

@@ -90,8 +90,8 @@ def question_of(
 ) -> Question:
     """The question that a config asks; `origin` is its name, which may tell the accelerator.
 
-    Raises ConfigError for a run on a CPU, and for a model other than BERT-large, lengths or kernels
-    that the simulator does not have.
+    Raises ConfigError for a run on a CPU, and for a model other than BERT-large, lengths, kernels
+    or an optimizer that the simulator does not have.
     """
     model, parallel, usual = config.model, config.parallel, ModelSection()
     shape = ("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads")
@@ -101,6 +101,9 @@ def question_of(
     if config.data.max_seq_length != 512 or model.kernels == "reference":
         problem = "has lengths other than 512 or the reference kernels, which are not simulated"
         raise ConfigError(origin, problem, "leave data.max_seq_length and model.kernels alone")
+    if config.optim.name == "muon":
+        problem = "is 'muon', of which no published run says its samples"
+        raise ConfigError("optim.name", problem, "ask about another optimizer")
     told: AcceleratorName = "a100"
     if "h100" in origin:
         told = "h100"

@@ -119,8 +119,6 @@ def recipe_of(config: RunConfig) -> Recipe:
     """The recipe whose samples a config's run is expected to need, by its optimizer."""
     if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
-    if config.optim.name == "muon":
-        return "open_muon"
     if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM_EPSILON:
         return "open_hypothesis"  # its betas may be those of a point
     betas = config.optim.beta_1, config.optim.beta_2

@@ -3,8 +3,7 @@
 `samples_points.csv` holds published points. Between two points of a recipe the logarithm of the
 samples is a straight line over the logarithm of the batch. Beyond them nothing is known: a smaller
 batch takes the samples of the smallest point, a larger one the steps of the largest. Neither can
-need more, as long as samples do not fall and steps do not rise with the batch. For Muon nothing is
-published: of AdamW's samples it takes the share that it took in a small model. No torch.
+need more, as long as samples do not fall and steps do not rise with the batch. No torch.
 """
 
 from dataclasses import dataclass
@@ -15,18 +14,14 @@ from typing import Literal
 from bert_tools.plan.shipped import geometric, share_between, shipped_rows
 
 # LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
-# AdamW without dropout; the line through the latter two, which has no third point; Muon on it.
-Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis", "open_muon"]
+# AdamW without dropout; the line through the latter two, which has no third point.
+Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 
 # steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
 _LEAST_STEPS, _SATURATION = 145, 3_900
-# Muon's samples over AdamW's, and the interval, at a batch of 2,048 in a model of 2 layers of 128:
-# the table `nearer` of the study. (To the target itself AdamW did not come there.)
-MUON_OVER_ADAMW = (0.42, 0.39, 0.46)
-_STUDY = "logs/2026-11-24-optimizers"
 
 # Where a number of samples comes from; between two published points it counts as published.
-Basis = Literal["published", "extrapolated", "measured at small size"]
+Basis = Literal["published", "extrapolated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class SamplesPoint:
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
     """The points of a recipe, by batch."""
-    if recipe in ("open_hypothesis", "open_muon"):
+    if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
@@ -72,17 +67,6 @@ def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
 def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
     """Sequences that the recipe needs at this global batch, 1 at least."""
     batch = global_batch_size
-    if recipe == "open_muon":
-        adamw = samples_to_target(batch, "open_hypothesis")
-        share, low, _ = MUON_OVER_ADAMW
-        return Estimate(
-            samples=share * adamw.samples,
-            low=low * adamw.low,
-            high=adamw.high,
-            source=f"{share:g} times AdamW's, as in a model of 2 layers ({_STUDY}); of AdamW's: "
-            f"{adamw.source}",
-            basis="measured at small size",
-        )
     points = samples_points(recipe)
     small, large = points[0], points[-1]
     if batch < small.global_batch_size:  # at most its samples, at least its steps

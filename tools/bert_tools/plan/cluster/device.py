@@ -16,7 +16,6 @@ from bert_tools.plan.cluster.machine import Accelerator, Constants, MatrixPrecis
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
-from mlperf_bert.optim.muon_plan import NEWTON_SCHULZ_STEPS
 
 MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
@@ -51,15 +50,6 @@ class Device:
         waves = np.ceil(tiles / self.accelerator.multiprocessors)
         time: Float64Array = waves * self._tile_ms(inner)
         return time
-
-    def newton_schulz_ms(self, shape: tuple[int, ...], count: int) -> float:
-        """Newton-Schulz of `count` matrices of one shape, in bf16: three products a step."""
-        device = replace(self, precision="bf16") if self.precision == "fp8" else self
-        small, large = sorted(shape)
-        rows = np.array([float(count * small)])
-        sizes = ((small, large), (small, small), (large, small))
-        products = sum(device.product_ms(rows, *each).item() for each in sizes)
-        return NEWTON_SCHULZ_STEPS * (products + self.kernels_ms(len(sizes)))
 
     def weight_gradient_ms(self, tokens: Float64Array, columns: int, inner: int) -> Float64Array:
         """The gradient of a weight [columns, inner], a sum over tokens that may be split."""

@@ -197,19 +197,6 @@ class Network:
         link_us = self.constants.link_latency_us
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
-    def all_to_all_ms(self, num_bytes: float, ranks: int) -> float:
-        """Time in which each rank of a node sends or receives `num_bytes`, to or from `ranks`."""
-        if ranks == 1:
-            return 0.0
-        nodes = max(1, ranks // self.machine.gpus_per_node)
-        inside = num_bytes * (ranks - nodes) / ranks / self.link_gb_s / 1e6
-        out = self.machine.gpus_per_node * num_bytes * (nodes - 1) / nodes
-        latency_us = (
-            self.constants.link_latency_us if nodes == 1 else self.constants.network_latency_us
-        )
-        start_ms = (self.constants.collective_start_us + latency_us) / 1e3
-        return start_ms + max(inside, out / self.node_gb_s / 1e6)
-
     def all_gather_ms(self, num_bytes: float) -> float:
         """Time to gather over all ranks: first between nodes, then inside them."""
         if self.machine.nodes == 1:
@@ -226,4 +213,4 @@ class Network:
 
 
 Scope = Literal["none", "node", "world"]
-StepOptimizer = Literal["adam", "lamb", "muon"]
+StepOptimizer = Literal["adam", "lamb"]

@@ -12,7 +12,6 @@ from bert_tools.plan.cluster.machine import (
     Constants,
     MatrixPrecision,
     Scope,
-    StepOptimizer,
     default_constants,
     make_machine,
 )
@@ -86,7 +85,6 @@ class Question:
 
     def job(self, constants: Constants) -> Job:
         """The job for the simulator."""
-        by_recipe: dict[Recipe, StepOptimizer] = {"closed_lamb": "lamb", "open_muon": "muon"}
         return Job(
             machine=make_machine(self.accelerator, self.nodes, self.gpus_per_node, self.node_gb_s),
             constants=constants,
@@ -95,7 +93,7 @@ class Question:
             bucket_cap_mb=self.bucket_cap_mb,
             capture=self.capture,
             sharding=self.sharding,
-            optimizer=by_recipe.get(self.recipe, "adam"),
+            optimizer="lamb" if self.recipe == "closed_lamb" else "adam",
         )
 
     def works(self, index: SampleIndex) -> list[Workload]:

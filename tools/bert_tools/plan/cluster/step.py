@@ -3,14 +3,13 @@
 Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from bert_tools.plan.cluster.device import MODEL, Device, Phase, SentBucket, phases_of, sent_buckets
+from bert_tools.plan.cluster.device import Device, Phase, SentBucket, phases_of, sent_buckets
 from bert_tools.plan.cluster.machine import (
     Constants,
     Machine,
@@ -22,7 +21,6 @@ from bert_tools.plan.cluster.machine import (
 from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
-from mlperf_bert.optim.muon_plan import busiest_share, hidden_matrices
 
 _UPDATE_KERNELS = 5  # of the optimizer, and the one that zeroes gradients behind it
 _ADAM_BYTES = 28  # read and written for each parameter
@@ -30,8 +28,6 @@ _UPDATE_BYTES: dict[StepOptimizer, int] = {
     "adam": _ADAM_BYTES,
     # update written and read, weight read again (fp32); gradient read for a norm
     "lamb": _ADAM_BYTES + 14,
-    # no second moment; directions written, sent, stacked, returned and read (bf16)
-    "muon": _ADAM_BYTES + 12,
 }
 _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
 
@@ -98,7 +94,6 @@ class StepTiming:
     communication: list[tuple[float, float]]  # of each bucket: start and end
     clip_after_ms: float
     optimizer_ms: float
-    orthogonalising_ms: float  # Muon's: matrices sent to their owners, multiplied, sent back
     optimizer_wait_ms: float  # the host is behind
     all_gather_ms: float  # that nothing hides
     overlapped_ms: Float64Array  # [R], by which communication slowed backward down
@@ -118,7 +113,7 @@ class StepTiming:
     @property
     def step_ms(self) -> float:
         """Time of the whole step; ranks end it together."""
-        update = self.optimizer_ms + self.orthogonalising_ms + self.optimizer_wait_ms
+        update = self.optimizer_ms + self.optimizer_wait_ms
         tail = self.clip_after_ms + update + self.all_gather_ms
         return self.earlier_ms + self.reduced + tail
 
@@ -149,9 +144,6 @@ class StepTiming:
             "slowed by communication": self.overlapped_ms,
             "clipping": self.clip_ms + self.clip_after_ms,
             "optimizer": self.optimizer_ms * ones,
-            **(
-                {"Newton-Schulz": self.orthogonalising_ms * ones} if self.orthogonalising_ms else {}
-            ),
             "wait: launches and host syncs": behind + self.optimizer_wait_ms,
             "wait: slower ranks": slowest - self.backward_end,
             "wait: communication": self.exposed_ms * ones,
@@ -199,7 +191,6 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         communication=sent,
         clip_after_ms=_clip_ms(job, gradient_bytes) / _shards(job) if after else 0.0,
         optimizer_ms=update_ms,
-        orthogonalising_ms=_orthogonalising_ms(job),
         optimizer_wait_ms=wait_ms,
         all_gather_ms=_weights_gather_ms(job, phases[:first_back]),
         overlapped_ms=slowed,
@@ -303,19 +294,6 @@ def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
         waiting = np.maximum(waiting, max(own, default=0.0)) + phase.device_ms
         hidden = hidden + phase.device_ms
     return float(waiting.max() - hidden.max())
-
-
-def _orthogonalising_ms(job: Job) -> float:
-    """Time of Muon's matrices on the shard that has most, and of their way there and back."""
-    if job.optimizer != "muon":
-        return 0.0
-    matrices, shards = hidden_matrices(MODEL), _shards(job)
-    share = busiest_share(matrices, shards).items()
-    products = sum(job.device.newton_schulz_ms(shape, count) for shape, count in share)
-    # In bf16; the busiest receives more than it holds if there are more shards than matrices.
-    owned = sum(count * math.prod(shape) for shape, count in share)
-    most_bytes = 2 * max(owned, sum(map(math.prod, matrices)) / shards)
-    return products + 2 * job.network.all_to_all_ms(most_bytes, shards)
 
 
 def _shards(job: Job) -> int:

@@ -5,7 +5,6 @@ among the shards. Its blocks go there, and come back orthogonalised.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor
 from mlperf_bert.errors import ConfigError
 
@@ -94,23 +92,6 @@ def deal_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
         owners[number] = costs.index(min(costs))
         costs[owners[number]] += newton_schulz_flops(shapes[number])
     return owners
-
-
-def busiest_share(shapes: Sequence[Shape], count: int) -> Counter[Shape]:
-    """The matrices, by shape, of the shard with most work, if `count` shards share them."""
-    dealt = [Counter[Shape]() for _ in range(count)]
-    for shape, owner in zip(shapes, deal_matrices(shapes, count), strict=True):
-        dealt[owner][shape] += 1
-    return max(dealt, key=lambda each: sum(map(newton_schulz_flops, each.elements())))
-
-
-def hidden_matrices(model: ModelSection) -> list[Shape]:
-    """The shapes of all matrices that Muon orthogonalises."""
-    hidden, wide = model.hidden_size, model.intermediate_size
-    of_layer: list[Shape] = [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide)]
-    if model.architecture == "modern":  # gated
-        of_layer.append((wide, hidden))
-    return model.num_layers * of_layer
 
 
 @dataclass(frozen=True, slots=True)
