@@ -53,7 +53,6 @@ def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
     assert run["steps"] == math.ceil(found["samples_to_target"]["samples"] / 32)
     seconds = (run["steps"] * run["step_ms"] + run["evaluations"] * run["evaluation_ms"]) / 1e3
     assert run["seconds"] == pytest.approx(seconds)
-    assert found["ablation"] == []
 
 
 def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[..., str]) -> None:
@@ -62,27 +61,6 @@ def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[...,
     spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; extrapolated: "
     said = f"samples to the target: {estimate['samples']:,.0f} {spread}"
     assert said in told(SIZES)
-
-
-def test_every_technique_is_exchanged(simulated: Asked) -> None:
-    found = simulated("--ablation")
-    rows = {(row["technique"], row["setting"]): row for row in found["ablation"]}
-    as_asked = [row for row in rows.values() if row["is_as_asked"]]
-    assert {row["technique"] for row in as_asked} == {
-        *("lengths", "clip", "capture", "optimizer shards")
-    }
-    assert all(row["step_ms"] == pytest.approx(found["step_ms"]) for row in as_asked)
-    settings = {setting for technique, setting in rows if technique == "clip"}
-    assert settings == {"whole", "bucket", "after"}
-    random = rows["lengths", "random"]
-    assert random["difference_ms"] == pytest.approx(random["step_ms"] - found["step_ms"])
-    assert random["difference_ms"] > 0 and rows["capture", "off"]["difference_ms"] > 0
-
-
-def test_the_ablation_is_a_table(told: Callable[..., str]) -> None:
-    text = told(SIZES, "--ablation")
-    assert "one exchanged for another" in text and "clip: whole" in text
-    assert "A simulation, not a measurement" in text
 
 
 def test_a_faster_network_takes_less_time(simulated: Asked) -> None:

@@ -91,4 +91,3 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
     text = "line rate out of a node, one direction (default: the usual node's)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
-    parser.add_argument("--ablation", action="store_true", help="gain of each technique")

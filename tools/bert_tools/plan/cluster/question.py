@@ -1,29 +1,25 @@
 """`plan cluster`: simulates the question, and shows the result as tables."""
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from bert_tools.common.tables import aligned
-from bert_tools.plan.cluster.simulation import ablation
 from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of, too_few_steps
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
 
 _NOTE = "A simulation, not a measurement: its constants were fitted on published A100 runs."
 _STEP_NAMES = ("a step of the mean rank", "time", "share")
-_ABLATION_NAMES = ("one exchanged for another", "step", "difference", "exposed", "imbalance")
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Simulate the question. Raises ConfigError or DataError for a user's mistake."""
     config = load_config(args.config, args.set)
     question = question_of(config, args.config.stem, args.accelerator, args.node_gb_s)
-    index = wikipedia_index()
-    expected = forecast(question, index)
+    expected = forecast(question, wikipedia_index())
     found = expected.simulated
-    ablated = ablation(found, index) if args.ablation else []
     run, timing = found.run, found.timings[0]
     facts = {
         "kind": "simulation",
@@ -41,16 +37,15 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "run": asdict(run) | {"seconds": run.seconds},
         "samples_to_target": asdict(found.estimate),
         "forecast": expected.facts,
-        "ablation": ablated,
     }
-    lines = list(_in_words(expected, ablated))
+    lines = list(_in_words(expected))
     if warning := too_few_steps(config, run.steps):
         lines.append(f"warning: {warning}")
     return facts, lines
 
 
-def _in_words(expected: Forecast, ablated: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines on machine, step by parts, communication and run; then the ablation asked for."""
+def _in_words(expected: Forecast) -> Iterator[str]:
+    """Lines on machine, step by parts, communication and run."""
     found = expected.simulated
     question, run = found.question, found.run
     batch, accumulated = question.global_batch_size, question.grad_accum_steps
@@ -82,24 +77,3 @@ def _in_words(expected: Forecast, ablated: Sequence[dict[str, Any]]) -> Iterator
     )
     yield from in_words(expected)
     yield _NOTE
-    if ablated:
-        yield from ("", *_ablation_in_words(ablated))
-
-
-def _ablation_in_words(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Table of steps with one technique exchanged at a time; the settings asked for are marked."""
-    cells = [
-        (
-            f"{row['technique']}: {row['setting']}{' (as asked)' if row['is_as_asked'] else ''}",
-            f"{row['step_ms']:.1f} ms",
-            f"{row['difference_ms']:+.1f} ms",
-            f"{row['exposed_ms']:.1f} ms",
-            f"{row['imbalance_tokens']:.4f}",
-        )
-        for row in rows
-        if "reason" not in row
-    ]
-    yield from aligned(_ABLATION_NAMES, cells, left=_ABLATION_NAMES[0])
-    for row in rows:
-        if "reason" in row:
-            yield f"left out: {row['setting']} ({row['reason']})"

@@ -1,9 +1,8 @@
-"""Simulation of a step and a run, also with one technique exchanged."""
+"""Simulation of a step and a run."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -19,13 +18,7 @@ from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
 from bert_tools.plan.sample_index import SampleIndex
 from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
-from mlperf_bert.config.sections import (
-    PUBLISHED_STRATA,
-    BalancePolicy,
-    ClipPolicy,
-    CountsPerRank,
-    SamplerName,
-)
+from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, CountsPerRank, SamplerName
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 from mlperf_bert.errors import ConfigError
 
@@ -217,49 +210,3 @@ def evaluation_ms(job: Job) -> float:
     sums_ms = _EVALUATION_COLLECTIVES * job.network.all_reduce_ms(4)
     reads_ms = _HOST_READS * job.constants.sync_us / 1e3
     return forwards * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
-
-
-def ablation(asked: Simulated, index: SampleIndex) -> list[dict[str, Any]]:
-    """One setting of a technique a row, all else as asked; times in ms, or the reason for none.
-
-    `difference_ms` is to the step as asked.
-    """
-    rows: list[dict[str, Any]] = []
-    for technique, setting, question in _variants(asked.question):
-        is_as_asked = question == asked.question
-        row = {"technique": technique, "setting": setting, "is_as_asked": is_as_asked}
-        rows.append(row)
-        try:
-            found = asked if is_as_asked else simulate(question, index)
-        except ConfigError as error:
-            row["reason"] = str(error)
-            continue
-        row["step_ms"] = found.run.step_ms
-        row["difference_ms"] = found.run.step_ms - asked.run.step_ms
-        row["exposed_ms"] = found.mean_ms("exposed_ms")
-        row["imbalance_tokens"] = found.imbalance_tokens
-    return rows
-
-
-def _variants(question: Question) -> Iterator[tuple[str, str, Question]]:
-    """Each technique, its setting in words, and the question with that setting."""
-    strata: SamplerName = (
-        question.sampler if question.sampler in PUBLISHED_STRATA else "strata_6_3_2_5"
-    )
-    dealings: tuple[tuple[str, SamplerName, BalancePolicy], ...] = (
-        ("random", "uniform", "none"),
-        (strata, strata, "none"),
-        (f"{strata} + presort_local", strata, "presort_local"),
-        ("presort_global", "uniform", "presort_global"),
-        ("quantile + presort_global", "quantile", "presort_global"),
-    )
-    for setting, sampler, balance in dealings:
-        yield "lengths", setting, replace(question, sampler=sampler, balance=balance)
-    yield "clip", "whole", replace(question, clip="whole_before_allreduce")
-    yield "clip", "bucket", replace(question, clip="bucket_before_allreduce")
-    yield "clip", "after", replace(question, clip="after_allreduce")
-    yield "capture", "off", replace(question, capture="off")
-    yield "capture", "on", replace(question, capture="on")
-    yield "optimizer shards", "none", replace(question, sharding="none")
-    yield "optimizer shards", "node", replace(question, sharding="node")
-    yield "optimizer shards", "world", replace(question, sharding="world")
