@@ -2,7 +2,7 @@
 
     python logs/2026-11-22-cluster-model/cluster_tables.py NAME      prints one, from tables.json
 
-Every time to train is `bert_tools.plan.forecast`'s, which `plan suggest` and `plan cluster` print.
+Every time to train is that of `bert_tools.plan.cluster.forecast`, which `plan cluster` prints.
 """
 
 import json

@@ -12,10 +12,11 @@ from typing import get_args
 
 import pytest
 
+from bert_tools.plan.cluster.forecast import simulate
 from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
 from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
-from bert_tools.plan.suggest import expected_time, suggest, to_toml
+from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import config_from_tables, load_config
 from mlperf_bert.errors import ConfigError
@@ -224,7 +225,7 @@ def test_more_nodes_take_less_time_and_no_fewer_samples() -> None:
     steps = [each.steps for each in found]
     assert batches == sorted(batches) and rates == sorted(rates)
     assert steps == sorted(steps, reverse=True)
-    times = [expected_time(each).seconds for each in found[:6]]
+    times = [simulate(each.config, each.name).run.seconds for each in found[:6]]
     assert times == sorted(times, reverse=True)
 
 
@@ -232,7 +233,7 @@ def test_published_runs_lie_in_the_range_of_the_forecast() -> None:
     """Ours is another program; NVIDIA's on 8, 64, 1,024 and 4,096 A100 are near it, not on it."""
     for nodes, minutes in ((1, 16.882), (8, 2.497), (128, 0.421), (512, 0.206)):
         found = suggest(nodes, 8)
-        expected = expected_time(found)
+        expected = simulate(found.config, found.name)
         assert expected.low < 60 * minutes < expected.high
 
 
@@ -266,12 +267,15 @@ def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:
     batch, accumulation = parallel.local_batch_size, parallel.grad_accum_steps
     assert answer["file"] == f"runs/dgxa100_3x4x{batch}x{accumulation}.toml"
     assert answer["global_batch_size"] == parallel.global_batch_size
+    found = asked("cluster --accelerator a100 --config", path)
+    assert found["run"]["steps"] == answer["steps"]
     assert main(["config", "show", answer["file"]]) == 0
 
 
 def test_a_file_that_is_there_is_not_replaced(told: Asked) -> None:
     words = "suggest --nodes 3 --gpus-per-node 4 --out own.toml"
-    assert told(words).endswith("config: own.toml\n")
+    expected = "time to expect: mlperf_bert plan cluster --config own.toml --accelerator a100\n"
+    assert told(words).endswith(f"config: own.toml\n{expected}")
     before = Path("own.toml").read_bytes()
     assert "exists; name a new file" in told(words, status=2)
     assert Path("own.toml").read_bytes() == before

@@ -17,12 +17,8 @@ from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, DataSection, SamplerName
-from mlperf_bert.data.balance import StepPlan, StepPlanner, balance_of
 from mlperf_bert.data.capacity import captured_waste, forward_sizes, shapes_of_sizes
-from mlperf_bert.data.sampler import make_sampler
-from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 _COLUMNS = ("sampler", "policy", "imbalance", "idle", "padding", "exchanged")
 _LEGEND = (
@@ -62,11 +58,6 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     if args.draws < 2:
         raise ConfigError("--draws", f"is {args.draws}", "set it to 2 at least")
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
-    batch = config.parallel.global_batch_size
-    if batch > len(index.lengths):
-        problem = f"makes a global batch of {batch:,}"
-        remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
-        raise ConfigError("parallel.local_batch_size", problem, remedy)
     if index.max_length != config.data.max_seq_length:
         problem = f"has sequences of {config.data.max_seq_length} tokens at most"
         remedy = f"give --data: {index.source} goes to {index.max_length}"
@@ -85,7 +76,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "samples": len(index.lengths),
         "mean_length": index.mean_length,
         "world_size": config.parallel.world_size,
-        "global_batch_size": batch,
+        "global_batch_size": config.parallel.global_batch_size,
         "draws": args.draws,
         "left_out": left_out,
         "rows": [asdict(row) for row in rows],
@@ -137,22 +128,8 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
 
 
 def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow:
-    """Plan the first `draws` steps. Raises ConfigError if the sampler cannot serve the batch."""
-    data, parallel = config.data, config.parallel
-    planner = StepPlanner(
-        make_sampler(
-            data.sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.length_histogram,
-            global_batch_size=parallel.global_batch_size,
-            seed=0,
-        ),
-        index.lengths,
-        index.masked_counts,
-        world_size=parallel.world_size,
-        grad_accum_steps=parallel.grad_accum_steps,
-        balance=balance_of(config),
-    )
+    """Plan the first `draws` steps. Raises ConfigError as `SampleIndex.planner` does."""
+    data, planner = config.data, index.planner(config)
     plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     sizes = np.stack([forward_sizes(plan) for plan in plans], axis=1)
@@ -167,20 +144,9 @@ def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow
         idle_fraction=float(1 - (1 / imbalance).mean()),
         capacity_waste_ladder=captured_waste(sizes, shapes),
         exchanged_bytes_per_rank=round(
-            float(np.mean([_exchanged_bytes(config, index, plan) for plan in plans]))
+            float(np.mean([index.exchanged_bytes(config, plan) for plan in plans]))
         ),
     )
-
-
-def _exchanged_bytes(config: RunConfig, index: SampleIndex, plan: StepPlan) -> int:
-    """Bytes that each rank of the first group receives from the others: packets of real tokens."""
-    parallel = config.parallel
-    groups = {"exchange_global": parallel.world_size, "exchange_local": parallel.ranks_per_node}
-    if config.data.balance not in groups:
-        return 0
-    drawn = plan.drawn_ids[: groups[config.data.balance]]
-    token = token_dtype(index.vocab_size)
-    return gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
 
 
 def _in_words(

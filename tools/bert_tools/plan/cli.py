@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         question = questions.add_parser(name, help=text)
         add(question)
         question.add_argument("--json", action="store_true", help="print one JSON object")
-        module = f"{name}.question" if name == "cluster" else name
+        module = "cluster.forecast" if name == "cluster" else name
         question.set_defaults(answered_by=f"bert_tools.plan.{module}")
 
 

@@ -1,4 +1,4 @@
-"""The length index to plan over: of a prepared set, or made from published lengths."""
+"""The length index to plan over, of a prepared set or of published lengths, and its steps."""
 
 import os
 from collections.abc import Sequence
@@ -15,9 +15,14 @@ from bert_tools.common.length_histogram import (
     masked_counts_of,
     wikipedia_lengths,
 )
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
+from mlperf_bert.data.balance import StepPlan, StepPlanner, balance_of
 from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
-from mlperf_bert.errors import DataError
+from mlperf_bert.data.sampler import make_sampler
+from mlperf_bert.data.token_packets import gathered_bytes
+from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +76,43 @@ class SampleIndex:
         """Mean tokens per sample."""
         total = sum(length * count for length, count in enumerate(self.length_histogram))
         return total / len(self.lengths)
+
+    def planner(self, config: RunConfig) -> StepPlanner:
+        """The plans of a config's steps over these samples, drawn with seed 0.
+
+        Raises ConfigError if there are fewer samples than a batch has, or if the sampler cannot
+        serve the batch.
+        """
+        data, parallel = config.data, config.parallel
+        batch = parallel.global_batch_size
+        if batch > len(self.lengths):
+            problem = f"makes a global batch of {batch:,}"
+            remedy = f"lower it or the ranks: {self.source} has {len(self.lengths):,} samples"
+            raise ConfigError("parallel.local_batch_size", problem, remedy)
+        return StepPlanner(
+            make_sampler(
+                data.sampler,
+                order_by_length=self.order_by_length,
+                length_histogram=self.length_histogram,
+                global_batch_size=batch,
+                seed=0,
+            ),
+            self.lengths,
+            self.masked_counts,
+            world_size=parallel.world_size,
+            grad_accum_steps=parallel.grad_accum_steps,
+            balance=balance_of(config),
+        )
+
+    def exchanged_bytes(self, config: RunConfig, plan: StepPlan) -> int:
+        """Bytes that each rank of the first group receives in a step: packets of real tokens."""
+        parallel = config.parallel
+        groups = {"exchange_global": parallel.world_size, "exchange_local": parallel.ranks_per_node}
+        if config.data.balance not in groups:
+            return 0
+        drawn = plan.drawn_ids[: groups[config.data.balance]]
+        token = token_dtype(self.vocab_size)
+        return gathered_bytes(self.lengths[drawn], self.masked_counts[drawn], token)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""`plan suggest`: a config of the closed division for a job of any size, and the time to expect.
+"""`plan suggest`: a config of the closed division for a job of any size, and samples to expect.
 
-`recipes` chooses the batch and takes hyper-parameters from published sets or interpolates them;
-`forecast` gives samples and time.
+`recipes` chooses the batch and takes hyper-parameters from published sets or interpolates them.
+`plan cluster` gives the time.
 """
 
 import argparse
@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tools.plan.forecast import Forecast, forecast, in_words, question_of
 from bert_tools.plan.recipes import Accelerator, choose_batch, knots, lamb_recipe
-from bert_tools.plan.sample_index import wikipedia_index
 from bert_tools.plan.samples_to_target import Estimate, samples_to_target
 from mlperf_bert.config.files import check_file_name, config_from_tables, tables_to_toml
 from mlperf_bert.config.run_config import (
@@ -47,6 +45,11 @@ class Suggestion:
         return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
     @property
+    def own_gpu(self) -> str:
+        """The option that tells `plan cluster` the GPU."""
+        return f"--accelerator {self.accelerator}"
+
+    @property
     def warnings(self) -> list[str]:
         """What leaves the range of published sets and samples."""
         batch = self.config.parallel.global_batch_size
@@ -65,7 +68,6 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
     check_file_name(path, found.config.parallel)
-    expected = expected_time(found)
     if args.out is None:
         make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
@@ -77,17 +79,16 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "source": found.source,
         "samples": asdict(found.samples),
         "steps": found.steps,
-        "forecast": expected.facts,
         "warnings": found.warnings,
     }
     lines = [
         f"hyper-parameters: {found.source}",
         f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
         f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps",
-        "",
-        *in_words(expected),
+        f"samples to the target: {found.samples.samples:,.0f}, which are {found.steps:,} steps",
         *(f"warning: {each}" for each in found.warnings),
         one_line(f"config: {path}"),
+        one_line(f"time to expect: mlperf_bert plan cluster --config {path} {found.own_gpu}"),
     ]
     return facts, lines
 
@@ -144,19 +145,14 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     )
 
 
-def expected_time(suggestion: Suggestion) -> Forecast:
-    """The forecast of the suggested config."""
-    asked = question_of(suggestion.config, suggestion.name, suggestion.accelerator)
-    return forecast(asked, wikipedia_index())
-
-
 def to_toml(suggestion: Suggestion) -> str:
     """Text of a file that `mlperf_bert train` accepts: comments on its sources, then settings."""
     lines = [
         f"# Not run. Made by `mlperf_bert plan suggest` for {suggestion.accelerator.upper()}.",
         f"# Hyper-parameters: {suggestion.source}.",
         f"# Expected: {suggestion.samples.samples / 1e6:,.3f} million samples "
-        f"({suggestion.steps:,} steps); the time: `mlperf_bert plan cluster --config FILE`.",
+        f"({suggestion.steps:,} steps); the time: `mlperf_bert plan cluster --config FILE "
+        f"{suggestion.own_gpu}`.",
         *(f"# Warning: {warning}." for warning in suggestion.warnings),
         "",
     ]

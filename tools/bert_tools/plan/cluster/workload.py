@@ -1,6 +1,6 @@
 """Work of every rank in a step, from the lengths that the samplers and balance policies deal.
 
-Shape letters: R ranks, b sequences per rank and step.
+Shape letter: R ranks.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,8 @@ from numpy.typing import NDArray
 
 from bert_tools.plan.cluster.machine import Scope
 from bert_tools.plan.sample_index import SampleIndex
-from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, SamplerName
-from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
-from mlperf_bert.data.sampler import make_sampler
-from mlperf_bert.data.token_packets import gathered_bytes
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.vocabulary.word_pieces import token_dtype
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import BalancePolicy
 
 Float64Array = NDArray[np.float64]
 
@@ -49,75 +45,34 @@ class Workload:
         return len(self.tokens)
 
 
-def draw_steps(
-    index: SampleIndex,
-    *,
-    nodes: int,
-    gpus_per_node: int,
-    draws: int,
-    local_batch_size: int,
-    grad_accum_steps: int = 1,
-    sampler: SamplerName = "uniform",
-    balance: BalancePolicy = "none",
-    counts: CountsPerRank = "equal",
-    is_captured: bool = False,
-) -> list[Workload]:
-    """Draw several steps, evenly spread over the first thousand, settings as in a config.
+def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
+    """Draw several steps of a config, evenly spread over the first thousand: their first forwards.
 
-    A captured step pads its forwards to what the step's largest one has. Raises ConfigError.
+    A captured step pads its forwards to what the step's largest one has. Raises ConfigError as
+    `SampleIndex.planner` does.
     """
-    ranks = nodes * gpus_per_node
-    batch = ranks * local_batch_size * grad_accum_steps
-    if batch > len(index.lengths):
-        problem = f"makes a global batch of {batch:,} sequences"
-        remedy = f"lower it or the ranks: {index.source} has {len(index.lengths):,} samples"
-        raise ConfigError("parallel.local_batch_size", problem, remedy)
-    planner = StepPlanner(
-        make_sampler(
-            sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.length_histogram,
-            global_batch_size=batch,
-            seed=0,
-        ),
-        index.lengths,
-        index.masked_counts,
-        world_size=ranks,
-        grad_accum_steps=grad_accum_steps,
-        balance=Balance(policy=balance, ranks_per_node=gpus_per_node, counts=counts),
-    )
-    scope = _INPUT_SCOPES.get(balance, "none")
-    steps = np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist()
-    gatherers = {"world": ranks, "node": gpus_per_node}.get(scope, 0)
-    return [
-        _forward_of(planner.plan(step), index, scope, gatherers, is_captured=is_captured)
-        for step in steps
-    ]
-
-
-def _forward_of(
-    plan: StepPlan, index: SampleIndex, scope: Scope, gatherers: int, *, is_captured: bool
-) -> Workload:
-    """The first forward of a step, whose samples `gatherers` ranks gather from each other."""
-    every = plan.counts.ravel()
-    attended = _attended(index.lengths[plan.sample_ids])
-    attended = np.add.reduceat(attended, np.cumsum(every) - every)
-    real = plan.num_tokens[:, 0].astype(np.float64)
-    masked = plan.num_masked[:, 0].astype(np.float64)
-    received = 0
-    if gatherers:
-        drawn = plan.drawn_ids[:gatherers]
-        token = token_dtype(index.vocab_size)
-        received = gathered_bytes(index.lengths[drawn], index.masked_counts[drawn], token)
-    return Workload(
-        tokens=np.full_like(real, real.max()) if is_captured else real,
-        real_tokens=real,
-        attended=attended.reshape(plan.counts.shape)[:, 0],
-        masked=np.full_like(masked, masked.max()) if is_captured else masked,
-        sequences=plan.counts[:, 0].astype(np.float64),
-        input_bytes=float(received),
-        input_scope=scope,
-    )
+    planner = index.planner(config)
+    is_captured = config.run.step_mode == "captured"
+    works = []
+    for step in np.unique(np.linspace(1, _SPREAD_STEPS, draws).astype(int)).tolist():
+        plan = planner.plan(step)
+        every = plan.counts.ravel()
+        attended = _attended(index.lengths[plan.sample_ids])
+        attended = np.add.reduceat(attended, np.cumsum(every) - every)
+        real = plan.num_tokens[:, 0].astype(np.float64)
+        masked = plan.num_masked[:, 0].astype(np.float64)
+        works.append(
+            Workload(
+                tokens=np.full_like(real, real.max()) if is_captured else real,
+                real_tokens=real,
+                attended=attended.reshape(plan.counts.shape)[:, 0],
+                masked=np.full_like(masked, masked.max()) if is_captured else masked,
+                sequences=plan.counts[:, 0].astype(np.float64),
+                input_bytes=float(index.exchanged_bytes(config, plan)),
+                input_scope=_INPUT_SCOPES.get(config.data.balance, "none"),
+            )
+        )
+    return works
 
 
 def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:
