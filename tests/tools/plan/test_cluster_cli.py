@@ -81,14 +81,15 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
     text = told("cluster --config", NAMES[nodes])
     assert f"time to train: {seconds:,.1f} s = {steps:,} steps of " in text
     filters = "--filter round=2.1 --filter submitter=NVIDIA --filter accelerator~A100"
-    (at,) = asked("law --filter division=closed", filters, f"--at {8 * nodes}")["at"]
+    law = asked("law --filter division=closed", filters)
+    minutes = law["coefficient_minutes"] * (8 * nodes) ** law["exponent"]
     batch = f"{suggested['global_batch_size']:,}"
     (size,) = (row for row in TABLES["sizes"] if row[0] == str(nodes))
     low, high = found["forecast"]["low"], found["forecast"]["high"]
     assert size[1] == batch and size[3] == f"{steps:,}"
     assert (
         size[4] == f"{seconds:,.1f} ({low:,.1f} to {high:,.1f})"
-        and size[5] == f"{60 * at['time_min']:,.1f}"
+        and size[5] == f"{60 * minutes:,.1f}"
     )
     assert "| " + " | ".join(size) + " |" in STORY
     for row in TABLES["batches"][1:]:

@@ -1,4 +1,4 @@
-"""`mlperf_bert plan law`: fits, intervals and costs; filters, and what it says."""
+"""`mlperf_bert plan law`: fits and intervals; filters, and what it says."""
 
 import csv
 import math
@@ -57,10 +57,9 @@ def test_filters(fitted: Asked) -> None:
 
 
 def test_what_has_no_time_or_size_is_named(told: Told) -> None:
-    text = told("law --filter round=0.7 --filter accelerator~A100 --at 100000")
+    text = told("law --filter round=0.7 --filter accelerator~A100")
     assert "left out: 0.7 NVIDIA dgxa100_n256" in text
     assert ": no time in its source" in text
-    assert "at 100,000 accelerators" in text
 
 
 def test_two_entries_move_the_exponent_of_the_whole_shipped_table(fitted: Asked) -> None:
@@ -237,22 +236,13 @@ def test_too_few_entries_are_refused() -> None:
             fit_law(entries)
 
 
-def test_a_size_has_its_time_and_cost(asked: Asked) -> None:
-    answer = asked("law --filter round=2.1 --filter accelerator~A100 --at 32 --at 64")
-    minutes = answer["coefficient_minutes"] * 32 ** answer["exponent"]
-    assert answer["at"][0] == pytest.approx(
-        {"accelerators": 32, "time_min": minutes, "accelerator_minutes": 32 * minutes}
-    )
-    assert [each["accelerators"] for each in answer["at"]] == [32, 64]
-
-
 def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help() -> None:
     halves = fit_law([entry(8, 20), entry(128, 5)])  # a quarter by 16 times as many
-    text = "\n".join(in_words("some", halves, [], (), ()))
+    text = "\n".join(in_words("some", halves, (), ()))
     assert "half the time takes 4.0 times the accelerators and 100% more" in text
     for minutes in (10.0, 10.1, 9.99):
         hardly = fit_law([entry(8, 10), entry(1024, minutes)])
-        assert "half the time" not in "\n".join(in_words("some", hardly, [], (), ()))
+        assert "half the time" not in "\n".join(in_words("some", hardly, (), ()))
 
 
 def test_a_split_of_some_of_the_entries_says_so() -> None:
@@ -261,10 +251,10 @@ def test_a_split_of_some_of_the_entries_says_so() -> None:
     law = fit_law(entries)
     assert law.samples is not None and law.throughput is not None
     assert (law.time.count, law.samples.count, law.throughput.count) == (4, 2, 2)
-    text = "\n".join(in_words("some", law, [], (), ()))
+    text = "\n".join(in_words("some", law, (), ()))
     assert "of entries that say it (throughput 2, samples 2 of 4): +0.195" in text
     assert "= +0.195" in "\n".join(
-        in_words("all", fit_law(entries[:2]), [], (), ())
+        in_words("all", fit_law(entries[:2]), (), ())
     )  # log(1.5) / log(8)
 
 

@@ -75,14 +75,6 @@ def _law(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
     )
-    parser.add_argument(
-        "--at",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="also print time and cost at N accelerators; may be repeated",
-    )
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:

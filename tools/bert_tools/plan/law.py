@@ -13,17 +13,12 @@ from bert_tools.plan.scaling_law import CEREBRAS, PowerLaw, ScalingLaw, fit_law
 from mlperf_bert.errors import ConfigError, DataError, one_line
 
 _PUBLISHED = "published results"
-_MOST_ACCELERATORS = 10**6
 _FEW = 8  # an interval of fewer entries says little
 _HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "over the law")
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Fit the given results. Raises ConfigError or DataError for a user's mistake."""
-    for each in args.at:
-        if not 1 <= each <= _MOST_ACCELERATORS:
-            remedy = f"give 1 to {_MOST_ACCELERATORS:,} accelerators"
-            raise ConfigError("--at", f"is {each}", remedy)
     everything, skipped = published_entries(), list[DataError]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
@@ -48,12 +43,11 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         **_part("", law.time, "coefficient_minutes"),
         **_part("throughput_", law.throughput),
         **_part("samples_", law.samples),
-        "at": [_cost(law.time, size) for size in args.at],
         "entries": [asdict(each) | {"residual_factor": law.residual(each)} for each in law.entries],
         "left_out": [asdict(each) for each in left_out],
         "skipped": [{"name": each.args[0], "problem": each.args[1]} for each in skipped],
     }
-    return facts, in_words(title, law, args.at, skipped, left_out)
+    return facts, in_words(title, law, skipped, left_out)
 
 
 def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") -> dict[str, Any]:
@@ -66,23 +60,13 @@ def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") ->
     }
 
 
-def _cost(law: PowerLaw, accelerators: int) -> dict[str, float]:
-    minutes = law.at(accelerators)
-    return {
-        "accelerators": accelerators,
-        "time_min": minutes,
-        "accelerator_minutes": accelerators * minutes,
-    }
-
-
 def in_words(
     title: str,
     law: ScalingLaw,
-    asked_sizes: Sequence[int],
     skipped: Sequence[DataError],
     left_out: Sequence[Entry],
 ) -> Iterator[str]:
-    """Lines for people; times in minutes, costs in accelerator-minutes of one run."""
+    """Lines for people; times in minutes."""
     sizes = [entry.accelerators or 0 for entry in law.entries]
     yield one_line(title)
     yield f"{law.time.count} entries, {min(sizes):,} to {max(sizes):,} accelerators"
@@ -93,12 +77,6 @@ def in_words(
         f"and {law.time.at(max(sizes)) / CEREBRAS.at(max(sizes)):.2f} times at {max(sizes):,} "
         "accelerators"
     )
-    for size in asked_sizes:
-        cost = _cost(law.time, size)
-        yield (
-            f"at {size:,} accelerators {cost['time_min']:.4g} minutes, "
-            f"{cost['accelerator_minutes']:,.1f} accelerator-minutes"
-        )
     listed = sorted(law.entries, key=lambda entry: entry.accelerators or 0)
     rows = [_cells(entry, law.residual(entry)) for entry in listed]
     yield from ("", *aligned(_HEADER, rows, left="entry"))
