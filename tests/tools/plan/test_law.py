@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from bert_tools.plan.entries import Entry
-from bert_tools.plan.law import in_words
-from bert_tools.plan.scaling_law import CEREBRAS, fit_law
+from bert_tools.plan.law import CEREBRAS, fit_law, in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from plan_cases import Asked

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_tools.common.log_reader import TOKEN
-from bert_tools.plan.entries import Entry
-from bert_tools.plan.result_logs import read_results
+from bert_tools.plan.entries import Entry, read_results
 from log_trees import RUNS, write_run, write_system
 from mlperf_bert.errors import DataError
 from plan_cases import Asked

@@ -14,8 +14,15 @@ import pytest
 
 from bert_tools.plan.cluster.forecast import simulate
 from bert_tools.plan.entries import published_entries
-from bert_tools.plan.recipes import Accelerator, knots, lamb_recipe, recipe_of
-from bert_tools.plan.samples_to_target import Recipe, samples_points, samples_to_target
+from bert_tools.plan.recipes import (
+    Accelerator,
+    Recipe,
+    knots,
+    lamb_recipe,
+    recipe_of,
+    samples_points,
+    samples_to_target,
+)
 from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import config_from_tables, load_config

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bert_tools.plan.balance import BalanceRow, as_configured, measure_row, variants
-from bert_tools.plan.recipes import lamb_recipe
+from bert_tools.plan.recipes import lamb_recipe, samples_to_target
 from bert_tools.plan.sample_index import wikipedia_index
-from bert_tools.plan.samples_to_target import samples_to_target
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, DataSection, ParallelSection

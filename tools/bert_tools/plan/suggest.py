@@ -12,8 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tools.plan.recipes import Accelerator, choose_batch, knots, lamb_recipe
-from bert_tools.plan.samples_to_target import Estimate, samples_to_target
+from bert_tools.plan.recipes import (
+    Accelerator,
+    Estimate,
+    choose_batch,
+    knots,
+    lamb_recipe,
+    samples_to_target,
+)
 from mlperf_bert.config.files import check_file_name, config_from_tables, tables_to_toml
 from mlperf_bert.config.run_config import (
     CLOSED_TARGET_ACCURACY,

@@ -23,9 +23,8 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
-from bert_tools.plan.recipes import recipe_of
+from bert_tools.plan.recipes import Estimate, Recipe, recipe_of, samples_to_target
 from bert_tools.plan.sample_index import wikipedia_index
-from bert_tools.plan.samples_to_target import Estimate, Recipe, samples_to_target
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection

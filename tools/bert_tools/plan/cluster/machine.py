@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal, get_args
 
-from bert_tools.plan.shipped import shipped_rows
+from bert_tools.plan.recipes import shipped_rows
 
 AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200"]
 ACCELERATORS: tuple[AcceleratorName, ...] = get_args(AcceleratorName)
