@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from bert_tools.report.page import report_page
-from bert_tools.report.run import read_run
-from bert_tools.report.run_files import find_runs
+from bert_tools.report.run import find_runs, read_run
 
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer"),

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from scipy.stats.qmc import LatinHypercube
 
-from bert_tools.report.run_files import read_metrics
+from bert_tools.report.run import read_metrics
 from bert_tools.tune.study import read_curve
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import STOPPED, TARGET_MISSED

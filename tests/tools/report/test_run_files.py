@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_cases import lines_of, record, write_run
 
-from bert_tools.report.run_files import (
+from bert_tools.report.run import (
     MAX_RUNS,
     find_runs,
     newest_run,

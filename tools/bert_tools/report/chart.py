@@ -42,9 +42,9 @@ class Scale:
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves on one scale, over samples.
+    """Curves of a key of `metrics.jsonl` on one scale, over samples.
 
     The scale begins at `floor` or below; `levels` are horizontal lines (value, label); `has_dots`
     shows each value.
@@ -52,10 +52,10 @@ class Chart:
 
     key: str
     title: str
-    unit: str = ""
-    about: str = ""
-    series: tuple[Series, ...]
-    floor: float | None = None
+    unit: str
+    about: str
+    series: tuple[Series, ...] = ()
+    floor: float | None = 0.0
     levels: tuple[tuple[float, str], ...] = ()
     has_dots: bool = False
 

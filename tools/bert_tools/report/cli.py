@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError for options that do not fit, DataError for files that are missing or wrong.
     """
-    from bert_tools.report.run import read_run
-    from bert_tools.report.run_files import find_runs
+    from bert_tools.report.run import find_runs, read_run
 
     runs = [read_run(folder, label) for label, folder in find_runs(args.run_paths).items()]
     written = args.make(args, runs)

@@ -8,13 +8,13 @@ import base64
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from bert_tools.report.chart import Scale, Series, seconds, significant
-from bert_tools.report.charts import charts_of
+from bert_tools.report.chart import Chart, Point, Scale, Series, seconds, significant, thinned
 from bert_tools.report.measures import (
     MEASURES,
     Number,
@@ -26,6 +26,9 @@ from bert_tools.report.run import Run
 from mlperf_bert.errors import one_line
 
 COLOURS = 8  # in the style sheet, from --c0
+_POINTS_OF_A_CHART = 1600  # over all curves
+_FEWEST_POINTS = 64  # per curve
+_BYTES_PER_GIB = 2**30
 _BOX = 1000  # units of the stretched part of a chart, across and up
 _LEAST_CHANGE = 0.0005  # written as 0.1 %
 _TILES = (
@@ -39,6 +42,43 @@ _STATE_SIGNS = {
     "no end recorded": ("warn", "\N{HORIZONTAL ELLIPSIS}"),
 }
 _OTHER_SIGN = ("warn", "\N{BLACK SQUARE}")
+
+CHARTS = (
+    Chart(
+        "mlm_accuracy",
+        "Masked-LM accuracy",
+        "",
+        "share of masked tokens of the held-out set that are predicted right",
+        has_dots=True,
+    ),
+    Chart(
+        "loss",
+        "Training loss",
+        "",
+        "mean of an interval's steps; masked LM and next sentence together",
+        floor=None,
+    ),
+    Chart("samples_per_s", "Throughput", "samples/s", "all ranks together, without evaluations"),
+    Chart("tokens_per_s", "Token throughput", "tokens/s", "real tokens, no padding counted"),
+    Chart("step_ms", "Time of a step", "ms", "the whole step, with its wait for data"),
+    Chart(
+        "imbalance_tokens",
+        "Imbalance",
+        "\N{MULTIPLICATION SIGN} mean",
+        "tokens of the rank with the most over the mean of all ranks",
+        floor=1.0,
+    ),
+    Chart("grad_norm", "Gradient norm", "", "before clipping, of an interval's last step"),
+    Chart("learning_rate", "Learning rate", "", "of an interval's last step"),
+    Chart("memory_bytes", "Peak memory", "GiB", "of rank 0: allocated on a GPU, resident on a CPU"),
+    Chart(
+        "slowest_over_median",
+        "Slowest rank",
+        "\N{MULTIPLICATION SIGN} median",
+        "own work of the slowest rank over that of the median one",
+        floor=1.0,
+    ),
+)
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -61,6 +101,40 @@ def report_page(runs: Sequence[Run]) -> str:
         environment=environment_rows(runs),
         settings=setting_rows(runs),
     )
+
+
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """The charts that these runs have values for, the accuracy with its targets first."""
+    targets = sorted({run.target for run in runs if run.target is not None})
+    most = max(_FEWEST_POINTS, _POINTS_OF_A_CHART // len(runs))
+    charts = []
+    for chart in CHARTS:
+        series = tuple(
+            Series(
+                run=number,
+                label=run.label if len(runs) > 1 else "this run",
+                points=thinned(_points(run, chart.key), most),
+            )
+            for number, run in enumerate(runs)
+            if run.known(chart.key)
+        )
+        levels = [(each, f"target {each:g}") for each in targets if chart.key == "mlm_accuracy"]
+        if any(each.values for each in series):
+            charts.append(replace(chart, series=series, levels=tuple(levels)))
+    return charts
+
+
+def _points(run: Run, key: str) -> list[Point]:
+    """The points of a curve; a loss that is not finite is a gap."""
+    scale = 1 / _BYTES_PER_GIB if key == "memory_bytes" else 1.0
+    points: list[Point] = []
+    for record in run.records:
+        value = record.get(key)
+        if value is not None:
+            points.append((record["samples"], value * scale))
+        elif key == "loss":
+            points.append((record["samples"], None))
+    return points
 
 
 @cache

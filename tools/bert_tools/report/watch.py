@@ -22,7 +22,7 @@ from mlperf_bert.errors import DataError, UserError, one_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bert_tools.report.run_files import Record
+    from bert_tools.report.run import Record
     from mlperf_bert.config.run_config import RunConfig
     from mlperf_bert.run.outcome import RunOutcome
 
@@ -154,8 +154,7 @@ def look_at(path: Path) -> Look:
 
     Raises DataError if the path is no directory. A file that is wrong becomes a problem of the run.
     """
-    from bert_tools.report.run import read_if_there
-    from bert_tools.report.run_files import metrics_in, newest_run
+    from bert_tools.report.run import metrics_in, newest_run, read_if_there
     from mlperf_bert.config.files import load_config
     from mlperf_bert.run.outcome import read_outcome
 

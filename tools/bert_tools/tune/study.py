@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_tools.report.run_files import read_metrics
+from bert_tools.report.run import read_metrics
 from bert_tools.tune.space import Space, Value, draw, space_as_json
 from mlperf_bert.config.files import (
     checked_setting,
