@@ -40,7 +40,7 @@ def test_a_run_under_way(tmp_path: Path) -> None:
         "loss": "4.9860",
         "accuracy": "0.6000, target 0.99",
         "rate": "800.0 samples/s",
-        "left": "at most 0:00:00 to the last step",  # 6 steps of 16 samples
+        "left": "at most 0.120 s to the last step",  # 6 steps of 16 samples
     }
 
 
@@ -49,7 +49,7 @@ def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path: Path) -> None:
     records = [record(step, samples_per_s=rate) for step, rate in enumerate(rates, 1)]
     look = look_at(write_run(tmp_path / "run", records))
     assert look.rate == 1.25 and look.left_s == pytest.approx(4 * 16 / 1.25)
-    assert numbers(look)["left"] == "at most 0:00:51 to the last step"
+    assert numbers(look)["left"] == "at most 51.2 s to the last step"
     for rate in (None, 0.0, -1.0):
         look = look_at(write_run(tmp_path / str(rate), [record(1, samples_per_s=rate)]))
         assert numbers(look)["left"] == "not known to the last step"
@@ -57,7 +57,7 @@ def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path: Path) -> None:
 
 def test_a_run_that_writes_nothing_is_stalled(tmp_path: Path) -> None:
     run = running(tmp_path / "run") / "run_0"
-    for seconds, state in ((50, "running"), (90, "stalled: nothing written for 0:01:30")):
+    for seconds, state in ((50, "running"), (90, "stalled: nothing written for 90.0 s")):
         set_age(run, seconds)
         assert look_at(run).state == state
     os.utime(run / "stdout.log")  # it may be evaluating
@@ -96,7 +96,7 @@ def test_how_a_run_ended(tmp_path: Path) -> None:
         end_run(run / "run_0", status, stopped_by)
         look = look_at(run)
         assert look.state == words and look.has_ended and "left" not in numbers(look)
-        assert numbers(look)["ended"] == "20 steps, 320 samples, 0:01:01 of training"
+        assert numbers(look)["ended"] == "20 steps, 320 samples, 61.0 s of training"
     without = write_run(tmp_path / "w", overrides=["eval.target_accuracy=none"], ended="success")
     assert look_at(without).state == "ended: finished, no target"
 

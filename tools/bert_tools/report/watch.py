@@ -14,23 +14,31 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from bert_tools.report.chart import seconds
+from bert_tools.report.run import (
+    Record,
+    ended_in_words,
+    metrics_in,
+    newest_run,
+    points_in,
+    read_if_there,
+)
+from mlperf_bert.config.files import load_config
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import SignalPipe
 from mlperf_bert.errors import DataError, UserError, one_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bert_tools.report.run import Record
-    from mlperf_bert.config.run_config import RunConfig
-    from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
 LEAST_STALLED_S = 60.0  # network file systems may delay writes by as much as half
 STALLED_TIMES = 5.0  # times the usual time between two records
 PACE = 12  # newest records for rate and remaining time
 INTERVAL_S = 2.0  # between looks
-_LONGEST_S = 9_999 * 86_400.0
 _WIDTH = 80  # columns, where stdout is no terminal
 _BAR, _LABEL = 24, 10  # columns of the bar, and of a number's name
 
@@ -44,9 +52,9 @@ class Look:
     """
 
     name: str
-    config: "RunConfig | None" = None
-    outcome: "RunOutcome | None" = None
-    records: "Sequence[Record]" = ()
+    config: RunConfig | None = None
+    outcome: RunOutcome | None = None
+    records: Sequence[Record] = ()
     age_s: float | None = None
     problems: tuple[str, ...] = ()
     is_there: bool = True
@@ -66,8 +74,6 @@ class Look:
     @property
     def state(self) -> str:
         """The state of the run in a few words."""
-        from bert_tools.report.run import ended_in_words
-
         if not self.is_there:
             return "no run has begun here yet"
         if self.outcome is not None:
@@ -75,7 +81,7 @@ class Look:
         if not self.records:
             return "starting: no metrics yet"
         if self.is_stalled and self.age_s is not None:
-            return f"stalled: nothing written for {duration(self.age_s)}"
+            return f"stalled: nothing written for {seconds(self.age_s)}"
         return "running"
 
     @property
@@ -118,8 +124,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises DataError if a RUN is no directory, or is missing with --once.
     """
-    from rich.console import Console
-
     # NO_COLOR turns colours off, and so does a terminal without colours.
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     is_once = args.once or not console.is_terminal or console.is_dumb_terminal
@@ -133,8 +137,6 @@ def run(args: argparse.Namespace) -> int:
             console.print(screen_of(looks), width=max(1, width))
         print(page.get(), end="")
         return 0
-    from rich.live import Live
-
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
     try:
         with SignalPipe() as signals, live:
@@ -154,10 +156,6 @@ def look_at(path: Path) -> Look:
 
     Raises DataError if the path is no directory. A file that is wrong becomes a problem of the run.
     """
-    from bert_tools.report.run import metrics_in, newest_run, read_if_there
-    from mlperf_bert.config.files import load_config
-    from mlperf_bert.run.outcome import read_outcome
-
     directory = newest_run(path)
     if directory is None:
         return Look(name=one_line(str(path)), is_there=False)
@@ -191,11 +189,8 @@ def look_at(path: Path) -> Look:
     )
 
 
-def screen_of(looks: Sequence[Look]) -> "RenderableType":
+def screen_of(looks: Sequence[Look]) -> RenderableType:
     """What the terminal shows: for each run its name, its state, and lines of its numbers."""
-    from rich.console import Group
-    from rich.text import Text
-
     lines = []
     for look in looks:
         is_well = look.outcome is None or look.outcome.status == "success"
@@ -215,12 +210,12 @@ def rows_of(look: Look) -> list[tuple[str, str]]:
     if look.outcome is not None:
         done = look.outcome
         words = f"{done.steps:,} steps, {done.samples:,} samples"
-        rows.append(("ended", f"{words}, {duration(done.seconds)} of training"))
+        rows.append(("ended", f"{words}, {seconds(done.seconds)} of training"))
     rows += [("problem", problem) for problem in look.problems]
     return [(name, one_line(value)) for name, value in rows]
 
 
-def _numbers(look: Look, last: "Record") -> list[tuple[str, str]]:
+def _numbers(look: Look, last: Record) -> list[tuple[str, str]]:
     step, loss = f"{last['step']:,}", last["loss"]
     if look.config is not None:
         share = min(1.0, last["step"] / look.config.max_steps)
@@ -237,27 +232,15 @@ def _numbers(look: Look, last: "Record") -> list[tuple[str, str]]:
     if skipped:
         rows.append(("skipped", f"{skipped:,} steps without an update"))
     if not look.has_ended:
-        left = "not known" if look.left_s is None else f"at most {duration(look.left_s)}"
+        left = "not known" if look.left_s is None else f"at most {seconds(look.left_s)}"
         rows.append(("left", f"{left} to the last step"))
     return rows
 
 
 def _accuracy(look: Look) -> str:
-    from bert_tools.report.run import points_in
-
     target = look.config.eval.target if look.config else None
     accuracies = [accuracy for _, accuracy in points_in(look.records, "mlm_accuracy")]
     words = f"{accuracies[-1]:.4f}" if accuracies else "no evaluation yet"
     if accuracies and max(accuracies) > accuracies[-1]:
         words += f", best {max(accuracies):.4f}"
     return words if target is None else f"{words}, target {target:g}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as `0:12:31`, or as `3 d 4 h` from one day on."""
-    from mlperf_bert.run.console import as_clock
-
-    if not seconds < _LONGEST_S:
-        return "over 9,999 d"
-    days, rest = divmod(int(max(0.0, seconds)), 86_400)
-    return f"{days:,} d {rest // 3600} h" if days else as_clock(rest)
