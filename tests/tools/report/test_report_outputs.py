@@ -52,21 +52,13 @@ def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told
     assert "holds an event file already" in again
 
 
-def test_each_of_several_runs_has_scalars_of_its_own_or_none_has(
-    tmp_path: Path, told: Told
-) -> None:
+def test_of_several_runs_one_is_named(tmp_path: Path, told: Told) -> None:
     pytest.importorskip("tensorboard")
-    a, b, c = (write_run(tmp_path / name, records_of()) for name in ("a b", "a_b", "c"))
-    scalars = tmp_path / "scalars"
-    (scalars / "c").mkdir(parents=True)
-    (scalars / "c" / "events.out.tfevents.1").touch()
-    assert "c: holds an event file already" in told(
-        "report", "tensorboard", a, c, "--out", scalars, status=2
-    )
-    assert [path.name for path in scalars.iterdir()] == ["c"]
-    told("report", "tensorboard", a, b, "--out", scalars)  # whose names are alike
-    assert [path.name for path in sorted(scalars.iterdir())] == ["1_a_b", "2_a_b", "c"]
-    assert len(list(scalars.glob("*_a_b/events.out.tfevents.*"))) == 2
+    root = write_run(tmp_path / "runs", records_of())
+    write_run(root, records_of(), index=1)
+    said = told("report", "tensorboard", root, "--out", tmp_path / "scalars", status=2)
+    assert "holds 2 runs; name one, as " in said and not (tmp_path / "scalars").exists()
+    told("report", "tensorboard", root / "run_1", "--out", tmp_path / "scalars")
 
 
 def test_without_the_extra_a_line_names_it_and_nothing_is_written(

@@ -202,15 +202,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError if the file is missing or cannot be read.
     """
-    records, skipped = metrics_in(path)
-    if skipped:
-        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-        say(f"{one_line(str(path))}, {skipped[0]}; skipped{more}")
+    records, problem = metrics_in(path)
+    if problem:
+        say(f"{one_line(str(path))}, {problem}")
     return records
 
 
-def metrics_in(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records as in `read_metrics`, and what is wrong with each skipped line, as printable text.
+def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Records as in `read_metrics`, and what is wrong with skipped lines, as printable text.
 
     Raises like `read_metrics`.
     """
@@ -229,7 +228,8 @@ def metrics_in(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 continue
             records.pop()  # it is the one before that does not fit
         records.append(record)
-    return records, skipped
+    more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+    return records, f"{skipped[0]}; skipped{more}" if skipped else ""
 
 
 def _contents(path: Path) -> bytes:

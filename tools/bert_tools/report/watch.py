@@ -171,10 +171,9 @@ def look_at(path: Path) -> Look:
 
     outcome = read("outcome.json", read_outcome)  # before the metrics, complete when it exists
     found = read("metrics.jsonl", metrics_in)
-    records, skipped = found or ((), ())
-    if skipped:
-        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-        problems.append(one_line(f"metrics.jsonl: {skipped[0]}; skipped{more}"))
+    records, problem = found or ((), "")
+    if problem:
+        problems.append(f"metrics.jsonl: {problem}")
     # Of the console's copy only the time counts. A resumed run writes its config anew.
     names = ("metrics.jsonl", "stdout.log", "config.toml")
     paths = [directory / name for name in names]
