@@ -56,7 +56,7 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
 def studied(
     study_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Any]:
-    """The output of `tune --json`; status None allows a reached and a missed target.
+    """A study's result.json; status None allows a reached and a missed target.
 
     Of a mistake (status 2) the last line of stderr. `more` words follow those of the options.
     """
@@ -64,11 +64,11 @@ def studied(
     def of(
         mode: str = "quick", *, status: int | None = 0, more: Sequence[str] = (), **options: object
     ) -> Any:
-        words = [*study_words(mode, **options), *more, "--json"]
+        words = [*study_words(mode, **options), *more]
         assert main(words) in ((0, 3) if status is None else (status,))
         said = capsys.readouterr()
         if status != 2:
-            return json.loads(said.out)
+            return json.loads((Path(words[words.index("--out") + 1]) / "result.json").read_text())
         last: str = said.err.strip().split("\n")[-1]
         assert last.startswith("mlperf_bert: error: ")
         return last

@@ -47,7 +47,7 @@ def trainers_of(study: Path) -> list[str]:
 def test_it_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, study_words: Words, studied: Studied
 ) -> None:
-    options = {"trials": 4, "prune": "none"}
+    options = {"trials": 4}
     expected = studied(study="undisturbed", **options)
     studied(study="disturbed", status=None, **{**options, "trials": 2})
     study = tmp_path / "disturbed"

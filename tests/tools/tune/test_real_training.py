@@ -19,11 +19,12 @@ def test_a_trial_is_a_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     study = tmp_path / "study"
-    words = ["tune", "--config", str(tiny_config), "--space", "around", "--json"]
+    words = ["tune", "--config", str(tiny_config), "--space", "around"]
     words += ["--data", str(synthetic_data), "--out", str(study), "--trials", "1"]
     words += ["--set", f"eval.target_accuracy={TARGET}"]
     assert main(words) == 0
-    best = json.loads(capsys.readouterr().out)["best"]
+    best = json.loads((study / "result.json").read_text())["best"]
+    assert f"best: trial {best['trial']}, " in capsys.readouterr().out
 
     directory = study / "trials" / "trial_00000"
     given = load_config(directory / "trial.toml")

@@ -1,13 +1,12 @@
 """The sub-command `tune`: its arguments, and the calls they lead to; heavy imports are late."""
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.config.options import add_config
-from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError
+from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from bert_tools.tune.study import StudySettings
@@ -45,18 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to minimise: samples or seconds to the target (default samples)",
     )
     parser.add_argument(
-        "--prune",
-        choices=("median", "none"),
-        default="median",
-        help="when a training is stopped as hopeless (default median)",
-    )
-    parser.add_argument(
         "--trainer",
         metavar="COMMAND",
         help="command that trains, given train's options: such as 'srun mlperf_bert train' "
         "(default: train on this machine)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
-    from bert_tools.tune.study import open_study, search
-    from bert_tools.tune.summary import summarise, summary_in_words, write_results
+    from bert_tools.tune.study import open_study, result_in_words, search, write_results
     from mlperf_bert.run.lock import RunLock
 
     _need_optuna()
@@ -75,18 +66,14 @@ def run(args: argparse.Namespace) -> int:
             _check_owner(lock)
             study = open_study(args.out, settings)
             search(study, settings, args.out, args.trials)
-            facts = summarise(study, settings)
-            write_results(args.out, study, settings, facts)
+            result = write_results(args.out, study, settings)
     except OSError as error:  # from Optuna's journal, its lock, or a trial's files
         where = str(error.filename or args.out)
         problem = error.strerror or "cannot be written"
         raise DataError(where, problem, "check the directory and its free space") from None
-    if args.json:
-        print(json.dumps(facts))
-    else:
-        print(summary_in_words(facts))
-        print(f"in {args.out}: result.json, and best.toml if there is a best")
-    return TARGET_MISSED if facts["best"] is None else 0
+    print(result_in_words(result))
+    print(one_line(f"in {args.out}: result.json, and best.toml if there is a best"))
+    return TARGET_MISSED if result["best"] is None else 0
 
 
 def _need_optuna() -> None:
@@ -138,6 +125,5 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
         objective=args.objective,
         most_samples=most_samples,
         seed=args.seed,
-        prune=args.prune,
         trainer=tuple(shlex.split(args.trainer)) if args.trainer else None,
     )

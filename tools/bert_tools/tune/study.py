@@ -9,13 +9,14 @@ that was stopped.
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bert_tools.report.run import read_metrics
 from bert_tools.tune.space import Space, Value, draw, space_as_json
@@ -36,7 +37,7 @@ from mlperf_bert.errors import (
     one_line,
     say,
 )
-from mlperf_bert.files import file_sha256, not_through_a_link, write_file
+from mlperf_bert.files import file_sha256, not_through_a_link, write_file, write_json
 from mlperf_bert.run.outcome import read_outcome
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 Objective = Literal["samples", "time"]
 How = Literal["reached", "missed", "pruned", "refused", "failed"]
+ENDINGS: tuple[How, ...] = get_args(How)
 
+RESULT_SCHEMA_VERSION = 4
 JOURNAL = "journal.log"
 LOG = "train.log"
 DEFAULT_TRAINER = (sys.executable, "-P", "-m", "mlperf_bert", "train")
@@ -71,7 +74,6 @@ class StudySettings:
     objective: Objective
     most_samples: int
     seed: int
-    prune: Literal["median", "none"]
     trainer: tuple[str, ...] | None
 
     @property
@@ -103,7 +105,6 @@ class StudySettings:
             "objective": self.objective,
             "most_samples": self.most_samples,
             "seed": self.seed,
-            "prune": self.prune,
         }
 
 
@@ -153,19 +154,18 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
     Raises DataError if it was begun with other settings, or has a damaged journal.
     """
     from optuna import create_study
-    from optuna.pruners import MedianPruner, NopPruner
+    from optuna.pruners import MedianPruner
     from optuna.trial import TrialState
 
     now = settings.as_json()
     path = directory / JOURNAL
     first = max(2, settings.evaluations // _PRUNE_FROM)
-    median = MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES)
     try:
         study = create_study(
             storage=open_journal(path),
             study_name="tune",
             direction="minimize",
-            pruner=median if settings.prune == "median" else NopPruner(),
+            pruner=MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES),
             load_if_exists=True,
         )
     except (OSError, UserError):
@@ -231,6 +231,57 @@ def in_words(trial: "FrozenTrial", objective: Objective) -> str:
     """Samples or seconds, in words, of a trial that reached the target."""
     ending = ending_of(trial)
     return f"{ending.seconds:,.1f} s" if objective == "time" else f"{ending.samples:,} samples"
+
+
+def write_results(directory: Path, study: "Study", settings: StudySettings) -> dict[str, Any]:
+    """Write result.json, whose contents are returned, and best.toml if a trial reached the target.
+
+    Raises DataError if one cannot be written.
+    """
+    ended, best = ended_trials(study), best_trial(study)
+    counts = Counter(ending_of(each).how for each in ended)
+    result: dict[str, Any] = {
+        "schema_version": RESULT_SCHEMA_VERSION,
+        "objective": settings.objective,
+        "target_accuracy": settings.target,
+        "most_samples": settings.most_samples,
+        "trial_seed": settings.seed,
+        "trials": {ending: counts[ending] for ending in ENDINGS},
+        "samples_trained": sum(ending_of(each).samples for each in ended),
+        "best": None,
+    }
+    if best is not None:
+        ending, drawn = ending_of(best), best.user_attrs[_SETTINGS]
+        result["best"] = {
+            "trial": best.number,
+            "settings": drawn,
+            "samples": ending.samples,
+            "seconds": ending.seconds,
+        }
+        # Seed, length of the run and checkpoints are those of the given config.
+        tuned = config_from_tables(with_values(settings.config, drawn), "best")
+        lines = (
+            f"Found by mlperf_bert tune: trial {best.number}, "
+            f"{in_words(best, settings.objective)} to accuracy {settings.target:g} with seed "
+            f"{settings.seed}.",
+            f"Begun from {settings.config_path.name}. Searched: {', '.join(drawn)}.",
+        )
+        comments = "".join(f"# {one_line(line)}\n" for line in lines)
+        write_file(directory / "best.toml", f"{comments}\n{config_to_toml(tuned)}".encode())
+    write_file(directory / "result.json", write_json(result))
+    return result
+
+
+def result_in_words(facts: dict[str, Any]) -> str:
+    """What is in result.json: the trials by ending in one line, and the best in another."""
+    counts = ", ".join(f"{count} {ending}" for ending, count in facts["trials"].items())
+    line = f"trials: {counts}; {facts['samples_trained']:,} samples trained"
+    best = facts["best"]
+    if best is None:
+        return f"{line}\nno trial reached the target: widen the space, or raise --samples"
+    values = ", ".join(f"{key} = {value}" for key, value in best["settings"].items())
+    needed = f"{best['samples']:,} samples, {best['seconds']:,.1f} s"
+    return f"{line}\nbest: trial {best['trial']}, {needed}: {values}"
 
 
 def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: Path) -> Ending:
