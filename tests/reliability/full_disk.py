@@ -142,7 +142,6 @@ COMMANDS: dict[str, Words] = {
     ),
     "squad train": lambda i, d: squad("train", d / "run"),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
-    "plan law": lambda i, d: ("plan", "law", "--out", d / "law.png"),
     "plan suggest": lambda i, d: (
         *(
             "plan",
