@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bert_tools.doctor import cli, machine
-from bert_tools.doctor.findings import fail, ok
+from bert_tools.doctor import checks, cli
+from bert_tools.doctor.checks import fail, ok
 from mlperf_bert.__main__ import main
 from mlperf_bert.distributed import spawn
 
@@ -32,7 +32,7 @@ def test_the_ranks_of_the_config_are_started(
         return 9
 
     monkeypatch.setattr(spawn, "run_on_ranks", start)
-    monkeypatch.setattr(cli, "CHECKS", {"all-reduce": "cli.check_all_reduce"})
+    monkeypatch.setattr(cli, "CHECKS", {"all-reduce": "check_all_reduce"})
     settings = ("--set", "parallel.ranks_per_node=4", "--set", "run.device=cpu")
     assert main(["doctor", "--config", str(tiny_config), *settings]) == 1
     ((words, ranks),) = started
@@ -47,8 +47,8 @@ def test_a_check_that_fails_does_not_stop_the_others(
     def broken(config: Any) -> list[Any]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(machine, "check_disk", broken)
-    monkeypatch.setattr(cli, "check_all_reduce", lambda config: [])
+    monkeypatch.setattr(checks, "check_disk", broken)
+    monkeypatch.setattr(checks, "check_all_reduce", lambda config: [])
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (failed,) = [line for line in lines if line.startswith("fail  disk ")]
@@ -59,9 +59,9 @@ def test_a_check_that_fails_does_not_stop_the_others(
 def test_the_exit_status_is_for_schedulers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "CHECKS", {"machine": "machine.check_machine"})
+    monkeypatch.setattr(cli, "CHECKS", {"machine": "check_machine"})
     for finding, status in ((ok("machine", "8"), 0), (fail("machine", "0", "x"), 1)):
-        monkeypatch.setattr(machine, "check_machine", lambda _, found=finding: [found])
+        monkeypatch.setattr(checks, "check_machine", lambda _, found=finding: [found])
         assert main(["doctor"]) == status
         assert capsys.readouterr().out == finding.line() + "\n"
 
@@ -80,7 +80,7 @@ def test_without_torch_the_other_checks_are_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(cli, "check_all_reduce", lambda config: [])
+    monkeypatch.setattr(checks, "check_all_reduce", lambda config: [])
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("fail  machine") and "ModuleNotFoundError" in line for line in lines)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_tools.common.machine import read_machine
+from bert_tools.doctor.checks import cpu_model
 from bert_tools.squad.answers import find_answers, mean_loss, score, texts
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
@@ -103,7 +103,7 @@ def fine_tune(
         "ranks": settings.engine.ranks,
         "seed": settings.seed,
         "device": device.type,
-        "processor": gpu or read_machine().cpu_model or "unknown",
+        "processor": gpu or cpu_model(),
         # CPUs of all ranks together: each may be bound to some of them.
         "cores": len({cpu for _, cpus, _ in of_ranks for cpu in cpus}),
         "settings": settings.to_record(),
