@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_CHARACTERS = 10_000  # length of the summary: the check's output may be cut there
-MOST_OF_A_LINE, MOST_OF_A_RESULT = 200, 900
+MOST_OF_A_LINE = 200
 REFUSED = 2  # exit status of a setting that the machine or the program refuses
 TIMED_OUT, KILLED = 124, 137  # exit status of `timeout`, which also kills
 HEADLINE, ALONE = "train_bf16", "ablation_none"  # the base of steps and ablations
@@ -30,7 +30,6 @@ COLUMNS = {  # of training steps: the key of `bench train`, and its format
     "padding": ("padding_share", ".1%"),
 }
 PEERS = ("sorted", "sorted_compiled", "padded", "padded_compiled", "unpadded_peer")
-LEFT_OUT = ("config", "schema_version")  # of what other parts printed
 RATES = {  # samples/s: first step and goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),
     "H200": ((950, 1030), (1092, 1250)),
@@ -70,22 +69,6 @@ class Part:
         return (errors or lines or [""])[-1][:MOST_OF_A_LINE]
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A number to reach; `value` is None if nothing measured it."""
-
-    text: str
-    value: float | None
-    bound: float
-
-    @property
-    def verdict(self) -> str:
-        """Met, missed or not measured."""
-        if self.value is None:
-            return "not measured"
-        return f"{'met' if self.value >= self.bound else 'missed'}: {self.value:.4g}"
-
-
 def main() -> int:
     """Print the summary of the named directory."""
     out = Path(sys.argv[1])
@@ -99,9 +82,6 @@ def main() -> int:
         ("Against `transformers`", lambda: _against(parts)),
         ("Runs of real text", lambda: _learning(out)),
         ("Shares of a run", lambda: _shares(out / "whole")),
-        ("Profile, bf16", lambda: _profile(parts, "profile_bf16")),
-        ("Profile, FP8", lambda: _profile(parts, "profile_fp8")),
-        ("Others", lambda: _others(parts)),
     )
     left = MOST_CHARACTERS
     for title, write in sections:
@@ -163,19 +143,26 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
     captured, eager = (rates.get(f"train_batch_4_{mode}") for mode in ("captured", "eager"))
     steps = (("bf16", HEADLINE), ("FP8", "train_fp8"))
     goals = [
-        Goal(f"{precision} samples/s, {text}", rates.get(part), bound)
+        (f"{precision} samples/s, {text}", rates.get(part), bound)
         for (precision, part), bounds in zip(steps, RATES[model[1]], strict=True)
         for text, bound in zip(("first", "goal"), bounds, strict=True)
     ]
     ratio = captured / eager if captured and eager else None
     peer = against.get("ratio_padded_compiled")
     goals += [
-        Goal("bf16 MFU of the measured peak (long run)", _get(parts, HEADLINE).get("mfu"), 0.6),
-        Goal("captured / eager at 4 sequences", ratio, 1.5),
-        Goal("`transformers` padded and compiled, times", peer, 2.4),
+        ("bf16 MFU of the measured peak (long run)", _get(parts, HEADLINE).get("mfu"), 0.6),
+        ("captured / eager at 4 sequences", ratio, 1.5),
+        ("`transformers` padded and compiled, times", peer, 2.4),
     ]
-    rows = [(goal.text, f"at least {goal.bound:g}", goal.verdict) for goal in goals]
+    rows = [(text, f"at least {bound:g}", _verdict(value, bound)) for text, value, bound in goals]
     return _table(("goal", f"bound, {model[1]}", "found"), rows)
+
+
+def _verdict(value: float | None, bound: float) -> str:
+    """Whether a number that is None if nothing measured it reaches its bound."""
+    if value is None:
+        return "not measured"
+    return f"{'met' if value >= bound else 'missed'}: {value:.4g}"
 
 
 def _table_of_parts(parts: dict[str, Part]) -> str:
@@ -322,33 +309,6 @@ def _checkpoint_steps(records: Sequence[dict[str, Any]], config: str) -> list[in
             last = each["step"]
             steps.append(last)
     return steps
-
-
-def _profile(parts: dict[str, Part], name: str) -> str:
-    result = _get(parts, name).get("profile")
-    if not result:
-        return ""
-    rows = [
-        (f"{row['ms']:.3f}", f"{row['share']:.1%}", f"{row['calls']:g}", f"`{row['name'][:70]}`")
-        for row in result["rows"]
-    ]
-    return (
-        f"{result['step_ms']:.2f} ms a step under the profiler, "
-        f"{_cell(result['gap_share'], '.1%')} of it with nothing running\n\n"
-        + _table(("ms", "share", "calls", result["unit_of_work"]), rows)
-    )
-
-
-def _others(parts: dict[str, Part]) -> str:
-    """The beginning of the output of parts without a section of their own."""
-    known = ("train_", "ablation_", "profile_", "against_")
-    lines = []
-    for part in parts.values():
-        if part.result and not part.name.startswith(known):
-            kept = {name: value for name, value in part.result.items() if name not in LEFT_OUT}
-            words = re.sub(r'(\.\d{3})\d+|"', r"\1", json.dumps(kept))
-            lines.append(f"- {part.name}: `{words[:MOST_OF_A_RESULT]}`")
-    return "\n".join(lines)
 
 
 def _get(parts: dict[str, Part], name: str) -> dict[str, Any]:
