@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from bert_tools.convert.tensorflow_source import open_tensorflow
+from bert_tools.convert.tensorflow import open_tensorflow
 
 MIB = 2**20
 

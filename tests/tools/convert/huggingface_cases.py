@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.convert.convert import report_of
-from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
+from bert_tools.huggingface.conversion import Conversion, plan_conversion, write_checkpoint
 from bert_tools.huggingface.reader import open_huggingface
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.first_weights import settings_of
@@ -93,11 +92,11 @@ def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
     return model
 
 
-def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> dict[str, Any]:
-    """As the command does; its JSON object."""
+def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> Conversion:
+    """As the command does."""
     conversion = plan_conversion(open_huggingface(source), words, missing)
     write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})
-    return report_of(conversion, out)
+    return conversion
 
 
 def load_ours(checkpoint: Path) -> BertForPretraining:

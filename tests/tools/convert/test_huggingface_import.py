@@ -14,7 +14,6 @@ from huggingface_cases import (
     a_batch,
     convert,
     load_ours,
-    make_theirs,
     real_rows,
     save_theirs,
     tensors_of,
@@ -35,7 +34,7 @@ def test_hidden_states_and_scores_are_theirs(
 ) -> None:
     theirs = save_theirs(tmp_path / "theirs", form)
     missing = "draw" if form == "BertModel" else "refuse"
-    report = convert(tmp_path / "theirs", tmp_path / "ours", words, missing)
+    found = convert(tmp_path / "theirs", tmp_path / "ours", words, missing)
     ours = load_ours(tmp_path / "ours")
     batch, inputs = a_batch(synthetic_data)
     with torch.inference_mode():
@@ -43,13 +42,12 @@ def test_hidden_states_and_scores_are_theirs(
         hidden = ours.bert(batch, None)
         scores = ours(batch)
     assert (hidden - real_rows(expected.hidden_states[-1], inputs)).abs().max() < 1e-5
-    assert report["form"] == form and report["matched"] == len(tensors_of(tmp_path / "ours")) - len(
-        report["drawn"]
-    )
+    assert found.source.form == form
     if form == "BertModel":
-        assert set(report["drawn"].values()) == {"masked-LM head"}
+        assert len(found.drawn) == 5
+        assert all(name.startswith("cls.predictions.") for name in found.drawn)
         return
-    assert not report["drawn"]
+    assert not found.drawn
     mlm = expected.prediction_logits if form == "BertForPreTraining" else expected.logits
     wanted = real_rows(mlm, inputs)[batch.masked_token_index]
     assert (scores.mlm[:, :NUM_WORDS] - wanted).abs().max() < 1e-5
@@ -60,8 +58,8 @@ def test_hidden_states_and_scores_are_theirs(
 
 
 def test_rows_that_pad_never_matter(plain: Path, tmp_path: Path, words: Path) -> None:
-    report = convert(plain, tmp_path / "ours", words)
-    assert (report["rows_in_source"], report["rows"]) == (NUM_WORDS, PADDED)
+    found = convert(plain, tmp_path / "ours", words)
+    assert (found.word_rows, found.shapes[WORDS][0]) == (NUM_WORDS, PADDED)
     ours = load_ours(tmp_path / "ours").train()
     table = ours.bert.embeddings.word_embeddings.weight
     hidden = torch.randn(50, 32)
@@ -94,10 +92,10 @@ def test_older_names_are_the_same_weights(plain: Path, tmp_path: Path, words: Pa
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "model.safetensors"
     save_file(old_names(load_file(path)), path)
-    report = convert(tmp_path / "other", tmp_path / "ours", words)
+    found = convert(tmp_path / "other", tmp_path / "ours", words)
     convert(plain, tmp_path / "plain", words)
     assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
-    assert len(report["ignored"]) == 3
+    assert len(found.ignored) == 3
 
 
 def test_one_weight_in_two_spellings_is_refused(plain: Path, tmp_path: Path, words: Path) -> None:
@@ -111,14 +109,6 @@ def test_one_weight_in_two_spellings_is_refused(plain: Path, tmp_path: Path, wor
         convert(tmp_path / "other", tmp_path / "ours", words)
 
 
-def test_several_files_are_the_same_weights(plain: Path, tmp_path: Path, words: Path) -> None:
-    make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
-    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 2
-    convert(tmp_path / "cut", tmp_path / "ours", words)
-    convert(plain, tmp_path / "plain", words)
-    assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_of_other_widths(
     plain: Path, tmp_path: Path, words: Path, dtype: torch.dtype
@@ -127,11 +117,10 @@ def test_weights_of_other_widths(
     path = tmp_path / "other" / "model.safetensors"
     rounded = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(rounded, path)
-    report = convert(tmp_path / "other", tmp_path / "ours", words)
+    convert(tmp_path / "other", tmp_path / "ours", words)
     found = tensors_of(tmp_path / "ours")
     for name, tensor in rounded.items():
         assert torch.equal(found[name][: len(tensor)], tensor.float())
-    assert list(report["dtypes"]) == [str(dtype).removeprefix("torch.")]
 
 
 def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: Path) -> None:
@@ -162,7 +151,7 @@ def test_a_form_is_one_line_and_told_by_the_model_where_it_has_no_name(
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
-    assert convert(tmp_path / "other", tmp_path / "ours", words)["form"] == form
+    assert convert(tmp_path / "other", tmp_path / "ours", words).source.form == form
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_tools.convert.tensorflow_source import open_tensorflow
+from bert_tools.convert.tensorflow import open_tensorflow
 from support import REPOSITORY
 from tensorflow_cases import (
     FIXTURES,
@@ -87,5 +87,5 @@ def assert_same_tensors(found_in: Path, expected_in: Path) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        if tensor.dtype not in ("string", "parts"):
+        if tensor.dtype == "float32":
             assert found[name].read().tobytes() == tensor.read().tobytes(), name

@@ -11,7 +11,7 @@ from huggingface_cases import convert, save_theirs, trained
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 from own_texts import encode_lines
 
@@ -39,6 +39,13 @@ def write_tokenizer(folder: Path, change: dict[str, dict[str, Any]], *, is_alone
         (folder / "vocab.txt").write_bytes(contents)
 
 
+def converted(source: Path, out: Path, words: Path | None = None) -> Path:
+    """The vocabulary that a conversion took."""
+    found = convert(source, out, words).vocabulary
+    assert (out / file_name(found)).read_bytes() == found.contents
+    return out / file_name(found)
+
+
 def ids_of(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[list[int]]:
     import transformers
 
@@ -61,12 +68,10 @@ def test_another_tokenizer_is_kept(
 ) -> None:
     write_tokenizer(theirs, {}, is_alone=False)
     plain = ids_of(theirs)
-    report = convert(theirs, tmp_path / "plain", None)
-    assert report["vocabulary"]["file"] == "vocab.txt"
+    assert converted(theirs, tmp_path / "plain").name == "vocab.txt"
     write_tokenizer(theirs, change, is_alone=False)
     assert ids_of(theirs) != plain
-    report = convert(theirs, tmp_path / "ours", None)
-    assert report["vocabulary"]["file"] == "tokenizer.json"
+    assert converted(theirs, tmp_path / "ours").name == "tokenizer.json"
     export_huggingface(tmp_path / "ours", tmp_path / "out")
     assert ids_of(tmp_path / "out") == ids_of(theirs)
     vocabulary = load_any_vocabulary(tmp_path / "ours" / "tokenizer.json")
@@ -78,30 +83,29 @@ def test_out_and_in_again_is_the_same_vocabulary(
     theirs: Path, tmp_path: Path, lowercase: bool
 ) -> None:
     write_tokenizer(theirs, {"normalizer": {"lowercase": lowercase}}, is_alone=True)
-    before = convert(theirs, tmp_path / "ours", None)["vocabulary"]
+    before = converted(theirs, tmp_path / "ours")
     export_huggingface(tmp_path / "ours", tmp_path / "out")
-    assert convert(tmp_path / "out", tmp_path / "again", None)["vocabulary"] == before
+    again = converted(tmp_path / "out", tmp_path / "again")
+    assert (again.name, again.read_bytes()) == (before.name, before.read_bytes())
 
 
 def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -> None:
     write_tokenizer(theirs, {}, is_alone=False)
     swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in swapped))
-    report = convert(theirs, tmp_path / "ours", None)
-    assert report["vocabulary"]["file"] == "tokenizer.json"
+    assert converted(theirs, tmp_path / "ours").name == "tokenizer.json"
 
 
 @pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
 def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, setting: str) -> None:
     write_tokenizer(theirs, {}, is_alone=False)
     (theirs / "tokenizer.json").unlink()
-    assert convert(theirs, tmp_path / "plain", None)["remarks"] == []
+    assert converted(theirs, tmp_path / "plain").name == "vocab.txt"
     (theirs / "tokenizer_config.json").write_text(json.dumps({setting: False}))
     with pytest.raises(CheckpointError, match=rf"{setting}: is false.*tokenizer.json with --vocab"):
         convert(theirs, tmp_path / "ours", None)
     given = shutil.copy(theirs / "vocab.txt", tmp_path / "given.txt")
-    report = convert(theirs, tmp_path / "ours", Path(given))
-    assert report["vocabulary"]["file"] == "vocab.txt"
+    assert converted(theirs, tmp_path / "ours", Path(given)).name == "vocab.txt"
 
 
 def byte_level(path: Path) -> None:
@@ -136,16 +140,16 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     assert ids_of(tmp_path / "out", theirs) == wanted
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (loaded.mask_token, loaded.cls_token, loaded.pad_token) == ("<mask>", "<s>", "<pad>")
-    report = convert(tmp_path / "out", tmp_path / "again", given)
-    assert report["vocabulary"]["sha256"] == vocabulary.sha256
+    found = convert(tmp_path / "out", tmp_path / "again", given).vocabulary
+    assert found.sha256 == vocabulary.sha256
     # What has all that already stays as it is, byte for byte.
     complete = shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json")
     words = f"model.vocab_size={len(vocabulary)}"
     run = trained(tmp_path / "other", Path(complete), words)
     export_huggingface(run, tmp_path / "same", Path(complete))
     assert (tmp_path / "same" / "tokenizer.json").read_bytes() == Path(complete).read_bytes()
-    report = convert(tmp_path / "same", tmp_path / "same_again", None)
-    assert report["vocabulary"]["sha256"] == load_any_vocabulary(Path(complete)).sha256
+    again = converted(tmp_path / "same", tmp_path / "same_again")
+    assert again.read_bytes() == Path(complete).read_bytes()
 
 
 def vocabulary_ids(vocabulary: Any, line: str) -> list[int]:

@@ -139,7 +139,7 @@ def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> No
 ASKED_TO_END = """
 import os, signal, sys, time
 from mlperf_bert import __main__ as program
-from bert_tools.huggingface import fill_cli as fill
+from bert_tools.huggingface import fill
 number, before = int(sys.argv[1]), sys.argv[2]
 signal.signal(number, getattr(signal, before))
 def run(args):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,18 +42,11 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
 Missing = Literal["refuse", "draw"]
 HEAD = "masked-LM head"
 STARTING = "train.toml"
-USUAL_HEAD_SIZE = 64  # of every published BERT
 _ABOUT_STARTING = """\
 # To go on training the weights beside this file: [model] is theirs, the rest own_text_cpu's but for
 # the learning rate, a tenth of it, not tuned. Steps and batch are yours to set.
 """
 _SPARE_BYTES = 2**20  # of JSON and headers
-# BERT's sizes in a source that states none: our setting, a tensor that shows it, its dimension.
-_SHOWN_BY = (
-    ("hidden_size", "bert.embeddings.word_embeddings.weight", 1),
-    ("max_position_embeddings", "bert.embeddings.position_embeddings.weight", 0),
-    ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight", 0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class Conversion:
     """The plan of a conversion, made before anything is written.
 
     `shapes` has our parameters; `drawn` those of the masked-LM head if the source has none;
-    `unused` the tensors of the source without a place in this model, with the reason.
+    `ignored` the tensors of the source without a place in this model, with the reason.
     """
 
     source: Source
@@ -69,8 +62,7 @@ class Conversion:
     vocabulary: AnyVocabulary
     shapes: Mapping[str, tuple[int, ...]]
     drawn: tuple[str, ...]
-    unused: Mapping[str, str]
-    remarks: tuple[str, ...]
+    ignored: Mapping[str, str]
 
     @property
     def word_rows(self) -> int:
@@ -105,8 +97,8 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
     if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
         problem = f"has {rows:,} words, its vocabulary {tokens:,}"
         remedy = "give the vocabulary that it was trained with by --vocab"
-        raise CheckpointError(str(source.path), problem, remedy)
-    config, remarks = _config_of(source, tokens)
+        raise CheckpointError(str(source.folder), problem, remedy)
+    config = _config_of(source, tokens)
     shapes = parameter_shapes(config.model)
     return Conversion(
         source=source,
@@ -114,8 +106,7 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
         vocabulary=vocabulary,
         shapes=shapes,
         drawn=_drawn(source, shapes, missing),
-        unused=_unused(source, shapes, config.model.objective),
-        remarks=(*source.remarks, *remarks),
+        ignored={**source.ignored, **_unused(source, shapes, config.model.objective)},
     )
 
 
@@ -127,19 +118,15 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 
 def _incomplete(source: Source, name: str) -> CheckpointError:
     problem = f"{name} is missing"
-    return CheckpointError(str(source.path), problem, "give the weights of a BERT, all of them")
+    return CheckpointError(str(source.folder), problem, "give the weights of a BERT, all of them")
 
 
-def _config_of(source: Source, num_tokens: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """A complete config with the source's model, and the assumptions behind it.
+def _config_of(source: Source, num_tokens: int) -> RunConfig:
+    """A complete config with the source's model. Raises ConfigError.
 
-    Sections other than [model] only complete the config; training uses its own. Raises ConfigError
-    or CheckpointError.
+    Sections other than [model] only complete the config; training uses its own.
     """
-    remarks: tuple[str, ...] = ()
     model = dict(source.settings)
-    if not model:
-        model, remarks = _model_by_shapes(source)
     model["vocab_size"] = num_tokens
     has_pairs = any(name.startswith(NEXT_SENTENCE[1]) for name in source.weights)
     model["objective"] = "mlm_nsp" if has_pairs else "mlm"
@@ -155,27 +142,7 @@ def _config_of(source: Source, num_tokens: int) -> tuple[RunConfig, tuple[str, .
         "schedule": {"decay_steps": 1},
         "eval": {"target_accuracy": 0.72},
     }
-    return config_from_tables(tables, source.stated_in or str(source.path)), remarks
-
-
-def _model_by_shapes(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """BERT's sizes from the shapes of its tensors, and the assumption about its heads."""
-    layers = {
-        name.removeprefix(source.family.layers).partition(".")[0]
-        for name in source.weights
-        if name.startswith(source.family.layers)
-    }
-    model: dict[str, Any] = {"num_layers": len(layers)}
-    for setting, name, dimension in _SHOWN_BY:
-        if name not in source.weights:
-            raise _incomplete(source, name)
-        model[setting] = source.weights[name].shape[dimension]
-    heads, rest = divmod(model["hidden_size"], USUAL_HEAD_SIZE)
-    if rest or not heads:
-        remedy = "put the bert_config.json of these weights beside them"
-        raise CheckpointError(str(source.path), "does not say how many heads it has", remedy)
-    model["num_heads"] = heads
-    return model, (f"{heads} heads of {USUAL_HEAD_SIZE} are assumed, as the source does not say",)
+    return config_from_tables(tables, str(source.stated_in))
 
 
 def _drawn(
@@ -193,7 +160,7 @@ def _drawn(
             raise _incomplete(source, name)
     if lacking and missing == "refuse":
         remedy = "give weights that have it, or let it be drawn at random with --missing draw"
-        raise CheckpointError(str(source.path), f"has no {HEAD}", remedy)
+        raise CheckpointError(str(source.folder), f"has no {HEAD}", remedy)
     return lacking
 
 
@@ -211,7 +178,7 @@ def _unused(
         if name not in shapes:
             if objective != "mlm" or not name.startswith(NEXT_SENTENCE):
                 problem = f"is no part of the {kind} that this program computes"
-                raise CheckpointError(weight.where or name, problem, remedy)
+                raise CheckpointError(weight.where, problem, remedy)
             unused[name] = "not used without next-sentence prediction"
             continue
         shape = shapes[name]

@@ -1,17 +1,84 @@
-"""Fill-mask: a model's most probable words for [MASK], with their probabilities.
+"""The sub-command `fill`: a model's most probable words for the [MASK] of a text.
 
 Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 """
 
-from dataclasses import dataclass
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from mlperf_bert.errors import ConfigError, say
 
-from bert_tools.huggingface.tokenizer import tokens_of
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, empty_batch
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.word_pieces import Vocabulary
+if TYPE_CHECKING:
+    import torch
+
+    from mlperf_bert.data.batch import UnpaddedBatch
+    from mlperf_bert.distributed.launch import RankInfo
+    from mlperf_bert.model.bert import BertForPretraining
+    from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+
+RUNS = Path("runs")
+MOST = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `fill`."""
+    parser.add_argument("text", metavar="TEXT", help='such as "The [MASK] was trained on text."')
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help=f"default: the newest of {RUNS}/*/run_*/checkpoints",
+    )
+    parser.add_argument(
+        "--vocab", type=Path, metavar="FILE", help="default: beside the checkpoint or above it"
+    )
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="words to show (5)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the most probable words, one a line. Raises ConfigError, CheckpointError, DataError."""
+    from mlperf_bert.checkpoint.load import load_weights
+    from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
+    from mlperf_bert.distributed.session import in_session
+    from mlperf_bert.model.bert import make_model
+    from mlperf_bert.step.eager import weights_dtype
+    from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
+
+    if not 1 <= args.top <= MOST:
+        raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")
+    checkpoint = resolve(_newest_of_all_runs() if args.checkpoint is None else args.checkpoint)
+    config = read_config(checkpoint)
+    sha256 = read_manifest(checkpoint).vocabulary_sha256
+    vocabulary = vocabulary_of(checkpoint, sha256, args.vocab)
+    # The attention policy changes no result, and the one used in training may not run here.
+    config = replace(config, model=replace(config.model, attention="auto"))
+
+    def run_rank(_info: "RankInfo", device: "torch.device") -> int:
+        model = make_model(config, 0, device)
+        load_weights(model, checkpoint, vocabulary.sha256)
+        model.to(weights_dtype(config.model.precision)).eval()
+        filled = fill(model, vocabulary, args.text, args.top)
+        for number, candidates in enumerate(filled):
+            if len(filled) > 1:
+                print(f"[MASK] {number + 1}")
+            for candidate in candidates:
+                print(f"{candidate.probability:.4f}  {candidate.token}")
+        return 0
+
+    return in_session(run_rank, args.device, config.parallel.share_gpu)
+
+
+def _newest_of_all_runs() -> Path:
+    found = list(RUNS.glob("*/run_*/checkpoints/LATEST"))
+    if not found:
+        problem = f"is not given, and no run in {RUNS}/ has one"
+        raise ConfigError("--checkpoint", problem, "give the directory of a checkpoint")
+    newest = max(found, key=lambda path: path.stat().st_mtime).parent
+    say(f"the newest checkpoint: {newest}")
+    return newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +90,7 @@ class Candidate:
 
 
 def fill(
-    model: BertForPretraining, vocabulary: AnyVocabulary, text: str, top: int
+    model: "BertForPretraining", vocabulary: "AnyVocabulary", text: str, top: int
 ) -> list[list[Candidate]]:
     """The `top` candidates for each [MASK] of a text, in order; the model is in evaluation mode.
 
@@ -32,6 +99,10 @@ def fill(
     Raises:
         ConfigError: the text has no [MASK], or is too long for the model.
     """
+    import torch
+
+    from bert_tools.huggingface.tokenizer import tokens_of
+
     batch = _batch(tokens_of(text, vocabulary, model.config.max_position_embeddings), vocabulary)
     device = next(model.parameters()).device
     with torch.inference_mode():
@@ -48,7 +119,9 @@ def fill(
     ]
 
 
-def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
+def _spelled(token: int, vocabulary: "AnyVocabulary") -> str:
+    from mlperf_bert.vocabulary.word_pieces import Vocabulary
+
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.tokens[token]
     # A token that is no character by itself, such as a space or a byte, has only its name.
@@ -56,8 +129,12 @@ def _spelled(token: int, vocabulary: AnyVocabulary) -> str:
     return str(tokenizer.decode([token])).strip() or str(tokenizer.id_to_token(token))
 
 
-def _batch(tokens: list[int], vocabulary: AnyVocabulary) -> UnpaddedBatch:
+def _batch(tokens: list[int], vocabulary: "AnyVocabulary") -> "UnpaddedBatch":
     """One sequence of one segment, whose [MASK] are the masked positions."""
+    import torch
+
+    from mlperf_bert.data.batch import IGNORED, empty_batch
+
     input_ids = torch.tensor(tokens)
     masked = (input_ids == vocabulary.mask_id).nonzero().flatten()
     batch = empty_batch((len(tokens),), (len(masked),))

@@ -1,4 +1,4 @@
-"""Reader of weights in Hugging Face's form: one or more safetensors files and config.json.
+"""Reader of weights in Hugging Face's form: a safetensors file and config.json.
 
 The safetensors library reads the files, and nothing is unpickled: these models are other people's.
 Opening a directory reads headers and JSON only, as the library maps the tensors.
@@ -6,12 +6,10 @@ Opening a directory reads headers and JSON only, as the library maps the tensors
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from bert_tools.huggingface.weights import (
@@ -25,10 +23,9 @@ from bert_tools.huggingface.weights import (
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
 from mlperf_bert.errors import CheckpointError, DataError, one_line
-from mlperf_bert.files import bare_name, file_size, in_brief, is_there, read_json, reading
+from mlperf_bert.files import file_size, in_brief, is_there, read_json, reading
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -37,30 +34,6 @@ _AS_SAFETENSORS = (
     "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
 )
 _WHOLE = "give a complete file, as its source has it"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of a safetensors file; see `SourceTensor`."""
-
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in the file."""
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> str:
-        """Name of the number type, such as float32 or bfloat16."""
-        return str(self.tensor.dtype).removeprefix("torch.")
-
-    def read(self) -> NDArray[Any]:
-        """The numbers, bfloat16 as float32."""
-        numbers: NDArray[Any] = (
-            self.tensor.float() if self.dtype == "bfloat16" else self.tensor
-        ).numpy()
-        return numbers
 
 
 def is_huggingface(directory: Path) -> bool:
@@ -87,41 +60,28 @@ def open_huggingface(folder: Path) -> Source:
     classes = config.get("architectures")
     named = classes[0] if isinstance(classes, list) and classes else family.class_name
     return Source(
-        path=folder,
+        folder=folder,
         name=folder.absolute().name,
         form=one_line(str(named)),
         weights=weights,
         ignored=ignored,
         settings=settings,
-        stated_in=str(path),
-        folder=folder,
+        stated_in=path,
     )
 
 
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Tensors of a directory's files by their names. Raises CheckpointError or DataError."""
+def _stored_tensors(folder: Path) -> dict[str, Tensor]:
+    """Tensors of a directory's file by their names. Raises CheckpointError."""
     if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
     for name in _PICKLED:
-        if is_there(folder / name) and not is_there(folder / INDEX):
+        if is_there(folder / name):
             raise CheckpointError(str(folder / name), "is a pickle", _AS_SAFETENSORS)
-    if not is_there(folder / INDEX):
-        raise CheckpointError(str(folder / SINGLE), "is missing", REMEDY)
-    index = read_json(folder / INDEX, missing="is missing", remedy=REMEDY)
-    with reading(folder / INDEX, REMEDY):
-        files = {bare_name(file) for file in index["weight_map"].values()}
-    found: dict[str, StoredTensor] = {}
-    for file in sorted(files):
-        part = read_safetensors(folder / file)
-        if twice := found.keys() & part.keys():
-            problem = f"holds {in_brief(min(twice))}, as another part does"
-            raise CheckpointError(str(folder / file), problem, REMEDY)
-        found |= part
-    return found
+    raise CheckpointError(str(folder / SINGLE), "is missing", REMEDY)
 
 
 def _sorted_out(
-    folder: Path, stored: Mapping[str, StoredTensor], family: Family
+    folder: Path, stored: Mapping[str, Tensor], family: Family
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Weights by our names; ignored tensors, and the reason for each.
 
@@ -132,8 +92,7 @@ def _sorted_out(
     if twice:
         raise CheckpointError(str(folder), f"holds {twice[0]} twice, in two spellings", REMEDY)
     found = {
-        ours: Weight(stored[name], where=f"{folder}: {in_brief(name)}")
-        for name, ours in names.items()
+        ours: _weight(stored[name], f"{folder}: {in_brief(name)}") for name, ours in names.items()
     }
     head = family.head if family.word_bias in found else ()
     parts = (family.body, *NEXT_SENTENCE, *head)
@@ -152,20 +111,31 @@ def _sorted_out(
     return weights, ignored
 
 
+def _weight(tensor: Tensor, where: str) -> Weight:
+    """A tensor of the file as a weight; numpy has no bfloat16, so that is read as float32."""
+    is_brain = tensor.dtype == torch.bfloat16
+    return Weight(
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        load=lambda: (tensor.float() if is_brain else tensor).numpy(),
+        where=where,
+    )
+
+
 def _check_copy(copy: Weight, original: Weight, name: str) -> None:
     if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
         problem = f"is not equal to {name}, to which this program ties it"
         raise CheckpointError(copy.where, problem, "give a model with a tied decoder")
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, mapped. Raises CheckpointError if the file is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         file_size(path, _WHOLE)  # refuses a pipe, on which the library would wait
-        return {name: StoredTensor(tensor) for name, tensor in load_file(path).items()}
+        return load_file(path)
     except DataError as error:
         raise CheckpointError(*error.args) from None
     except (OSError, SafetensorError) as error:

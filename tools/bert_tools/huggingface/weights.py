@@ -10,11 +10,11 @@ probability of exactly zero in the softmax, and so a gradient of zero. Training 
 loss and accuracy are the same without it, and export recognises and omits it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,28 +157,7 @@ _NOT_OURS = ("rope_scaling", "head_dim")
 PADDING_BIAS = -10_000.0  # float16 holds it, and exp of it is zero in float64 too
 MOST_SPARE_ROWS = 1024  # beyond the tokens: the padding in use is to multiples of 8 .. 1,024
 
-_FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))
-
-
-class SourceTensor(Protocol):
-    """One tensor of a file; it is not in memory before `read`.
-
-    `open_tensorflow` and `open_huggingface` return a mapping of names to such tensors.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in the file, checked against its size."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Name of the number type in the file, such as float32 or bfloat16."""
-        ...
-
-    def read(self) -> NDArray[Any]:
-        """All numbers, in the dtype's own kind (bfloat16 as float32). Raises CheckpointError."""
-        ...
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
@@ -336,16 +315,19 @@ def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a source that is one of our parameters; reading it gives our layout."""
+    """A tensor of a source that is one of our parameters; it is not in memory before `read`.
 
-    tensor: SourceTensor
-    is_transposed: bool = False  # in the source, relative to ours
-    where: str = ""  # file and name, for messages
+    Args:
+        shape: in our layout, checked against the file's size.
+        dtype: name of the number type in the file, such as float32 or bfloat16.
+        load: returns its numbers in our layout, bfloat16 as float32; may raise CheckpointError.
+        where: file and name, for messages.
+    """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in our layout."""
-        return self.tensor.shape[::-1] if self.is_transposed else self.tensor.shape
+    shape: tuple[int, ...]
+    dtype: str
+    load: Callable[[], NDArray[Any]]
+    where: str
 
     def read(self) -> NDArray[np.float32]:
         """Read it as float32, contiguous.
@@ -353,11 +335,10 @@ class Weight:
         Raises CheckpointError if its numbers are not floating-point, such as 8-bit integers, or not
         finite.
         """
-        if self.tensor.dtype not in _FLOATS:
-            problem = f"holds {in_brief(self.tensor.dtype)}, not floating-point numbers"
+        if self.dtype not in _FLOATS:
+            problem = f"holds {in_brief(self.dtype)}, which is none of {', '.join(_FLOATS)}"
             raise CheckpointError(self.where, problem, "give weights that are not quantised")
-        found = self.tensor.read()
-        found = np.ascontiguousarray(found.T if self.is_transposed else found, dtype=np.float32)
+        found = np.ascontiguousarray(self.load(), dtype=np.float32)
         if not np.isfinite(found).all():
             problem = "holds numbers that are not finite in float32"
             raise CheckpointError(self.where, problem, "give weights of a run that did not diverge")
@@ -369,33 +350,29 @@ class Source:
     """Weights of another program.
 
     Args:
-        path: the given path.
+        folder: the directory that holds them, where a vocabulary may lie.
         name: of the checkpoint, without its directories.
         form: what it is, in a word or two: "BertForMaskedLM", "TensorFlow checkpoint".
         weights: by our names; tensors outside the model keep their names.
         ignored: names of the source, and the reason for ignoring each.
-        settings: of our section [model], as far as the source states them.
+        settings: of our section [model].
         stated_in: the file that states them, for messages.
-        folder: where a vocabulary may lie.
         published: a description, if its owner has published its digest.
-        remarks: what a user should know of the source.
     """
 
-    path: Path
+    folder: Path
     name: str
     form: str
     weights: Mapping[str, Weight]
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    stated_in: str = ""
-    folder: Path = Path()
+    ignored: Mapping[str, str]
+    settings: Mapping[str, Any]
+    stated_in: Path
     published: str = ""
-    remarks: tuple[str, ...] = ()
 
     @property
     def family(self) -> Family:
         """Names and settings of its architecture."""
-        return FAMILIES[self.settings.get("architecture", "bert")]
+        return FAMILIES[self.settings["architecture"]]
 
     @property
     def origin(self) -> dict[str, str]:

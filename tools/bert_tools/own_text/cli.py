@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.huggingface.card import CARD
+from bert_tools.huggingface.export import CARD
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
 from mlperf_bert.config.run_config import RunConfig
@@ -32,7 +32,7 @@ from mlperf_bert.run.console import ProgressLines, as_clock
 if TYPE_CHECKING:
     import torch
 
-    from bert_tools.huggingface.card import Facts
+    from bert_tools.huggingface.export import Facts
     from bert_tools.own_text.prepare import OwnText
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.model.bert import BertForPretraining
@@ -404,8 +404,7 @@ def _seconds_a_forward(config: RunConfig) -> float:
 
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     """Measure what a run saved, export it with a card; 0, or 3 where training diverged."""
-    from bert_tools.huggingface.card import FACTS_VERSION, OWN_TEXT
-    from bert_tools.huggingface.export import export_huggingface
+    from bert_tools.huggingface.export import FACTS_VERSION, OWN_TEXT, export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.files import write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
@@ -433,7 +432,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     """The held-out accuracy before and after training, an example, and counts of the text."""
-    from bert_tools.huggingface.card import Facts
+    from bert_tools.huggingface.export import Facts
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve
     from mlperf_bert.data.set_checks import open_index

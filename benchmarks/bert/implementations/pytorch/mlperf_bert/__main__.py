@@ -52,9 +52,9 @@ COMMANDS = {
     "own-text": ("bert_tools.own_text.cli", "your own text to a trained and exported encoder"),
     "watch": ("bert_tools.report.watch", "how running jobs are doing, in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
-    "convert": ("bert_tools.convert.convert_cli", "weights of other programs to a checkpoint"),
-    "export": ("bert_tools.huggingface.export_cli", "a checkpoint to what other programs load"),
-    "fill": ("bert_tools.huggingface.fill_cli", "words that a checkpoint predicts for [MASK]"),
+    "convert": ("bert_tools.convert.cli", "weights of other programs to a checkpoint"),
+    "export": ("bert_tools.huggingface.export", "a checkpoint to what other programs load"),
+    "fill": ("bert_tools.huggingface.fill", "words that a checkpoint predicts for [MASK]"),
     "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
     "verify": ("mlperf_bert.cli.verify", "check prepared data"),
     "network-test": (

@@ -1,0 +1,97 @@
+"""The sub-command `convert`: makes a checkpoint from another program's weights."""
+
+import argparse
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_bert.errors import one_line, typed
+
+if TYPE_CHECKING:
+    from bert_tools.huggingface.conversion import Conversion
+    from bert_tools.huggingface.weights import Source
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `convert`."""
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="directory, file or prefix")
+    parser.add_argument(
+        "--from", dest="format", choices=("tensorflow", "huggingface"), required=True
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument(
+        "--vocab",
+        type=Path,
+        metavar="FILE",
+        help="vocab.txt or tokenizer.json of these weights (default: the one beside them)",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=("refuse", "draw"),
+        default="refuse",
+        help="for a head missing in the source: refuse (default), or draw it at random",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and print the fate of every tensor."""
+    from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
+
+    source = _open(args.format, args.source)
+    conversion = plan_conversion(source, args.vocab, args.missing)
+    write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
+    print("\n".join(map(one_line, _report(conversion, args.out))))
+    return 0
+
+
+def _open(source_format: str, path: Path) -> "Source":
+    if source_format == "huggingface":
+        from bert_tools.huggingface.reader import open_huggingface
+
+        return open_huggingface(path)
+    from bert_tools.convert.tensorflow import open_tensorflow_source
+
+    return open_tensorflow_source(path)
+
+
+def _report(conversion: "Conversion", out: Path) -> list[str]:
+    """What was done, in lines: the fate of every tensor, the model, and how to go on from it."""
+    from bert_tools.huggingface.conversion import HEAD, STARTING
+    from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
+
+    source, model, vocabulary = conversion.source, conversion.config.model, conversion.vocabulary
+    taken = [source.weights[name] for name in conversion.shapes if name in source.weights]
+    num_weights = sum(math.prod(weight.shape) for weight in taken)
+    counts = Counter(weight.dtype for weight in taken)
+    dtypes = ", ".join(f"{count} of {dtype}" for dtype, count in sorted(counts.items()))
+    rows = conversion.shapes[source.family.words][0]
+    kept = "all kept"
+    if rows > conversion.word_rows:
+        kept = f"and {rows - conversion.word_rows} that pad and never matter (decision 0019)"
+    elif rows < conversion.word_rows:
+        kept = f"the last {conversion.word_rows - rows} dropped: no token has them"
+    lines = [
+        f"{source.form}: {len(taken)} tensors matched, {num_weights:,} weights ({dtypes})",
+        f"model: {model.num_layers} layers, hidden {model.hidden_size}, "
+        f"{model.num_heads} heads, feed-forward {model.intermediate_size}, "
+        f"{model.max_position_embeddings} positions, objective {model.objective}",
+        f"vocabulary: {len(vocabulary):,} tokens, sha256 {vocabulary.sha256}",
+        f"word embedding: {conversion.word_rows:,} rows, {kept}",
+    ]
+    for why, count in Counter(conversion.ignored.values()).items():
+        first = next(name for name, reason in conversion.ignored.items() if reason == why)
+        others = f" and {count - 1} more" if count > 1 else ""
+        lines.append(f"ignored, {why}: {first}{others}")
+    if conversion.drawn:
+        count = len(conversion.drawn)
+        lines.append(f"NOT in the source, drawn at random: the {HEAD} ({count} tensors)")
+    if source.published:
+        lines.append(f"note: this is the {source.published}, by its published md5")
+    lines.append(f"written: {out}, weights of sha256 {read_manifest(out).files[MODEL].sha256}")
+    for words in (
+        ("own-text", "TEXT", "--out", "NEW"),
+        ("train", "--data", "DATA", "--config", str(out / STARTING)),
+    ):
+        lines.append(f"to go on from it: {typed(*words, '--init-checkpoint', str(out))}")
+    return lines
