@@ -135,7 +135,10 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
     ),
     "killed run": (lambda root: drop(log_of(root, 3), "run_stop"), "holds no run_stop; the run"),
     "goes on": (append_record, "goes on after run_stop: 'cache_clear'; run it again"),
-    "missing field": (describe_with(cooling=None), rf"systems/{OPEN}\.json: .*cooling.*; mend it"),
+    "missing field": (
+        describe_with(framework=None),
+        rf"systems/{OPEN}\.json: framework is missing; mend it",
+    ),
     "number in JSON": (
         describe_with(accelerators_per_node=8),
         rf"systems/{OPEN}\.json: .*accelerators_per_node.*; mend it",

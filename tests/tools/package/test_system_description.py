@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from bert_tools.package.system_description import (
-    FIELDS,
     STATUSES,
     check_description,
     read_description,
 )
 
-GOOD = dict.fromkeys(FIELDS, "") | {
+GOOD = {
+    "cooling": "",
+    "other_software_stack": "",
     "submitter": "Acme",
     "division": "open",
     "status": STATUSES[-1],
@@ -49,10 +50,10 @@ def test_a_wrong_value(field: str, value: object, problem: str) -> None:
 
 
 def test_missing_fields_and_more_fields() -> None:
-    for field in FIELDS:
+    for field in GOOD.keys() - {"cooling", "other_software_stack"}:  # for MLCommons' checker
         rest = {name: value for name, value in GOOD.items() if name != field}
         assert check_description(rest) == [f"{field} is missing"]
-    assert check_description({**GOOD, "system_type": 7}) == []
+    assert check_description({**GOOD, "system_type": "7"}) == []
 
 
 def test_what_is_no_description_is_one_problem(tmp_path: Path) -> None:
