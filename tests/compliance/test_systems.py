@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
-from bert_tools.package.system_description import check_description
+from bert_tools.package.own_checks import check_description
 from mlperf_bert.config.files import load_config
 from submissions import system_fields
 from support import CONFIGS, REPOSITORY

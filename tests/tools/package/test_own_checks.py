@@ -1,5 +1,6 @@
 """Our own checks of a submission, each spoiled one refused in one line, and a checker's words."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,12 @@ import pytest
 
 from bert_tools.package.checkers import Call, judge, scaling_of
 from bert_tools.package.export import export
-from bert_tools.package.own_checks import check_systems
+from bert_tools.package.own_checks import (
+    STATUSES,
+    check_description,
+    check_systems,
+    read_description,
+)
 from submissions import (
     OPEN,
     change,
@@ -264,3 +270,61 @@ def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path: Path) -> 
     directory.mkdir(parents=True)
     (directory / "scaling.json").write_text('{"scaling_factor": 1.0477}')
     assert scaling_of(tmp_path, OPEN) == 1.0477
+
+
+DESCRIPTION = {
+    "cooling": "",
+    "other_software_stack": "",
+    "submitter": "Acme",
+    "division": "open",
+    "status": STATUSES[-1],
+    "system_name": "box",
+    "number_of_nodes": "2",
+    "host_processors_per_node": "1",
+    "accelerators_per_node": "0",
+    "framework": "PyTorch 2.13.0",
+}
+
+
+def test_nothing_is_found_in_a_good_description() -> None:
+    assert check_description(DESCRIPTION) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("number_of_nodes", 8, "every value must be a string"),
+        ("number_of_nodes", "0", "not a whole number of at least 1"),
+        ("accelerators_per_node", "eight", "not a whole number"),
+        ("accelerators_per_node", "\N{ARABIC-INDIC DIGIT EIGHT}", "not a whole number"),
+        ("other_software_stack", {"cuda": "13"}, "every value must be a string"),
+        ("status", "onprem", STATUSES[0]),
+        ("division", "Closed", "'closed', 'open'"),
+        ("submitter", " ", "empty"),
+        ("framework", "", "empty"),
+    ],
+)
+def test_a_wrong_value(field: str, value: object, problem: str) -> None:
+    (found,) = check_description({**DESCRIPTION, field: value})
+    assert found.startswith(field)
+    assert problem in found
+
+
+def test_missing_fields_and_more_fields() -> None:
+    for field in DESCRIPTION.keys() - {"cooling", "other_software_stack"}:  # for MLCommons' checker
+        rest = {name: value for name, value in DESCRIPTION.items() if name != field}
+        assert check_description(rest) == [f"{field} is missing"]
+    assert check_description({**DESCRIPTION, "system_type": "7"}) == []
+
+
+def test_what_is_no_description_is_one_problem(tmp_path: Path) -> None:
+    for name, contents in (("list", b"[]"), ("broken", b"{"), ("binary", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(contents)
+        (problem,) = read_description(tmp_path / name, name)[1]
+        assert str(problem).startswith(f"{name}: cannot be read (")
+    (problem,) = read_description(tmp_path / "missing", "missing")[1]
+    assert "No such file" in str(problem)
+    (tmp_path / "wrong").write_text(
+        json.dumps({**DESCRIPTION, "status": "onprem", "division": "both"})
+    )
+    assert len(read_description(tmp_path / "wrong", "wrong")[1]) == 2
