@@ -100,8 +100,6 @@ def test_command(
     checkpoint: Path,
     synthetic_data: Path,
     vocabulary: Vocabulary,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ("--checkpoint", str(checkpoint), "--device", "cpu")
@@ -115,16 +113,12 @@ def test_command(
     assert main(["fill", text, *given, *words]) == 0
     expected = capsys.readouterr().out
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents)
-    monkeypatch.chdir(tmp_path)
-    assert main(["fill", text, "--device", "cpu"]) == 0  # the newest checkpoint of runs/
+    assert main(["fill", text, *given]) == 0
     shown = capsys.readouterr().out
     assert shown == expected and shown.count("\n") == 5
     assert all(re.fullmatch(r"0\.[0-9]{4}  w[0-9]+", line) for line in shown.splitlines())
-    assert main(["fill", text, "--top", "0"]) == 2
+    assert main(["fill", text, *given, "--top", "0"]) == 2
     assert "--top: is 0" in capsys.readouterr().err
-    monkeypatch.chdir(checkpoint)
-    assert main(["fill", text]) == 2
-    assert "--checkpoint: is not given" in capsys.readouterr().err
 
 
 def test_a_byte_level_vocabulary(config: RunConfig, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import ConfigError, say
+from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -18,19 +18,13 @@ if TYPE_CHECKING:
     from mlperf_bert.model.bert import BertForPretraining
     from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
-RUNS = Path("runs")
 MOST = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fill`."""
     parser.add_argument("text", metavar="TEXT", help='such as "The [MASK] was trained on text."')
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help=f"default: the newest of {RUNS}/*/run_*/checkpoints",
-    )
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--vocab", type=Path, metavar="FILE", help="default: beside the checkpoint or above it"
     )
@@ -49,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.top <= MOST:
         raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")
-    checkpoint = resolve(_newest_of_all_runs() if args.checkpoint is None else args.checkpoint)
+    checkpoint = resolve(args.checkpoint)
     config = read_config(checkpoint)
     sha256 = read_manifest(checkpoint).vocabulary_sha256
     vocabulary = vocabulary_of(checkpoint, sha256, args.vocab)
@@ -69,16 +63,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     return in_session(run_rank, args.device, config.parallel.share_gpu)
-
-
-def _newest_of_all_runs() -> Path:
-    found = list(RUNS.glob("*/run_*/checkpoints/LATEST"))
-    if not found:
-        problem = f"is not given, and no run in {RUNS}/ has one"
-        raise ConfigError("--checkpoint", problem, "give the directory of a checkpoint")
-    newest = max(found, key=lambda path: path.stat().st_mtime).parent
-    say(f"the newest checkpoint: {newest}")
-    return newest
 
 
 @dataclass(frozen=True, slots=True)
