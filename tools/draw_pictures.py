@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from bert_tools.common.figures import new_figure, png
 from bert_tools.common.length_histogram import wikipedia_lengths
+from bert_tools.common.results import new_figure, png
 from mlperf_bert.data.balance import Balance
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

@@ -25,8 +25,7 @@ import torch
 from matplotlib.axes import Axes
 from scipy.special import stdtr
 
-from bert_tools.common.figures import new_figure, png
-from bert_tools.common.means import mean_and_half_width
+from bert_tools.common.results import mean_and_half_width, new_figure, png
 from clip_study_runs import Cell, make_config, run_cell
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.errors import DataError, UserError

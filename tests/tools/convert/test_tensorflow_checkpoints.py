@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 import torch
+from mlperf_bert.model.tensor_names import tensorflow_name
 
 from bert_tools.convert.tensorflow import (
     masked_crc32c,
@@ -22,7 +23,6 @@ from bert_tools.convert.tensorflow import (
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.tensor_names import tensorflow_name
 from tensorflow_cases import (
     V2,
     V2_SHARDS,

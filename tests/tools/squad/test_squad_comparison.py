@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert_tools.common.tables import markdown
+from bert_tools.common.results import markdown
 from bert_tools.squad.comparison import (
     MARK,
     RESULT,

@@ -97,7 +97,7 @@ def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
     `scaling_factor` comes from the reference convergence points, for runs that needed fewer samples
     than the reference (closed division); else 1. The times are those before any scaling.
     """
-    from bert_tools.common.means import olympic_mean
+    from bert_tools.common.results import olympic_mean
 
     runs = results.runs
     minutes = [run.minutes for run in runs]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bert_tools.common.tables import aligned
+from bert_tools.common.results import aligned
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from bert_tools.common.tables import aligned
+from bert_tools.common.results import aligned
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import TOKEN_TYPES, ModelSection
 from mlperf_bert.distributed.bucket_plan import MIB, ReadyGradient, plan_buckets

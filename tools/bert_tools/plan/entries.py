@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import RunLog, is_number, read_foreign_log
-from bert_tools.common.means import olympic_mean
+from bert_tools.common.results import olympic_mean
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import parse_json_object, read_regular_file
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_tools.common.means import quantile_95
-from bert_tools.common.tables import aligned
+from bert_tools.common.results import aligned, quantile_95
 from bert_tools.plan.entries import Entry, chosen, published_entries, read_results
 from mlperf_bert.errors import ConfigError, DataError, one_line
 

@@ -111,7 +111,7 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 def _compare(args: argparse.Namespace) -> int:
     """Run what has not ended, then compare; 0, or the status of the failed run."""
-    from bert_tools.common.figures import new_figure
+    from bert_tools.common.results import new_figure
     from bert_tools.squad.compare import run_all, write_comparison
     from bert_tools.squad.comparison import in_words
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bert_tools.common.figures import png
+from bert_tools.common.results import png
 from bert_tools.squad.comparison import RESULT, Run, check_same, compare_runs, read_run
 from bert_tools.squad.plot import timeline_figure
 from bert_tools.squad.settings import SquadSettings

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tools.common.means import mean_and_half_width
-from bert_tools.common.tables import markdown
+from bert_tools.common.results import markdown, mean_and_half_width
 from bert_tools.squad.noise_scale import efficiency
 from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.files import check_version, read_json, reading

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bert_tools.common.figures import new_figure
+from bert_tools.common.results import new_figure
 from bert_tools.squad.comparison import Run, is_comparable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_tools.common.tables import aligned
+from bert_tools.common.results import aligned
 from bert_tools.plan.cluster.machine import (
     AcceleratorName,
     Constants,
