@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_tools.doctor.checks import cpu_model
+from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad.answers import find_answers, mean_loss, score, texts
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble

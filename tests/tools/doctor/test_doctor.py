@@ -1,0 +1,188 @@
+"""`mlperf_bert doctor`: checks from given facts to findings, and the command on this machine."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_tools.doctor import cli
+from bert_tools.doctor.cli import fail, ok
+from mlperf_bert.__main__ import main
+from mlperf_bert.config.files import load_config
+from mlperf_bert.distributed import spawn
+from support import REPOSITORY
+
+A100: cli.Gpu = ("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+TORCH = cli.NEEDED[0]
+BUILT_FOR = "torch 2.13.0, CUDA 13.0"
+
+
+def test_equal_gpus_are_one_good_line() -> None:
+    (finding,) = cli.judge_gpus([A100] * 8, 8, BUILT_FOR, None)
+    assert finding.status == "ok"
+    assert finding.found == "8 x NVIDIA A100-SXM4-80GB 80 GiB, torch 2.13.0, CUDA 13.0"
+
+
+def test_without_a_gpu(tiny_config: Path) -> None:
+    wants_cuda = load_config(tiny_config, ['run.device="cuda"'])
+    for of_driver, config, status, words in (
+        (0, None, "ok", "trains on the CPU"),
+        (0, wants_cuda, "fail", "config asks for 'cuda'"),
+        (8, None, "fail", "the driver lists 8 GPUs"),
+    ):
+        (finding,) = cli.judge_gpus([], of_driver, BUILT_FOR, config)
+        assert finding.status == status and words in finding.found
+        assert bool(finding.remedy) == (status != "ok")
+
+
+def test_different_gpus_are_named() -> None:
+    other = ("Tesla V100", 16 * 2**30)
+    (finding,) = cli.judge_gpus([A100, other], 2, BUILT_FOR, None)
+    assert finding.status == "warn" and "Tesla V100" in finding.found
+
+
+def test_a_config_of_more_ranks_than_gpus_fails(tiny_config: Path) -> None:
+    auto = ['run.device="auto"', "parallel.ranks_per_node=8"]
+    _, finding = cli.judge_gpus([A100] * 4, 4, BUILT_FOR, load_config(tiny_config, auto))
+    assert finding.status == "fail" and "4 for 8 ranks" in finding.found
+    for change in ('parallel.share_gpu="allow"', 'run.device="cpu"'):
+        config = load_config(tiny_config, [*auto, change])
+        assert len(cli.judge_gpus([A100] * 4, 4, BUILT_FOR, config)) == 1
+
+
+def test_too_few_processors_for_the_ranks_are_warned_of() -> None:
+    for usable, status in ((8, "ok"), (7, "warn")):
+        finding = cli.judge_processors(usable, ranks=8)
+        assert finding.status == status
+        assert f"may use {usable} threads" in finding.found
+        assert finding.found.startswith(cli.cpu_model())
+
+
+def test_free_space() -> None:
+    for free, status in ((2**20, "fail"), (5 * 2**30, "warn"), (2**40, "ok")):
+        assert cli.judge_free(Path("/runs"), free).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "remedy"),
+    [
+        ("2.11.0+cu130", "ok", ""),
+        ("2.10.1", "warn", "torch>=2.11,<2.14; run in the checkout: tools/venv.sh"),
+        ("2.14.0", "warn", "torch>=2.11,<2.14"),
+        (None, "fail", "run in the checkout: tools/venv.sh"),
+    ],
+)
+def test_what_is_needed_is_there_in_a_version_that_was_tried(
+    version: str | None, status: str, remedy: str
+) -> None:
+    finding = cli.judge(TORCH, version)
+    assert finding.status == status
+    assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
+
+
+def test_what_training_can_do_without_says_what_its_lack_costs() -> None:
+    apex = cli.judge(cli.OPTIONAL[0], None)
+    assert apex.status == "warn"
+    assert "optim.implementation 'apex'" in apex.found
+    assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
+
+
+def test_optional_packages_are_shown_where_they_are_needed(tiny_config: Path) -> None:
+    assert cli.needed_here(None, has_gpus=True) == {"triton"}
+    config = load_config(tiny_config, ["data.loader=mpi_readers"])
+    for given, shown in ((None, set()), (config, {"mpi4py"})):
+        found = {each.name.removeprefix("packages.") for each in cli.check_packages(given)}
+        assert found & {package.name for package in cli.OPTIONAL} == shown
+
+
+def test_what_is_needed_is_what_pyproject_requires() -> None:
+    required = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    listed = {package.name + ">=" + ".".join(map(str, package.lowest)) for package in cli.NEEDED}
+    assert listed == {text.partition(",")[0] for text in required["project"]["dependencies"]}
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    nothing = cli.Package("no-such", "no_such.part", "nothing")
+    assert cli.installed_version(nothing) is None
+    assert cli.installed_version(TORCH)
+
+
+def test_a_line_has_status_name_what_was_found_and_the_remedy() -> None:
+    line = fail("disk", "two\nlines", "make room").line()
+    assert line.split() == ["fail", "disk", "two", "lines;", "make", "room"]
+
+
+def test_the_whole_of_it_with_two_ranks(
+    tiny_config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["doctor", "--config", str(tiny_config), "--set", "run.device=cpu"])
+    *found, summed = capfd.readouterr().out.splitlines()
+    assert {line.split()[1].split(".")[0] for line in found} == {"machine", "disk", "packages"}
+    assert status == int(any(line.startswith("fail") for line in found))
+    assert summed.startswith("all-reduce: 2 ranks over gloo: sums exactly right, ")
+
+
+def test_the_ranks_of_the_config_are_started(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[tuple[list[str], int]] = []
+
+    def start(words: list[str], ranks: int) -> int:
+        started.append((words, ranks))
+        return 9
+
+    monkeypatch.setattr(spawn, "run_on_ranks", start)
+    monkeypatch.setattr(cli, "CHECKS", {"all-reduce": cli.check_all_reduce})
+    settings = ("--set", "parallel.ranks_per_node=4", "--set", "run.device=cpu")
+    assert main(["doctor", "--config", str(tiny_config), *settings]) == 1
+    ((words, ranks),) = started
+    assert ranks == 4
+    assert {"network-test", "run.device=cpu", "parallel.ranks_per_node=4"} <= set(words)
+    assert "fail  all-reduce" in (line := capsys.readouterr().out) and "status 9" in line
+
+
+def test_a_check_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(config: Any) -> list[Any]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setitem(cli.CHECKS, "disk", broken)
+    monkeypatch.setitem(cli.CHECKS, "all-reduce", lambda config: [])
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (failed,) = [line for line in lines if line.startswith("fail  disk ")]
+    assert "Input/output error" in failed
+    assert any("packages.torch" in line for line in lines)
+
+
+def test_the_exit_status_is_for_schedulers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for finding, status in ((ok("machine", "8"), 0), (fail("machine", "0", "x"), 1)):
+        monkeypatch.setattr(cli, "CHECKS", {"machine": lambda _, found=finding: [found]})
+        assert main(["doctor"]) == status
+        assert capsys.readouterr().out == finding.line() + "\n"
+
+
+def test_a_wrong_option_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in {
+        "--set run.seed=1": "--set: is given without --config",
+        "--config missing.toml": "missing.toml: No such file",
+    }.items():
+        assert main(["doctor", *arguments.split()]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+
+
+def test_without_torch_the_other_checks_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(cli.CHECKS, "all-reduce", lambda config: [])
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("fail  machine") and "ModuleNotFoundError" in line for line in lines)
+    assert any("packages.numpy" in line for line in lines)
