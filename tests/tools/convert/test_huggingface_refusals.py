@@ -14,7 +14,9 @@ from huggingface_cases import WORD_BIAS, WORDS, make_theirs, save_theirs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bert_tools.huggingface.reader import read_safetensors
 from mlperf_bert.__main__ import main
+from mlperf_bert.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors], Tensors]
@@ -134,6 +136,26 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
     shutil.copytree(plain, tmp_path / "bert")
     assert_refused(tmp_path, words, capsys, "bert", "No space left")
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")
+
+
+def test_truncations_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    save_file({"full": torch.ones(4, 3), "half": torch.ones(7).half()}, path)
+    contents = path.read_bytes()
+    for size in {*range(64), *range(0, len(contents), 7), len(contents) - 1}:
+        path.write_bytes(contents[:size])
+        with pytest.raises(CheckpointError):
+            read_safetensors(path)
+    path.write_bytes(contents + b"\0")
+    with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+        read_safetensors(path)
 
 
 def assert_refused(folder: Path, words: Path, capsys: Any, name: str, problem: str) -> None:
