@@ -57,9 +57,11 @@ def compare(
     batch = ragged_batch(lengths, vocab_size=config.vocab_size)
     model = scattered_model(config, spread=spread, dtype=dtype)
     twin = hugging_face_twin(model)
-    padded = padded_inputs(batch, batch.max_seqlen, config.architecture)
+    padded = padded_inputs(batch, batch.max_seqlen)
     if config.objective == "mlm":
-        padded.pop("next_sentence_label", None)
+        padded.pop("next_sentence_label")
+    if config.architecture == "modern":
+        padded.pop("token_type_ids")
     theirs = twin(**padded)
     ours = model(batch)
     scores = theirs.logits if ours.nsp is None else theirs.prediction_logits

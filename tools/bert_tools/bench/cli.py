@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
 HEAD_SIZE = 64  # of every published BERT
 OPTIMIZER_MODEL = ("model.num_layers=12", "model.hidden_size=768")  # BERT-base
-MODERN = (  # as published, but for its size: arXiv 2412.13663
-    *("model.architecture=modern", "model.objective=mlm", "model.layer_norm_epsilon=1e-5"),
-    *("model.hidden_dropout=0", "model.attention_dropout=0"),
-    *("data.masking=dynamic", "data.masking_rate=0.3"),
-)
 _BOUNDS = {
     "steps": Bounds(1, 10**7),
     "seconds": Bounds(1e-3, 1e6),
@@ -44,11 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
     against = commands.add_parser("against", help="our training step against `transformers`'")
     _add_common(against, steps=12, seconds=300.0)
-    against.add_argument(
-        "--architecture",
-        choices=("bert", "modern"),
-        help="of both sides (default: that of --config, or bert)",
-    )
     against.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
@@ -134,15 +124,11 @@ def make_config(args: argparse.Namespace) -> RunConfig:
     A run's random seed is 1 here.
     """
     device = f'run.device="{args.device}"'
-    architecture = getattr(args, "architecture", None)
     if args.config:
         fixed = ["parallel.nodes=1", "parallel.ranks_per_node=1", device]
-        if architecture:
-            fixed.append(f"model.architecture={architecture}")
         config = load_config(args.config, [*args.set, *fixed])
     else:
         settings: tuple[str, ...] = OPTIMIZER_MODEL if args.measurement == "optimizer" else ()
-        settings += MODERN if architecture == "modern" else ()
         config = small_config(*settings, *args.set, device)
     if config.run.seed == "random":
         config = replace(config, run=replace(config.run, seed=1))

@@ -149,6 +149,7 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
                 vocab_size=config.model.vocab_size,
                 max_predictions=data.max_predictions,
                 seed=derive_seed(seed, "samples", number),
+                masking_rate=data.masking_rate,
             )
         )
     updates = []
