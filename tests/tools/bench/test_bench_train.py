@@ -31,7 +31,7 @@ sys.modules |= dict.fromkeys(
 def test_train(step_mode: str) -> None:
     settings = (f"run.step_mode={step_mode}", "parallel.grad_accum_steps=2", "model.num_layers=2")
     result, words, progress = measured("train", *BRIEF, settings=settings)
-    for part in ("samples/s", "tokens/s", "TFLOP/s", "MFU", "MiB", "2 layers, hidden 32"):
+    for part in ("samples_per_s", "tflops", "mfu", "memory_peak_bytes", "2 layers, hidden 32"):
         assert part in words
     assert "building on cpu" in progress
     assert FEWEST_STEPS <= result["steps"] <= 4

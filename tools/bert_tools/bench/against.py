@@ -28,7 +28,7 @@ from bert_tools.bench.peer import (
 )
 from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.bench.timing import InterleavedTimes
-from bert_tools.bench.train import heading, surroundings
+from bert_tools.bench.train import surroundings
 from bert_tools.bench.training_run import (
     Update,
     own_stream,
@@ -219,32 +219,6 @@ def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int)
             found[f"ratio_{name}_range"] = times.range_of_ratios(name, "ours")
     found["ratio_strongest"] = None if strongest is None else found[f"ratio_{strongest}"]
     return found
-
-
-def in_words(result: dict[str, Any]) -> str:
-    """The result for people."""
-    lines = [
-        heading(result),
-        f"mean length {result['mean_length']:.1f}, {result['steps']} steps of each, "
-        f"{result['optimizer']}",
-        "a step is forward, backward and update, its batch ready; their compiled forms: "
-        f"{result['compiled']}",
-        f"{'our step':56} {result['ours_samples_per_s']:9.2f} samples/s",
-    ]
-    for name, text in OPPONENTS.items():
-        rate = result[f"{name}_samples_per_s"]
-        if rate is None:
-            lines.append(f"{text}: not measured ({result[f'{name}_reason']})")
-            continue
-        low, middle, high = result[f"ratio_{name}_range"]
-        lines.append(
-            f"{text:56} {rate:9.2f} samples/s  ours is {result[f'ratio_{name}']:.2f} times that "
-            f"(rounds {low:.2f} .. {middle:.2f} .. {high:.2f})"
-        )
-    if result["strongest"] is not None:
-        text = OPPONENTS[result["strongest"]]
-        lines.append(f"ours / the strongest ({text}): {result['ratio_strongest']:.2f}")
-    return "\n".join(lines)
 
 
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:

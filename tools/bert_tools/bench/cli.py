@@ -8,10 +8,12 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bert_tools.common.tables import aligned
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig
@@ -34,7 +36,7 @@ _BOUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the measurements, which are sub-commands of `bench`.
 
-    The module of the same name has `measure` and `in_words`.
+    The module of the same name has `measure`.
     """
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
     against = commands.add_parser("against", help="our training step against `transformers`'")
@@ -114,8 +116,47 @@ def run(args: argparse.Namespace) -> int:
     if args.measurement == "train":
         options |= {"peak_seconds": args.peak_seconds, "profile": args.profile, "out": args.out}
     result = module.measure(config, device, _report, **options)
-    print(json.dumps(result) if args.json else module.in_words(result))
+    print(json.dumps(result) if args.json else "\n".join(lines_of(result)))
     return 0
+
+
+def lines_of(result: Mapping[str, Any]) -> list[str]:
+    """The figures of a measurement for people, by the keys of its JSON object.
+
+    The config is one line of what is asked about most; what is unknown is left out.
+    """
+    lines = []
+    for name, value in result.items():
+        if name == "config":
+            lines.append(f"{name:28} {_config_in_brief(value)}")
+        elif isinstance(value, dict):
+            lines += [f"{name}:", *lines_of(value)]
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            rows = [[_shown(cell) for cell in row.values()] for row in value]
+            lines += aligned(list(value[0]), rows, left="name,rule,updater")
+        elif value is not None:
+            lines.append(f"{name:28} {_shown(value)}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    """A figure with four digits, a range from its lowest to its highest, or a text."""
+    if isinstance(value, list):
+        return " .. ".join(map(_shown, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _config_in_brief(config: Mapping[str, Any]) -> str:
+    model, parallel = config["model"], config["parallel"]
+    return (
+        f"{model['architecture']}, {model['num_layers']} layers, hidden {model['hidden_size']}, "
+        f"{model['num_heads']} heads, feed-forward {model['intermediate_size']}, "
+        f"{model['precision']}, dropout {model['hidden_dropout']:g}, batch "
+        f"{parallel['local_batch_size']} x {parallel['grad_accum_steps']}, "
+        f"step {config['run']['step_mode']}"
+    )
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bert_tools.bench.peer import fused_adamw
 from bert_tools.bench.timing import Contender, InterleavedTimes
+from bert_tools.bench.train import surroundings
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import OptimSection
 from mlperf_bert.errors import ConfigError
@@ -78,40 +79,13 @@ def measure(
         ]
     parameters = list(model.parameters())
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "rows": rows,
         "parameters": sum(parameter.numel() for parameter in parameters),
         "tensors": len(parameters),
-        "layers": config.model.num_layers,
-        "hidden": config.model.hidden_size,
-        "vocabulary": config.model.vocab_size,
         "largest_difference_allowed": LARGEST_DIFFERENCE,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-        "seed": config.run.seed,
-        "torch": torch.__version__,
+        **surroundings(config, device),
     }
-
-
-def in_words(result: dict[str, Any]) -> str:
-    """The result for people."""
-    lines = [
-        f"{result['layers']} layers, hidden {result['hidden']}, {result['vocabulary']} words: "
-        f"{result['parameters']:,} parameters in {result['tensors']} tensors, fp32 on "
-        f"{result['device']}, {result['threads']} threads",
-        f"one update, median of {result['rows'][0]['steps']}; ratio: updates while the loop over "
-        "tensors does one; difference: of any",
-        "weight from the loop's at the end, at most "
-        f"{result['largest_difference_allowed']:g}; single ones: lowest, median, highest ratio",
-        f"{'rule':6} {'updater':32} {'ms':>8} {'ratio':>6}  {'single ones':18} {'difference':>10}",
-    ]
-    for row in result["rows"]:
-        singles = ", ".join(f"{ratio:.2f}" for ratio in row["ratio_range"])
-        lines.append(
-            f"{row['rule']:6} {row['updater']:32} {row['ms']:8.1f} {row['ratio']:6.2f} "
-            f" {singles:18} {row['largest_difference']:10.1e}"
-        )
-    return "\n".join(lines)
 
 
 def make_updaters(

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -30,14 +30,12 @@ OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
 CLIP = ClipSection()
 OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
 ATTENTION_NAME = "mlperf_bert_nested"
-OPPONENTS = MappingProxyType(  # in words
-    {
-        "sorted": "masked positions, sorted by length",
-        "sorted_compiled": "the same through torch.compile",
-        "padded": "as people feed it: all positions, padded to the maximum",
-        "padded_compiled": "the same through torch.compile",
-        "unpadded_peer": "without padding, all positions",
-    }
+OPPONENTS = (
+    "sorted",  # masked positions, sorted by length
+    "sorted_compiled",  # the same through torch.compile
+    "padded",  # as people feed it: all positions, padded to the maximum
+    "padded_compiled",  # the same through torch.compile
+    "unpadded_peer",  # without padding, all positions
 )
 Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]

@@ -105,22 +105,6 @@ def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
     return end - ordered[0][0], idle
 
 
-def in_words(result: dict[str, Any]) -> str:
-    """What `profiled` found, for people."""
-    what = result["unit_of_work"]
-    lines = [
-        f"{result['step_ms']:.2f} ms a step under the profiler, {result['calls']:.0f} {what}s; "
-        f"nothing runs in {result['gap_share']:.1%} of it, in {result['gaps']:.0f} gaps, the "
-        f"longest {result['longest_gap_us']:.0f} us",
-        f"{'ms a step':>9} {'share':>6} {'calls':>6}  {what}",
-    ]
-    lines += [
-        f"{row['ms']:9.3f} {row['share']:6.1%} {row['calls']:6.4g}  {row['name']}"
-        for row in result["rows"]
-    ]
-    return "\n".join(lines)
-
-
 def _steps(run: TrainingRun, count: int) -> None:
     for number in range(count):
         loss = run(number)

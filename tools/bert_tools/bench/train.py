@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from bert_tools.bench.flops import measure_peak, model_flops, peak_dtype
-from bert_tools.bench.profile import in_words as profile_in_words
 from bert_tools.bench.profile import profiled
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
@@ -99,40 +98,3 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-
-
-def heading(result: dict[str, Any]) -> str:
-    """The question and the machine, one line for people."""
-    model, parallel = result["config"]["model"], result["config"]["parallel"]
-    where = result["device_name"] or f"{result['device']}, {result['threads']} threads"
-    accum = parallel["grad_accum_steps"]
-    return (
-        f"{model['architecture']}, {model['num_layers']} layers, hidden {model['hidden_size']}, "
-        f"{model['precision']}, dropout {model['hidden_dropout']:g}, on {where}, "
-        f"batch {parallel['local_batch_size']}"
-        + (f" x {accum}" if accum > 1 else "")
-        + f", step {result['config']['run']['step_mode']}"
-    )
-
-
-def in_words(result: dict[str, Any]) -> str:
-    """The result for people."""
-    if result["mfu"] is None:
-        peak = f"no peak in {result['peak_dtype']} ({result['peak_reason']})"
-    else:
-        peak = (
-            f"MFU {result['mfu']:.1%} of {result['peak_tflops']:.3g} TFLOP/s of "
-            f"{result['peak_dtype']} products"
-        )
-    lines = [
-        heading(result),
-        f"{result['samples_per_s']:.1f} samples/s, {result['tokens_per_s']:.0f} tokens/s; mean "
-        f"length {result['mean_length']:.1f}, padding {result['padding_share']:.2%} of tokens",
-        f"step {result['step_ms']:.2f} ms, mean of {result['steps']}",
-        f"{result['tflops']:.3g} TFLOP/s at {result['gflop_per_sequence']:.4g} GFLOP a sequence "
-        f"(published count); {peak}",
-        f"memory at most {result['memory_peak_bytes'] / 2**20:.0f} MiB, loss {result['loss']}",
-    ]
-    if result["profile"]:
-        lines.append(profile_in_words(result["profile"]))
-    return "\n".join(lines)
