@@ -33,10 +33,9 @@ if [[ $MODE == dry-run ]]; then
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
-    TINY=(--set model.num_layers=1 --set model.hidden_size=64 --set model.vocab_size=128 --set data.max_seq_length=64)
-    PEER_SIZE=("${TINY[@]}" --steps 1 --no-compile)
+    PEER=("${SIZE[@]}" --steps 1 --no-compile)
     SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
-    OPTIMIZER=("${TINY[@]}" --steps 1 --threads 1)
+    OPTIMIZER=("${SIZE[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
     WHOLE=(run.max_steps=40 run.log_interval_steps=5 eval.target_accuracy=none checkpoint.interval_steps=5)
@@ -47,10 +46,9 @@ else
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
     DEVICE=cuda BATCH=112 PEER_BATCH=24 PATIENCE=1
     SIZE=()
-    LARGE=(--set model.num_layers=24 --set model.hidden_size=1024)
-    PEER_SIZE=("${LARGE[@]}" --steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
+    PEER=(--steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
-    OPTIMIZER=("${LARGE[@]}" --seconds 3)
+    OPTIMIZER=(--seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     TEXT=(run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=128
         model.{num_layers=24,hidden_size=1024,num_heads=16,intermediate_size=4096,initializer_range=0.02}
@@ -59,7 +57,7 @@ else
     ATTENTIONS=(triton flash)
 fi
 TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # of cpu_tiny
-OURS=(--config "$CONFIG" "${SIZE[@]}" --device "$DEVICE" --set "parallel.local_batch_size=$BATCH")
+OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
 WINDOWS=tests/gpu/test_gpu_attention.py::test_triton_rotates_and_hides
@@ -164,8 +162,8 @@ run_stage() { # the most precious parts first
         for each in bf16 fp8; do
             train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
-        bench against_bf16 170 against "${PEER_SIZE[@]}" --set "parallel.local_batch_size=$PEER_BATCH" \
-            --set model.precision=bf16 --device "$DEVICE"
+        bench against_bf16 170 against --config "$CONFIG" "${PEER[@]}" --set "run.device=$DEVICE" \
+            --set "parallel.local_batch_size=$PEER_BATCH"
         for each in bf16 fp8; do
             part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.save=never
@@ -183,7 +181,7 @@ run_stage() { # the most precious parts first
         train ablation_bf16_autocast 19 model.precision=bf16_autocast
         # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
-        bench optimizer 28 optimizer "${OPTIMIZER[@]}" --device "$DEVICE"
+        bench optimizer 28 optimizer --config "$CONFIG" "${OPTIMIZER[@]}" --set "run.device=$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
     4)

@@ -17,10 +17,12 @@ from bert_tools.bench.against import (
     mixed_and_sorted,
 )
 from bert_tools.bench.peer import OPPONENTS, make_opponents, make_peer
+from mlperf_bert.config.files import load_config
 
 DEVICE = torch.device("cuda")
 SIZE = (
-    *("model.num_layers=2", "model.hidden_size=128", "model.vocab_size=512"),
+    *("model.num_layers=2", "model.hidden_size=128", "model.num_heads=2", "model.vocab_size=512"),
+    *("model.intermediate_size=512", "model.max_position_embeddings=128"),
     *("data.max_seq_length=128", "model.precision=bf16", "parallel.local_batch_size=8"),
 )
 BRIEF = ("--steps", "5", "--seconds", "0.2")
@@ -31,8 +33,8 @@ def measured(
 ) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    options = [word for each in settings for word in ("--set", each)]
-    assert cli.run(parser.parse_args([*arguments, *options, "--device", "cuda", "--json"])) == 0
+    options = [word for each in (*settings, "run.device=cuda") for word in ("--set", each)]
+    assert cli.run(parser.parse_args([*arguments, *options, "--json"])) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
@@ -53,6 +55,7 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
     peaks = []
     for precision in ("bf16", "fp8"):
         sizes = ("model.num_layers=1", "model.hidden_size=2048", "model.vocab_size=512")
+        sizes += ("model.num_heads=32", "model.intermediate_size=8192")
         settings = (*sizes, f"model.precision={precision}")
         result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.2", settings=settings)
         peaks.append(result["peak_tflops"])
@@ -71,7 +74,7 @@ def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_other_side_runs_in_every_form() -> None:
     """Compiled too, which takes a minute; without padding with torch's nested tensors."""
-    config = cli.small_config(*SIZE, "run.seed=1")
+    config = load_config(cli.BASE, [*SIZE, "run.seed=1"])
     model = config.model
     ours = make_ours(model, 1, DEVICE)
     data = make_data(config, *mixed_and_sorted(config, 2), DEVICE)
@@ -94,7 +97,7 @@ def test_other_side_runs_in_every_form() -> None:
 
 def test_against(capsys: pytest.CaptureFixture[str]) -> None:
     result = measured(capsys, "against", "--steps", "4", "--no-compile")
-    assert result["ours_step_mode"] == "captured"
+    assert result["config"]["run"]["step_mode"] == "captured"
     assert result["ratio_sorted"] > 0
     assert result["ratio_unpadded_peer"] > 0
     assert "--compile" in result["padded_compiled_reason"]

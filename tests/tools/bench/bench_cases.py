@@ -9,25 +9,27 @@ from typing import Any
 import torch
 
 from bert_tools.bench import cli
+from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 
 CPU = torch.device("cpu")
 TINY = (
     *("model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.vocab_size=101"),
+    *("model.intermediate_size=128", "model.max_position_embeddings=32"),
     *("data.max_seq_length=32", "parallel.local_batch_size=4"),
 )
 
 
 def tiny(*settings: str, seed: int = 1) -> RunConfig:
     """The config that `bench` measures with TINY and `settings`."""
-    return cli.small_config(*TINY, *settings, f"run.seed={seed}", "run.device=cpu")
+    return load_config(cli.BASE, [*TINY, *settings, f"run.seed={seed}", "run.device=cpu"])
 
 
 def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> Any:
     """Arguments of a measurement of TINY with `settings`, or of a --config that is named."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    words = [measurement, "--threads", "1", "--device", "cpu"]
+    words = [measurement, "--threads", "1", "--set", "run.device=cpu"]
     sizes = () if "--config" in options else TINY
     words += [word for each in (*sizes, *settings) for word in ("--set", each)]
     words += map(str, options)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench_cases import bench, parsed, tiny
+from bench_cases import bench, parsed
 
 from bert_tools.bench import cli
 from mlperf_bert.errors import ConfigError
@@ -41,26 +41,17 @@ def test_settings_that_cannot_be(setting: str, message: str) -> None:
             bench(measurement, settings=(setting,))
 
 
-def test_a_small_config_follows_its_size() -> None:
-    config = cli.small_config("model.hidden_size=384", "data.max_seq_length = 96")
-    assert (config.model.num_heads, config.model.intermediate_size) == (6, 4 * 384)
-    assert config.model.max_position_embeddings == 96
-    own = cli.small_config("model.num_heads=2", "model.hidden_size=384")
-    assert own.model.num_heads == 2
-    assert tiny("model.max_position_embeddings=64").model.max_position_embeddings == 64
-
-
 def test_defaults() -> None:
     for measurement, *wanted in (
-        ("train", 4, 256, 512, 16),
-        ("optimizer", 12, 768, 512, 16),
+        ("train", 4, 256, 4, 1024, 512, 16),
+        ("optimizer", 12, 768, 12, 3072, 512, 16),
     ):
         args = parsed(measurement)
         args.set = []
         config = cli.make_config(args)
         model, longest = config.model, config.data.max_seq_length
-        sizes = [model.num_layers, model.hidden_size, longest, config.parallel.local_batch_size]
-        assert sizes == wanted
+        sizes = [model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size]
+        assert [*sizes, longest, config.parallel.local_batch_size] == wanted
         assert model.max_position_embeddings == longest
         assert (model.vocab_size, model.hidden_dropout) == (30522, 0.1)
 

@@ -102,7 +102,7 @@ def test_train_and_its_profile_need_few_packages(tmp_path: Path) -> None:
 from mlperf_bert.__main__ import main
 
 for form in {forms}:
-    assert main(["bench", *form, "--json", "--device", "cpu"]) == 0
+    assert main(["bench", *form, "--json", "--set", "run.device=cpu"]) == 0
 """,
         encoding="utf-8",
     )

@@ -54,7 +54,8 @@ def test_a_seed_is_one_set_of_samples() -> None:
 @pytest.fixture
 def config() -> RunConfig:
     changes = ("parallel.local_batch_size=6", "parallel.grad_accum_steps=2")
-    return tiny(*changes, f"data.max_seq_length={LONGEST}", seed=3)
+    lengths = (f"data.max_seq_length={LONGEST}", f"model.max_position_embeddings={LONGEST}")
+    return tiny(*changes, *lengths, seed=3)
 
 
 def test_lengths_are_published_ones_or_in_proportion() -> None:

@@ -6,7 +6,6 @@ Torch is imported only when one of them runs.
 import argparse
 import importlib
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,8 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
-HEAD_SIZE = 64  # of every published BERT
-OPTIMIZER_MODEL = ("model.num_layers=12", "model.hidden_size=768")  # BERT-base
+OPTIMIZER_MODEL = (  # BERT-base
+    *("model.num_layers=12", "model.hidden_size=768"),
+    *("model.num_heads=12", "model.intermediate_size=3072"),
+)
 _BOUNDS = {
     "steps": Bounds(1, 10**7),
     "seconds": Bounds(1e-3, 1e6),
@@ -95,7 +96,6 @@ def _add_common(command: argparse.ArgumentParser, *, steps: int, seconds: float)
     command.add_argument(
         "--threads", type=int, default=2, metavar="N", help="CPU threads (default 2)"
     )
-    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         if name in args:
             bounds.check(option_name(name), getattr(args, name))
     config = make_config(args)  # mistakes show before torch is imported
-    device = _device(args)
+    device = _device(args, config)
     module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
     options = {"steps": args.steps, "seconds": args.seconds}
     if args.measurement == "against":
@@ -164,50 +164,25 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 
     A run's random seed is 1 here.
     """
-    device = f'run.device="{args.device}"'
     if args.config:
-        fixed = ["parallel.nodes=1", "parallel.ranks_per_node=1", device]
-        config = load_config(args.config, [*args.set, *fixed])
+        one_rank = ("parallel.nodes=1", "parallel.ranks_per_node=1")
+        config = load_config(args.config, [*args.set, *one_rank])
     else:
-        settings: tuple[str, ...] = OPTIMIZER_MODEL if args.measurement == "optimizer" else ()
-        config = small_config(*settings, *args.set, device)
+        model = OPTIMIZER_MODEL if args.measurement == "optimizer" else ()
+        config = load_config(BASE, [*model, *args.set])
     if config.run.seed == "random":
         config = replace(config, run=replace(config.run, seed=1))
     return config
 
 
-def small_config(*settings: str) -> RunConfig:
-    """bench.toml with `settings` as --set takes them. Raises ConfigError.
-
-    Unless they are set, heads have 64 channels, the feed-forward halves are four times as wide as a
-    token (gated ones 1.5 times, as published), there are as many positions as tokens, and of
-    ModernBERT's tokens there is room to mask 30 %.
-    """
-    given = {name.strip(): value.strip() for name, _, value in (e.partition("=") for e in settings)}
-    hidden, length = (
-        re.fullmatch(r"\d{1,9}", given.get(name, ""))
-        for name in ("model.hidden_size", "data.max_seq_length")
-    )
-    is_modern = given.get("model.architecture") == "modern"
-    channels, tokens = int(hidden[0]) if hidden else 256, int(length[0]) if length else 512
-    derived = [
-        f"model.num_heads={max(1, channels // HEAD_SIZE)}",
-        f"model.intermediate_size={3 * channels // 2 if is_modern else 4 * channels}",
-        f"model.max_position_embeddings={tokens}",
-    ]
-    if is_modern:
-        derived.append(f"data.max_predictions={max(1, tokens * 3 // 10)}")
-    return load_config(BASE, [*derived, *settings])
-
-
-def _device(args: argparse.Namespace) -> "torch.device":
-    """The device in the options; also sets the number of CPU threads."""
+def _device(args: argparse.Namespace, config: RunConfig) -> "torch.device":
+    """The device that the config names; also sets the number of CPU threads."""
     import torch
 
     from mlperf_bert.distributed.launch import choose_device, read_rank_info
 
     torch.set_num_threads(args.threads)
-    return choose_device(args.device, read_rank_info())
+    return choose_device(config.run.device, read_rank_info())
 
 
 def _report(line: str) -> None:
