@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ SMALL = ModelSection(
     hidden_dropout=0.0,
     attention_dropout=0.0,
 )
-# One layer in three sees everything, the others two tokens to each side.
-SMALL_MODERN = replace(
-    SMALL,
-    architecture="modern",
-    objective="mlm",
-    attention_window=4,
-    layer_norm_epsilon=1e-5,
-)
-
 NONE = np.zeros(0, dtype=np.int64)
 
 

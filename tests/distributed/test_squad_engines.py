@@ -23,7 +23,7 @@ from bert_tools.squad.settings import Schedule
 from bert_tools.squad.weights import Start
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.distributed.launch import RankInfo
-from squad_cases import SMALL, SMALL_MODERN, made_up_windows, small_settings
+from squad_cases import SMALL, made_up_windows, small_settings
 
 CPU = torch.device("cpu")
 UPDATES = 30
@@ -33,8 +33,7 @@ SINGLE: dict[str, Any] = {"precision": "fp32"}
 DROPPED: dict[str, Any] = {
     **{"precision": "fp64", "dropout": 0.1, "updates": 10, "noise_every": 5},
 }
-KINDS = {"fp64": EXACT, "fp32": SINGLE, "dropout": DROPPED, "modern": DROPPED}
-TEN = ("dropout", "modern")  # of so many updates
+KINDS = {"fp64": EXACT, "fp32": SINGLE, "dropout": DROPPED}
 OTHER_CUT = {"fsdp:2": 2, "ddp:4": 8}  # microbatches: fsdp is slow on a CPU, four ranks share eight
 # What runs beside each other, on ranks from 0 up. A case whose third word is "first" ends early.
 WAVES: tuple[tuple[str, ...], ...] = (
@@ -48,8 +47,6 @@ WAVES: tuple[tuple[str, ...], ...] = (
     ("ddp:4 fp64 first",),
     ("pipeline:4 fp64",),
     ("pipeline:4 fp32",),
-    ("single modern", "pipeline:2 modern"),
-    ("pipeline:2@zero_bubble modern", "fsdp:2 modern"),
 )
 # That a stage sleeps for a microbatch; backward twice as long. What a busy machine adds to each
 # sleep is about the same whatever its length, so longer sleeps have less of it: they are taken
@@ -64,11 +61,10 @@ def run_case(case: str, mesh: DeviceMesh | None, rank: int, output: Path) -> Non
     name, kind, *early = case.split()
     changes = dict(KINDS[kind])
     dropout = changes.pop("dropout", 0.0)
-    if name in OTHER_CUT and kind not in TEN:  # the same sums
+    if name in OTHER_CUT and kind != "dropout":  # the same sums
         changes |= {"microbatches": OTHER_CUT[name], "noise_every": 0}
     settings = small_settings(name, **{"updates": UPDATES, **changes})
-    plain = SMALL_MODERN if kind == "modern" else SMALL
-    model = replace(plain, hidden_dropout=dropout, attention_dropout=dropout)
+    model = replace(SMALL, hidden_dropout=dropout, attention_dropout=dropout)
     windows = made_up_windows(40)
     reader = WindowReader(windows)
     plan = UpdatePlan.make(windows.lengths, settings)
@@ -182,7 +178,7 @@ def bubbles(rank: int) -> dict[str, float]:
 pytestmark = pytest.mark.timeout(900)  # of minutes on a machine that does much else
 RANKS = 4
 CASES = [case for wave in WAVES for case in wave]
-WITHIN = {"fp64": 1e-10, "dropout": 1e-10, "modern": 1e-10, "fp32": 1e-5}
+WITHIN = {"fp64": 1e-10, "dropout": 1e-10, "fp32": 1e-5}
 Found = dict[str, dict[str, Any]]
 
 
@@ -211,7 +207,7 @@ def difference(found: Found, case: str, key: str) -> float:
 def test_losses_are_those_of_one_rank(found: Found, case: str) -> None:
     kind = case.split()[1]
     losses = found[case]["losses"]
-    updates = FIRST if case.endswith("first") else 10 if kind in TEN else UPDATES
+    updates = FIRST if case.endswith("first") else 10 if kind == "dropout" else UPDATES
     assert len(losses) == updates
     assert difference(found, case, "losses") < WITHIN[kind]
     assert difference(found, case, "grad_norms") < 100 * WITHIN[kind]
@@ -225,7 +221,7 @@ def test_the_runs_learn_and_dropout_drops(found: Found) -> None:
     assert np.abs(np.array(dropped) - np.array(losses[:10])).min() > 1e-4
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if "fp64" in each or "modern" in each])
+@pytest.mark.parametrize("case", [each for each in CASES if "fp64" in each])
 def test_weights_are_gathered_from_all_ranks(found: Found, case: str) -> None:
     ours, alone = found[case]["weights"], found[single(case)]["weights"]
     assert list(ours) == list(alone)
@@ -235,7 +231,7 @@ def test_weights_are_gathered_from_all_ranks(found: Found, case: str) -> None:
 @pytest.mark.parametrize("case", [each for each in CASES if "fp32" not in each])
 def test_noise_is_measured_alike(found: Found, case: str) -> None:
     noise, alone = found[case]["noise"], found[single(case)]["noise"]
-    expected = [5, 10] if case.split()[1] in TEN else [15, 30]
+    expected = [5, 10] if "dropout" in case else [15, 30]
     assert [each["update"] for each in alone] == (expected[:1] if "first" in case else expected)
     if case.split()[0] in OTHER_CUT and "fp64" in case:  # the halves would be others
         assert noise == []
@@ -249,7 +245,7 @@ def test_noise_is_measured_alike(found: Found, case: str) -> None:
 def test_pipelines_are_clocked(found: Found) -> None:
     for case in CASES:
         ends_before = "pipeline" not in case or case.endswith("first")
-        expected = 0 if ends_before else 1 if case.split()[1] in TEN else 3
+        expected = 0 if ends_before else 1 if "dropout" in case else 3
         assert found[case]["clocked"] == expected
 
 

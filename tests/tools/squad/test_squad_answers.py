@@ -252,14 +252,3 @@ def found_of(*pairs: tuple[str, float]) -> list[FoundAnswer]:
 def test_a_text_is_given_unless_no_answer_scores_more() -> None:
     found = found_of(("cat", -1.0), ("mat", 0.5), ("sat", 0.25), ("on", 0.0))
     assert texts(FOUR, found) == {"q1": "cat", "q2": "", "q3": "", "q4": "on"}
-
-
-def test_a_set_of_v1_is_always_answered_with_a_text() -> None:
-    question = qa("q", "Who?", CAT)
-    del question["is_impossible"]
-    questions = questions_of((CONTEXT, [question]))
-    found = found_of(("cat", 5.0))  # no answer scores more than the text, which is right
-    assert texts(questions, found) == {"q": "cat"}
-    assert score(questions, texts(questions, found))["all"]["exact_match"] == 100.0
-    # A set of v2.0 is not, though all its questions have answers.
-    assert texts(asked(CAT), found) == {"q": ""}

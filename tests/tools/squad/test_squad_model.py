@@ -33,7 +33,6 @@ from mlperf_bert.errors import CheckpointError, ConfigError
 from squad_cases import (
     LONGEST,
     SMALL,
-    SMALL_MODERN,
     VOCABULARY,
     made_up_windows,
     small_settings,
@@ -44,27 +43,19 @@ from squad_cases import (
 CPU = torch.device("cpu")
 WIDE = replace(SMALL, initializer_range=0.2)
 WEIGHTS = draw_weights(WIDE, 3)
-# Matrices that write to the residual stream are narrower.
-MODERN = replace(SMALL_MODERN, initializer_range=0.4)
-MODELS = {"bert": (WIDE, WEIGHTS), "modern": (MODERN, draw_weights(MODERN, 3))}
 
 
 def batch_of(count: int) -> SpanBatch:
     return WindowReader(made_up_windows(count)).batch(range(count))
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def architecture(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def saved(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved") / "model"
     words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
-    save_for_transformers(directory, *MODELS[architecture], words)
+    save_for_transformers(directory, WIDE, WEIGHTS, words)
     with pytest.raises(CheckpointError, match="is there already"):
-        save_for_transformers(directory, *MODELS[architecture], words)
+        save_for_transformers(directory, WIDE, WEIGHTS, words)
     return directory
 
 
@@ -79,52 +70,46 @@ def theirs(saved: Path) -> Any:
     return loaded.double()
 
 
-def padded(batch: SpanBatch, architecture: str) -> dict[str, Tensor]:
+def padded(batch: SpanBatch) -> dict[str, Tensor]:
     """The batch's windows as rows of equal length."""
     tokens = batch.tokens
     rows = torch.nn.utils.rnn.pad_sequence
-    found = {
+    return {
         "input_ids": rows(tokens.input_ids.split(tokens.lengths), batch_first=True),
         "attention_mask": rows([torch.ones(n) for n in tokens.lengths], batch_first=True),
+        "token_type_ids": rows(tokens.token_type_ids.split(tokens.lengths), batch_first=True),
     }
-    if architecture == "bert":
-        types = rows(tokens.token_type_ids.split(tokens.lengths), batch_first=True)
-        found["token_type_ids"] = types
-    return found
 
 
-def test_the_saved_directory_loads_in_transformers_and_scores_alike(
-    architecture: str, saved: Path
-) -> None:
+def test_the_saved_directory_loads_in_transformers_and_scores_alike(saved: Path) -> None:
     from transformers import AutoTokenizer
 
-    batch, (model, weights) = batch_of(7), MODELS[architecture]
-    ours = make_part(model, whole(model), weights, CPU, "fp64", 0)(None, batch, "scores")
-    inputs = padded(batch, architecture)
+    batch = batch_of(7)
+    ours = make_part(WIDE, whole(WIDE), WEIGHTS, CPU, "fp64", 0)(None, batch, "scores")
+    inputs = padded(batch)
     found = theirs(saved)(**inputs)
     is_real = inputs["attention_mask"] > 0
     expected = torch.stack([found.start_logits[is_real], found.end_logits[is_real]], dim=1)
     assert expected.std() > 0.1
-    # ModernBERT's rotary positions are float32 there.
-    assert (ours - expected).abs().max() < (1e-10 if architecture == "bert" else 1e-5)
+    assert (ours - expected).abs().max() < 1e-10
     tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
     assert tokenizer("w0", "w1")["input_ids"] == [2, 5, 3, 6, 3]
     assert tokenizer.model_max_length == LONGEST
 
 
 @pytest.mark.parametrize("cuts", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
-def test_parts_one_behind_the_other_are_the_whole(architecture: str, cuts: tuple[int, ...]) -> None:
-    batch, (plain, weights) = batch_of(5), MODELS[architecture]
-    model = replace(plain, hidden_dropout=0.1, attention_dropout=0.2)
-    expected = make_part(model, whole(model), weights, CPU, "fp64", 7)(None, batch, "loss_sum")
+def test_parts_one_behind_the_other_are_the_whole(cuts: tuple[int, ...]) -> None:
+    batch = batch_of(5)
+    model = replace(WIDE, hidden_dropout=0.1, attention_dropout=0.2)
+    expected = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 7)(None, batch, "loss_sum")
     hidden: Tensor | None = None
     names: list[str] = []
     for first, end in itertools.pairwise(cuts):
-        part = make_part(model, Part(first, end, 4), weights, CPU, "fp64", 7)
+        part = make_part(model, Part(first, end, 4), WEIGHTS, CPU, "fp64", 7)
         names += [name for name, _ in part.named_parameters()]
         hidden = part(hidden, batch, "loss_sum")
     assert hidden is not None and hidden.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert sorted(names) == sorted(weights)
+    assert sorted(names) == sorted(WEIGHTS)
 
 
 def test_dropout_goes_by_window_and_update_not_by_batch() -> None:
@@ -175,11 +160,11 @@ def same_length() -> Windows:
     )
 
 
-def test_updates_are_those_of_plain_torch(architecture: str, saved: Path) -> None:
+def test_updates_are_those_of_plain_torch(saved: Path) -> None:
     windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
     plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
     team, clock = Team(), StageClock(0)
-    start = Start(*MODELS[architecture], "")
+    start = Start(WIDE, WEIGHTS, "")
     engine = make_engine(settings, start, plan, team, CPU, clock)
     log = Loop(settings, engine, plan, reader.batch, clock).run()
     twin = theirs(saved)
@@ -192,7 +177,7 @@ def test_updates_are_those_of_plain_torch(architecture: str, saved: Path) -> Non
         # 10 % of 6 updates warm up: 1, of which the rate is the full one; then down to 0 after 6.
         rate = 1e-3 * (6 - number) / 6
         batch = reader.batch(plan.windows[number].ravel())
-        inputs = padded(batch, architecture)
+        inputs = padded(batch)
         loss = twin(**inputs, start_positions=batch.starts, end_positions=batch.ends).loss
         optimizer.zero_grad()
         loss.backward()
@@ -202,8 +187,8 @@ def test_updates_are_those_of_plain_torch(architecture: str, saved: Path) -> Non
             group["lr"] = rate
         optimizer.step()
     # clip_grad_norm_ adds 1e-6 to the norm.
-    assert log.losses == pytest.approx(losses, rel=1e-7 if architecture == "bert" else 1e-5)
-    assert log.grad_norms == pytest.approx(norms, rel=1e-5 if architecture == "bert" else 1e-4)
+    assert log.losses == pytest.approx(losses, rel=1e-7)
+    assert log.grad_norms == pytest.approx(norms, rel=1e-5)
     assert max(norms) > 1
 
 

@@ -51,18 +51,8 @@ def test_version_2_is_read(tmp_path: Path) -> None:
         Question("q1", CONTEXT, "What is a node?", (Answer("a computer", 10),)),
         Question("q2", CONTEXT, "Who came first?", ()),
     ]
-    assert len(found) == 2 and found[1].id == "q2" and found.version == "2.0"
+    assert len(found) == 2 and found[1].id == "q2"
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_version_1_has_only_questions_with_answers() -> None:
-    question = qa("q1", "What is a node?", ("a computer", 10), ("computer", 12))
-    del question["is_impossible"]
-    questions = parse_questions(as_json(set_of((CONTEXT, [question]))), "set.json")
-    assert questions.version == "1.1"
-    (found,) = questions
-    assert not found.is_impossible
-    assert found.answers == (Answer("a computer", 10), Answer("computer", 12))
 
 
 def test_a_set_without_titles_and_with_numbers_for_ids_is_read() -> None:
@@ -114,6 +104,7 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (changed(question="a\ud800"), "question 'q1': has half a character"),
         (without("id"), "has no key 'id'"),
         (without("question"), "has no key 'question'"),
+        (without("is_impossible"), "has no key 'is_impossible'"),  # as in SQuAD v1.1
         (lambda values: values.pop("data"), "has no key 'data'"),
         (lambda values: values.update(data=[]), "holds no question"),
         (lambda values: values.update(data=[7]), "set.json: "),

@@ -116,14 +116,9 @@ def _window_with_most_context(
 
 
 def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:
-    """The answer to each question, id -> text; "" if no answer scores more than the best text.
-
-    A set of v1.1 has an answer to every question, so the text is always given, as BERT's program
-    does.
-    """
-    always = questions.version == "1.1"
+    """The answer to each question, id -> text; "" if no answer scores more than the best text."""
     return {
-        question.id: each.text if always or each.score >= each.no_answer_score else ""
+        question.id: each.text if each.score >= each.no_answer_score else ""
         for question, each in zip(questions, found, strict=True)
     }
 

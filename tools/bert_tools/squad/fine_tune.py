@@ -39,8 +39,7 @@ from mlperf_bert.run.console import ProgressLines, as_clock
 from mlperf_bert.run.metrics import memory_bytes
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.replay import finish_queued_work
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, load_any_vocabulary
-from mlperf_bert.vocabulary.word_pieces import parse_vocabulary
+from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, parse_vocabulary
 
 WEIGHTS, PREDICTIONS = "model", "predictions.json"  # in a run's directory
 _QUICK_PIECES = 1024  # words of the vocabulary made from the questions if none is given
@@ -156,7 +155,7 @@ def _check_free(run_dir: Path) -> None:
             raise ConfigError(str(path), "is there already", "give a new --run-dir")
 
 
-def _read(settings: SquadSettings) -> tuple[Questions, Questions, AnyVocabulary, Start]:
+def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, Start]:
     """Questions to train on and to evaluate, vocabulary and first weights.
 
     Without a vocabulary and a checkpoint, word pieces are made of the questions to train on; every
@@ -164,12 +163,11 @@ def _read(settings: SquadSettings) -> tuple[Questions, Questions, AnyVocabulary,
     """
     train, dev = read_questions(settings.train), read_questions(settings.dev)
     seed = derive_seed(settings.seed, "squad weights")
-    vocabulary: AnyVocabulary
     if settings.init_checkpoint is not None:
         vocabulary, start = start_from(settings.init_checkpoint, settings.vocab, seed)
     else:
         if settings.vocab is not None:
-            vocabulary = load_any_vocabulary(settings.vocab)
+            vocabulary = load_vocabulary(settings.vocab)
         else:
             lines = [*dict.fromkeys(each.context for each in train)]  # every context once
             lines += [each.question for each in train]

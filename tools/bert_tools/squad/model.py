@@ -1,4 +1,4 @@
-"""BERT or ModernBERT that scores every token as the first and last of an answer, whole or in parts.
+"""BERT that scores every token as the first and last of an answer, whole or in parts.
 
 A part is some consecutive layers; the first part also has the embeddings, the last the scores. A
 pipeline is a row of parts, and a single part is the whole model.
@@ -30,12 +30,6 @@ from mlperf_bert.model.layers import (
     STREAMS_PER_LAYER,
     Embeddings,
     EncoderLayer,
-)
-from mlperf_bert.model.modern import (
-    LayerLayouts,
-    ModernLayer,
-    PredictionHead,
-    WordEmbeddings,
 )
 
 Result = Literal["scores", "loss_sum"]
@@ -92,46 +86,12 @@ class BertPart(nn.Module):
         return found
 
 
-class ModernPart(nn.Module):
-    """Layers of ModernBERT, the first part's with the embeddings, the last's with the last norm.
-
-    Each layer norms what it takes, so that only the residual stream goes from part to part.
-    """
-
-    def __init__(
-        self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
-    ) -> None:
-        super().__init__()
-        if part.has_embeddings:
-            self.embeddings = WordEmbeddings(config, blocks)
-        self.layers = nn.ModuleDict()
-        for number in range(part.first, part.end):
-            self.layers[str(number)] = ModernLayer(config, attend, blocks, number)
-        self.final_norm: nn.Module = nn.Identity()
-        if part.has_head:
-            size, epsilon = config.hidden_size, config.layer_norm_epsilon
-            self.final_norm = nn.LayerNorm(size, eps=epsilon, bias=False, device=META)
-        self._layouts = LayerLayouts(config)
-
-    def forward(
-        self, residual: Tensor | None, tokens: UnpaddedBatch, keys: DropoutKeys | None
-    ) -> Tensor:
-        """Residual stream [T, D], or None at the start -> the stream, or at the end its norm."""
-        nearby, everywhere = self._layouts(tokens, tokens.max_seqlen)
-        found: Tensor = self.embeddings(tokens, keys) if residual is None else residual
-        for layer in self.layers.children():
-            layout = everywhere if layer.is_global else nearby
-            found, _ = layer(found, None, layout, keys, None)
-        normed: Tensor = self.final_norm(found)
-        return normed
-
-
 class SpanModel(nn.Module):
     """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights.
 
-    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering
-    or ModernBertForQuestionAnswering. Dropout is keyed by (seed, update, window, position), as in
-    pre-training, so that on a CPU the result does not depend on the ranks' shares.
+    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering.
+    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU the
+    result does not depend on the ranks' shares.
 
     It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
     precision is ignored: "bf16" computes products under autocast, "fp64" in float64. Raises
@@ -154,30 +114,17 @@ class SpanModel(nn.Module):
         self._autocast = precision == "bf16"
         computed_in = torch.bfloat16 if self._autocast else self.dtype
         attend = choose_attention(config, device, computed_in).policy
-        blocks = choose_blocks(config, device)
-        scores = nn.Linear(config.hidden_size, 2, device=META)
-        if config.architecture == "bert":
-            self.bert = BertPart(config, part, attend, blocks)
-            if part.has_head:
-                self.qa_outputs = scores
-        else:
-            self.model = ModernPart(config, part, attend, blocks)
-            if part.has_head:
-                self.head, self.classifier = PredictionHead(config), scores
+        self.bert = BertPart(config, part, attend, choose_blocks(config, device))
+        if part.has_head:
+            self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
         self.dropout_seed = dropout_seed
         # Belongs to the present update; no part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
-    def body(self) -> "BertPart | ModernPart":
-        """Embeddings and layers."""
-        return self.bert if self.config.architecture == "bert" else self.model
-
-    @property
     def layers(self) -> list[nn.Module]:
         """The part's layers, the first first."""
-        path = "encoder.layer" if self.config.architecture == "bert" else "layers"
-        return list(self.body.get_submodule(path).children())
+        return list(self.bert.get_submodule("encoder.layer").children())
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
@@ -187,13 +134,10 @@ class SpanModel(nn.Module):
         """
         keys = self._dropout_keys(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            found: Tensor = self.body(hidden, batch.tokens, keys)
+            found: Tensor = self.bert(hidden, batch.tokens, keys)
             if not self.part.has_head:
                 return found
-            if self.config.architecture == "bert":
-                scores: Tensor = self.qa_outputs(found)
-            else:
-                scores = self.classifier(self.head(found))
+            scores: Tensor = self.qa_outputs(found)
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from bert_tools.huggingface.tokenizer import word_piece_tokenizer
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
-from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +30,22 @@ class Tokens:
     ends: NDArray[np.int64]
 
 
-def make_offset_encoder(vocabulary: AnyVocabulary) -> Callable[[str], Tokens]:
+def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
     """A function from a text to its tokens, without special ones.
 
     Raises ConfigError if the `tokenizers` package is not installed.
     """
-    if isinstance(vocabulary, TokenizerFile):
-        split = FileEncoder(vocabulary).encode_with_offsets
-    else:
-        try:
-            import tokenizers
-        except ImportError:
-            remedy = "run in the checkout: tools/venv.sh tokenizers"
-            raise ConfigError("squad", "needs the package `tokenizers`", remedy) from None
-        library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))
-        library.encode_special_tokens = True  # "[SEP]" in a text was written by its author
-
-        def split(line: str) -> tuple[list[int], list[tuple[int, int]]]:
-            found = library.encode(line, add_special_tokens=False)
-            return found.ids, found.offsets
+    try:
+        import tokenizers
+    except ImportError:
+        remedy = "run in the checkout: tools/venv.sh tokenizers"
+        raise ConfigError("squad", "needs the package `tokenizers`", remedy) from None
+    library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))
+    library.encode_special_tokens = True  # "[SEP]" in a text was written by its author
 
     def encode(text: str) -> Tokens:
-        ids, spans = split(text)
-        bounds = np.array(spans, dtype=np.int64).reshape(-1, 2)
-        return Tokens(np.array(ids, dtype=np.int64), bounds[:, 0], bounds[:, 1])
+        found = library.encode(text, add_special_tokens=False)
+        bounds = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        return Tokens(np.array(found.ids, dtype=np.int64), bounds[:, 0], bounds[:, 1])
 
     return encode

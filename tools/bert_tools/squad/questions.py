@@ -1,11 +1,10 @@
 """Reader of question sets and files of answers.
 
-A set is in SQuAD's own JSON (v1.1 and v2.0; Rajpurkar et al., arXiv 1606.05250 and 1806.03822): an
-object with `data`, a list of articles (`paragraphs`), of paragraphs (`context`, `qas`), of
-questions (`id`, `question`, `answers` with `text` and `answer_start`, and since v2.0
-`is_impossible`). Other keys are ignored, also `plausible_answers`, which are no answers. A file of
-answers is the input of SQuAD's evaluation program: a JSON object, id of a question -> text, "" for
-none.
+A set is in the JSON of SQuAD v2.0 (Rajpurkar et al., arXiv 1806.03822): an object with `data`, a
+list of articles (`paragraphs`), of paragraphs (`context`, `qas`), of questions (`id`, `question`,
+`answers` with `text` and `answer_start`, `is_impossible`). Other keys are ignored, also
+`plausible_answers`, which are no answers. A file of answers is the input of SQuAD's evaluation
+program: a JSON object, id of a question -> text, "" for none.
 """
 
 import hashlib
@@ -13,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlperf_bert.errors import DataError
 from mlperf_bert.files import in_brief, parse_json_object, read_json, read_regular_file, reading
 
-_REMEDY = "give a question set in the JSON format of SQuAD v1.1 or v2.0"
+_REMEDY = "give a question set in the JSON format of SQuAD v2.0"
 _REMEDY_ANSWERS = 'give a JSON object: id of every question -> its answer in text, "" for none'
 _MAX_BYTES = 2**30  # SQuAD v2.0's training set has 42 MB
 
@@ -48,15 +47,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a file in its order; `sha256` is the digest of the file's bytes.
-
-    `version` is "1.1" if no question has `is_impossible`: in that format all have answers.
-    """
+    """The questions of a file in its order; `sha256` is the digest of the file's bytes."""
 
     name: str
     sha256: str
     all: tuple[Question, ...]
-    version: Literal["1.1", "2.0"]
 
     def __len__(self) -> int:
         return len(self.all)
@@ -90,17 +85,18 @@ def parse_questions(contents: bytes, name: str) -> Questions:
             for article in parse_json_object(contents.decode("utf-8"))["data"]
             for paragraph in article["paragraphs"]
         ]
-        found = [(each["context"], values) for each in paragraphs for values in each["qas"]]
-        questions = tuple(_question(context, values, name) for context, values in found)
-        is_new = any("is_impossible" in values for _, values in found)
+        questions = tuple(
+            _question(paragraph["context"], values, name)
+            for paragraph in paragraphs
+            for values in paragraph["qas"]
+        )
     if not questions:
         raise DataError(name, "holds no question", _REMEDY)
     (identity, times), *_ = Counter(each.id for each in questions).most_common(1)
     if times > 1:
         where = f"{name}: question {in_brief(identity)}"
         raise DataError(where, f"is there {times} times", "give every question an id of its own")
-    version: Literal["1.1", "2.0"] = "2.0" if is_new else "1.1"
-    return Questions(name, hashlib.sha256(contents).hexdigest(), questions, version)
+    return Questions(name, hashlib.sha256(contents).hexdigest(), questions)
 
 
 def _question(context: str, values: dict[str, Any], name: str) -> Question:
@@ -121,7 +117,7 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
             problem = f"{in_brief(answer.text)} does not stand in the context at character "
             remedy = "mend answer_start: it counts characters of the context from 0"
             raise DataError(where, problem + in_brief(answer.start), remedy)
-    if values.get("is_impossible", False) == bool(answers):
+    if values["is_impossible"] == bool(answers):
         problem = f"has {len(answers)} answers"
         raise DataError(where, problem, "give it answers, or set is_impossible to true")
     return Question(identity, context, values["question"], answers)

@@ -88,8 +88,8 @@ class SquadSettings:
 
     engine: EngineName
     seed: Annotated[int, Bounds(0, 2**31 - 1)] = 1
-    train: Annotated[Path, "SQuAD's JSON, v2.0 or v1.1"] = QUICK_TRAIN
-    dev: Annotated[Path, "SQuAD's JSON, v2.0 or v1.1"] = QUICK_DEV
+    train: Annotated[Path, "SQuAD v2.0's JSON"] = QUICK_TRAIN
+    dev: Annotated[Path, "SQuAD v2.0's JSON"] = QUICK_DEV
     vocab: Annotated[
         Path | None, "default: the checkpoint's own; without a checkpoint, made of the questions"
     ] = None

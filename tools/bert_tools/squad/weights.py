@@ -10,7 +10,6 @@ from torch import Tensor
 from bert_tools.huggingface.export import config_json
 from bert_tools.huggingface.reader import CONFIG, SINGLE
 from bert_tools.huggingface.tokenizer import tokenizer_files
-from bert_tools.huggingface.weights import FAMILIES
 from bert_tools.squad.model import draw_weights
 from mlperf_bert import package_version
 from mlperf_bert.checkpoint.manifest import (
@@ -24,12 +23,13 @@ from mlperf_bert.checkpoint.manifest import (
 )
 from mlperf_bert.checkpoint.tensors import read_tensors, write_tensors
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import new_directory, write_file
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, vocabulary_of
+from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 _SPARE_BYTES = 16 * 2**20  # limit on tokenizer files
-_HEADS = ("qa_outputs.", "classifier.")  # weights for pre-training have all else
+_HEAD = "qa_outputs."  # weights for pre-training have all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,28 @@ class Start:
     origin: str
 
 
-def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[AnyVocabulary, Start]:
+def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vocabulary, Start]:
     """The vocabulary and the body of a checkpoint of this program, with a new head.
 
     `vocabulary` None: the checkpoint's own. `seed` is for the head. Raises CheckpointError if the
-    checkpoint is damaged, incomplete, or was trained with another vocabulary.
+    checkpoint is damaged, incomplete, or was trained with another vocabulary; ConfigError if its
+    model is not BERT or its vocabulary no word pieces.
     """
     found = resolve(checkpoint)
     manifest = read_manifest(found)
     words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary)
     verify_files(found, manifest, (MODEL, STATE))
+    trained = read_config(found).model
+    if trained.architecture != "bert" or not isinstance(words, Vocabulary):
+        problem = "is of another model than BERT, or of another vocabulary than word pieces"
+        remedy = "export it, and fine-tune it with `transformers`"
+        raise ConfigError("--init-checkpoint", problem, remedy)
     # Attention and kernels are chosen for this machine, not the checkpoint's.
-    model = replace(read_config(found).model, attention="auto", kernels="auto", precision="fp32")
+    model = replace(trained, attention="auto", kernels="auto", precision="fp32")
     stored = read_tensors(found / MODEL)
     weights = draw_weights(model, seed)
     for name, drawn in weights.items():
-        if name.startswith(_HEADS):
+        if name.startswith(_HEAD):
             continue
         if name not in stored or stored[name].shape != drawn.shape:
             problem = f"does not hold {name} of {list(drawn.shape)}"
@@ -69,7 +75,7 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[An
 
 
 def save_for_transformers(
-    out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: AnyVocabulary
+    out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: Vocabulary
 ) -> None:
     """Write, in one step, a directory that `transformers` loads as a model for questions.
 
@@ -81,8 +87,8 @@ def save_for_transformers(
     metadata = {"format": "pt", "source": f"mlperf_bert squad train, {package_version()}"}
     with new_directory(out, num_bytes + _SPARE_BYTES) as folder:
         write_tensors(folder / SINGLE, tensors, metadata)
-        architecture = f"{FAMILIES[model.architecture].class_name}ForQuestionAnswering"
-        contents = config_json(model, architecture, model.padded_vocab_size, vocabulary.pad_id)
+        architecture, size = "BertForQuestionAnswering", model.padded_vocab_size
+        contents = config_json(model, architecture, size, vocabulary.pad_id)
         write_file(folder / CONFIG, contents)
         for name, file in tokenizer_files(vocabulary, model).items():
             write_file(folder / name, file)

@@ -19,7 +19,7 @@ from bert_tools.squad.offsets import Tokens, make_offset_encoder
 from bert_tools.squad.questions import Question, Questions
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.files import in_brief
-from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
+from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 _COLUMNS = ("lengths", "segment_b_start", "starts", "ends", "question_of", "first_piece")
 _NUM_SPECIAL = 3  # [CLS], [SEP] and [SEP]
@@ -64,15 +64,14 @@ class Windows:
 
 
 def make_windows(
-    questions: Questions, vocabulary: AnyVocabulary, *, max_length: int = 384, stride: int = 128
+    questions: Questions, vocabulary: Vocabulary, *, max_length: int = 384, stride: int = 128
 ) -> Windows:
     """Windows of at most `max_length` tokens, for all questions in order.
 
     A question longer than MAX_QUESTION_LENGTH tokens is cut at its end. A text without a token
     gives one window without text.
 
-    Raises ConfigError if a question leaves no room, or the package `tokenizers` is missing;
-    DataError from `FileEncoder.encode_with_offsets`.
+    Raises ConfigError if a question leaves no room, or the package `tokenizers` is missing.
     """
     encode = make_offset_encoder(vocabulary)
     cls, sep = np.array([vocabulary.cls_id]), np.array([vocabulary.sep_id])

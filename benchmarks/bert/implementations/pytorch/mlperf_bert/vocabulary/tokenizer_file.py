@@ -78,26 +78,16 @@ class FileEncoder:
         Special tokens written in the text are text; one that only the vocabulary knows is left out.
         Raises DataError if the file contradicts itself, which shows only now.
         """
-        ids = self._split(line).ids
-        if not self._special.isdisjoint(ids):
-            ids = [token for token in ids if token not in self._special]
-        return np.array(ids, dtype=self.dtype).tobytes()
-
-    def encode_with_offsets(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `encode`, and for each its characters in the line, as start and end."""
-        found = self._split(line)
-        pairs = zip(found.ids, found.offsets, strict=True)
-        kept = [pair for pair in pairs if pair[0] not in self._special]
-        return [token for token, _ in kept], [offsets for _, offsets in kept]
-
-    def _split(self, line: str) -> "tokenizers.Encoding":
         try:
-            return self._encode(line, add_special_tokens=False)
+            ids = self._encode(line, add_special_tokens=False).ids
         except _NOT_THE_FILES:
             raise
         except BaseException as error:
             problem = f"cannot split text ({in_brief(str(error))})"
             raise DataError(str(self._path), problem, REMEDY) from None
+        if not self._special.isdisjoint(ids):
+            ids = [token for token in ids if token not in self._special]
+        return np.array(ids, dtype=self.dtype).tobytes()
 
 
 def load(path: Path) -> TokenizerFile:
