@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index

@@ -8,7 +8,7 @@ from bench_cases import CPU
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.bench.flops import model_flops
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import synthetic_samples
 from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
 from mlperf_bert.data.batch import make_batch

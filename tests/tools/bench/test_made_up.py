@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from bench_cases import tiny
 
-from bert_tools.bench.synthetic import synthetic_samples
-from bert_tools.bench.training_run import padded, run_updates
+from bert_tools.bench.training_run import padded, run_updates, synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.shards import Samples

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.data.batch import IGNORED, NO_SAMPLE, UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.shards import Samples

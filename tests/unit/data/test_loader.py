@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dali_stand_in
-from bert_tools.bench.synthetic import synthetic_samples
+from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.data.balance import StepPlan, StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of

@@ -26,13 +26,13 @@ from bert_tools.bench.peer import (
     masked_inputs,
     padded_inputs,
 )
-from bert_tools.bench.synthetic import synthetic_samples
 from bert_tools.bench.timing import InterleavedTimes
 from bert_tools.bench.train import surroundings
 from bert_tools.bench.training_run import (
     Update,
     own_stream,
     run_of_model,
+    synthetic_samples,
 )
 from bert_tools.common.length_histogram import real_lengths, run_shapes
 from mlperf_bert.config.run_config import RunConfig

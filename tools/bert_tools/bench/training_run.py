@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.bench.synthetic import synthetic_samples
-from bert_tools.common.length_histogram import real_lengths, run_shapes
+from bert_tools.common.length_histogram import masked_counts_of, real_lengths, run_shapes
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining, check_memory, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
@@ -175,3 +176,41 @@ def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
     }
     shape = next((shape for shape in shapes if shape.holds(**sizes)), None)
     return update if shape is None else tuple(pad(batch, shape) for batch in update)
+
+
+def synthetic_samples(
+    lengths: IntArray,
+    *,
+    vocab_size: int,
+    max_predictions: int,
+    seed: int,
+    masking_rate: float = STORED_MASKING_RATE,
+) -> Samples:
+    """Samples of these lengths; all else is drawn from the seed.
+
+    Words are uniform over 1 .. vocab_size - 1 (0 is padding, which some models treat specially).
+    Segments, and number and choice of masked positions, are as in `prepare`.
+
+    Args:
+        lengths: int64 [n], each at least SHORTEST.
+        vocab_size: words of the vocabulary, at least 2.
+        max_predictions: most masked positions of a sample.
+        seed: seed of all draws.
+        masking_rate: share of a sample's tokens that are masked.
+    """
+    generator = np.random.default_rng(seed)
+    segment_b_start = generator.integers(3, lengths - 1)
+    masked_counts = masked_counts_of(lengths, max_predictions, masking_rate)
+    masked_positions = []
+    for length, start, count in zip(lengths, segment_b_start, masked_counts, strict=True):
+        words = np.delete(np.arange(1, length - 1), start - 2)  # not [CLS], not the [SEP]s
+        masked_positions.append(np.sort(generator.choice(words, size=count, replace=False)))
+    return Samples(
+        input_ids=generator.integers(1, vocab_size, int(lengths.sum())),
+        lengths=lengths,
+        segment_b_start=segment_b_start,
+        masked_positions=np.concatenate(masked_positions),
+        masked_ids=generator.integers(1, vocab_size, int(masked_counts.sum())),
+        masked_counts=masked_counts,
+        next_sentence_label=generator.integers(0, 2, len(lengths)),
+    )
