@@ -138,7 +138,6 @@ def record(
         "noise_scale": None,
         "memory_mib": 200.0,
         "bubble_measured": None,
-        "bubble_formula": None,
         "timeline": [],
     }
     return found | changes

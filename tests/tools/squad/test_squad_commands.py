@@ -93,8 +93,7 @@ def test_two_engines_are_compared_on_real_ranks(
     assert (single["engine"], pipeline["engine"]) == ("single", "pipeline:2")
     assert pipeline["loss_difference"] < 1e-5
     assert pipeline["values"]["efficiency"]["mean"] == 1.0
-    # One stage waits for the first microbatch: (2 - 1) / (4 + 2 - 1) of the time.
-    assert pipeline["values"]["bubble_formula"]["mean"] == pytest.approx(20.0)
+    assert 0 < pipeline["values"]["bubble_measured"]["mean"] < 100
     assert (out / "timeline.png").exists()
     (run,) = (read_run(path) for path in (out / "runs").glob("pipeline*"))
     begins = [span["begin_s"] for span in run["timeline"]]

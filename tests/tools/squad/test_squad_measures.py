@@ -4,8 +4,7 @@ from time import perf_counter
 
 import pytest
 
-from bert_tools.squad.bubble import Kind, Span, StageClock, bubble_by_formula, measured_bubble
-from bert_tools.squad.settings import Schedule
+from bert_tools.squad.bubble import Kind, Span, StageClock, measured_bubble
 
 
 def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:
@@ -17,30 +16,8 @@ def test_measured_by_hand() -> None:
     # two ranks have 12 s, of which they compute 6.
     events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
     assert measured_bubble(events) == pytest.approx(0.5)
-    assert bubble_by_formula("gpipe", 2, 1) == pytest.approx(0.5)
     # One busy rank.
     assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("schedule", "stages", "microbatches", "bubble"),
-    [
-        ("1f1b", 4, 4, 3 / 7),
-        ("gpipe", 4, 8, 3 / 11),
-        ("interleaved", 2, 4, 1 / 9),  # two stages a rank
-        # 2 stages of a rank, 3 kinds of work, 3 microbatches: 18 units, after 1 of waiting.
-        ("zero_bubble", 2, 3, 1 / 19),
-        ("zero_bubble", 4, 8, 3 / 51),
-        # One microbatch through 2 s stages, of which one at a time works: 1 - 1 / s, not 3 / 5.
-        ("interleaved", 4, 3, None),
-        ("interleaved", 4, 4, 3 / 11),
-        ("zero_bubble", 4, 6, None),
-        ("zero_bubble", 4, 7, 3 / 45),
-    ],
-)
-def test_formula(schedule: Schedule, stages: int, microbatches: int, bubble: float | None) -> None:
-    found = bubble_by_formula(schedule, stages, microbatches)
-    assert found == (None if bubble is None else pytest.approx(bubble))
 
 
 def test_a_clock_notes_only_while_it_runs() -> None:

@@ -1,4 +1,4 @@
-"""Share of a pipeline's time that its ranks wait: measured from their work, and by formula.
+"""Share of a pipeline's time that its ranks wait, measured from their work.
 
 No torch. A bubble is the time of an update in which a rank computes nothing, as a share of all
 ranks' time (GPipe, arXiv 1811.06965, section 2.3).
@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
-
-from bert_tools.squad.settings import VIRTUAL_STAGES, Schedule
 
 # Forward, backward whole or for the inputs alone, backward for the weights alone.
 Kind = Literal["F", "B", "W"]
@@ -82,27 +80,3 @@ def measured_bubble(spans: Sequence[Span]) -> float:
     whole = max(span.end_s for span in spans) - min(span.begin_s for span in spans)
     busy = sum(span.end_s - span.begin_s for span in spans)
     return 1 - busy / (len(ranks) * whole)
-
-
-def bubble_by_formula(schedule: Schedule, stages: int, microbatches: int) -> float | None:
-    """Share of idle time of s equal stages with m microbatches, without communication.
-
-    (s - 1) / (m + s - 1) of GPipe and 1F1B (arXiv 2104.04473, section 2.2, which gives it as a
-    share of the ideal time: (s - 1) / m); v stages a rank make it (s - 1) / (v m + s - 1).
-
-    The zero-bubble schedule, where forward, backward for inputs and backward for weights take the
-    same time (arXiv 2401.10241, section 6): a rank waits only for the first microbatch to arrive,
-    the last rank for s - 1 of its 6 m + s - 1 units of time. (The paper's zero is the bubble
-    between updates, which it lets overlap.)
-
-    None if a schedule has too few microbatches for its formula: m < s interleaved, m < 2 s - 1 for
-    the zero-bubble schedule.
-    """
-    least, rounds = 1, 1  # units of a rank's time per microbatch
-    if schedule == "interleaved":
-        least, rounds = stages, VIRTUAL_STAGES
-    elif schedule == "zero_bubble":
-        least, rounds = 2 * stages - 1, 3 * VIRTUAL_STAGES
-    if microbatches < least:
-        return None
-    return (stages - 1) / (rounds * microbatches + stages - 1)

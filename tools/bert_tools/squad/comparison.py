@@ -25,7 +25,6 @@ UNITS = {
     "exact_match": "exact match, %",
     "f1": "F1, %",
     "bubble_measured": "bubble, %",
-    "bubble_formula": "by formula, %",
     "memory_mib": "memory, MiB a rank",
 }
 _NOTHING = "-"

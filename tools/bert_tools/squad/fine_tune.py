@@ -18,7 +18,7 @@ from torch import Tensor
 from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad.answers import find_answers, mean_loss, score, texts
 from bert_tools.squad.batches import UpdatePlan, WindowReader
-from bert_tools.squad.bubble import Span, StageClock, bubble_by_formula, measured_bubble
+from bert_tools.squad.bubble import Span, StageClock, measured_bubble
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
 from bert_tools.squad.engines import Team, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
@@ -235,22 +235,19 @@ def _evaluate(
 def _bubble(settings: SquadSettings, of_ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Median bubble over updates with a clock, and the last of them span by span in time order.
 
-    Bubbles are in percent, and None without such an update.
+    The bubble is in percent, and None without such an update.
     """
     updates = [
         [Span(**span) for rank in of_ranks for span in rank[number]]
         for number in range(len(of_ranks[0]))
     ]
-    name = settings.engine
-    if name.schedule is None or not updates:
-        return {"bubble_measured": None, "bubble_formula": None, "timeline": []}
-    formula = bubble_by_formula(name.schedule, name.ranks, settings.microbatches)
+    if settings.engine.schedule is None or not updates:
+        return {"bubble_measured": None, "timeline": []}
     last = sorted(updates[-1], key=lambda span: (span.begin_s, span.rank))
     rounded = [
         replace(each, begin_s=round(each.begin_s, 6), end_s=round(each.end_s, 6)) for each in last
     ]
     return {
         "bubble_measured": 100 * median(measured_bubble(update) for update in updates),
-        "bubble_formula": None if formula is None else 100 * formula,
         "timeline": [asdict(span) for span in rounded],
     }

@@ -62,8 +62,6 @@ def _draw_timeline(axes: "Axes", run: Run) -> None:
     axes.set_xlabel("ms", fontsize=8)
     axes.tick_params(labelsize=8)
     title = f"{run['engine']}: one update; bubble {run['bubble_measured']:.1f}% measured"
-    if run["bubble_formula"] is not None:
-        title += f", {run['bubble_formula']:.1f}% by formula"
     if not is_comparable(run):
         title += f"; {run['ranks']} ranks on {run['cores']} cores: not comparable"
     axes.set_title(title, fontsize=9, loc="left")
