@@ -6,22 +6,23 @@ import numpy as np
 import pytest
 
 from bert_tools.squad.noise_scale import (
-    NoiseScale,
     covariance_trace,
     efficiency,
     gradient_square,
+    noise_scale,
 )
+
+
+def estimate(*batches: float) -> dict[str, float]:
+    """Both estimates of one update."""
+    return {"gradient_square": gradient_square(*batches), "trace": covariance_trace(*batches)}
 
 
 def test_estimates_invert_the_expected_squares() -> None:
     # |G|^2 = 3 and tr(Sigma) = 40: a batch of 4 has 3 + 40 / 4 = 13, one of 20 has 3 + 40 / 20 = 5.
     assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
     assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
-    noise = NoiseScale()
-    noise.add(13.0, 4, 5.0, 20)
-    assert noise.gradient_square == pytest.approx(3.0)
-    assert noise.trace == pytest.approx(40.0)
-    assert noise.value == pytest.approx(40 / 3)
+    assert noise_scale([estimate(13.0, 4, 5.0, 20)]) == pytest.approx(40 / 3)
 
 
 def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
@@ -29,10 +30,9 @@ def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
     16 of the update and counted twice: E|2 S / 16|^2 = (k^2 3 + k 40) / 64 of k samples.
     """
     small = sum((k * k * 3 + k * 40) / 64 for k in (4, 12)) / 2
-    noise = NoiseScale()
-    noise.add(small, 8, 3 + 40 / 16, 16)
+    found = noise_scale([estimate(small, 8, 3 + 40 / 16, 16)])
     spread = 0.25  # (4 / 8)^2
-    assert noise.value == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
+    assert found == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
 
 
 def test_known_noise_of_a_quadratic_problem_is_recovered() -> None:
@@ -48,37 +48,29 @@ def test_known_noise_of_a_quadratic_problem_is_recovered() -> None:
     true_trace = float(np.trace(mixing @ mixing.T))
     true_square = float(np.sum(gradient**2))
 
-    noise = NoiseScale(decay=0.999)
+    noise = []
     for _ in range(3000):
         samples = gradient + draw.normal(size=(ranks, batch, dimensions)) @ mixing.T
         of_ranks = samples.mean(axis=1)
         small = float(np.mean(np.sum(of_ranks**2, axis=1)))
         big = float(np.sum(of_ranks.mean(axis=0) ** 2))
-        noise.add(small, batch, big, ranks * batch)
+        noise.append(estimate(small, batch, big, ranks * batch))
 
     assert 10 < true_trace / true_square < 50  # one update of 48 says little, 3,000 say much
-    assert noise.value == pytest.approx(true_trace / true_square, rel=0.1)
-    assert noise.trace == pytest.approx(true_trace, rel=0.05)
+    found = noise_scale(noise, decay=0.999)
+    assert found == pytest.approx(true_trace / true_square, rel=0.1)
 
 
-def test_smoothing_weighs_an_estimate_by_decay_and_starts_without_bias() -> None:
-    noise = NoiseScale(decay=0.5)
-    noise.add(10.0, 1, 6.0, 2)  # |G|^2 = 2 * 6 - 10 = 2, tr(Sigma) = 4 / (1 - 1/2) = 8
-    assert (noise.gradient_square, noise.trace) == (pytest.approx(2.0), pytest.approx(8.0))
-    noise.add(10.0, 1, 8.0, 2)  # 6 and 4; weights 1 and 2 of 3
-    assert noise.gradient_square == pytest.approx((2 + 2 * 6) / 3)
-    assert noise.trace == pytest.approx((8 + 2 * 4) / 3)
+def test_an_estimate_counts_decay_times_as_much_as_the_next() -> None:
+    # |G|^2 of 2 and 6, tr(Sigma) of 8 and 4; weights 1 and 2 of 3.
+    noise = [estimate(10.0, 1, 6.0, 2), estimate(10.0, 1, 8.0, 2)]
+    assert noise_scale(noise, decay=0.5) == pytest.approx((8 + 2 * 4) / (2 + 2 * 6))
 
 
 def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
-    noise = NoiseScale()
-    assert (noise.gradient_square, noise.trace, noise.value) == (None, None, None)
-    noise.add(10.0, 1, 4.0, 2)  # |G|^2 = 8 - 10 < 0
-    assert noise.gradient_square == pytest.approx(-2.0)
-    assert noise.value is None
-    without_noise = NoiseScale()
-    without_noise.add(4.0, 1, 4.0 + 1e-12, 8)  # rounding: a trace just below zero
-    assert without_noise.value == 0.0
+    assert noise_scale([]) is None
+    assert noise_scale([estimate(10.0, 1, 4.0, 2)]) is None  # |G|^2 = 8 - 10 < 0
+    assert noise_scale([estimate(4.0, 1, 4.0 + 1e-12, 8)]) == 0.0  # rounding: a trace below zero
 
 
 def test_efficiency() -> None:

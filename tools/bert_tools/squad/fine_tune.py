@@ -23,6 +23,7 @@ from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
 from bert_tools.squad.engines import Team, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.model import draw_weights, make_part, parameter_shapes, whole
+from bert_tools.squad.noise_scale import noise_scale
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
 from bert_tools.squad.weights import Start, save_for_transformers, start_from
@@ -131,7 +132,7 @@ def fine_tune(
         "samples_per_s": log.samples_per_s(settings.global_batch)
         or plan.windows.size / (trained - started),
         "noise": log.noise,
-        "noise_scale": log.noise_scale.value,
+        "noise_scale": noise_scale(log.noise),
         "memory_mib": max(peak for peak, _, _ in of_ranks),
         **quality,
         **_bubble(settings, [spans for _, _, spans in of_ranks]),

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from bert_tools.squad.batches import UpdatePlan
 from bert_tools.squad.bubble import Span, StageClock
 from bert_tools.squad.engines import Engine, MakeBatch
-from bert_tools.squad.noise_scale import NoiseScale, covariance_trace, gradient_square
+from bert_tools.squad.noise_scale import covariance_trace, gradient_square
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.errors import ConfigError
@@ -41,7 +41,6 @@ class TrainingLog:
     grad_norms: list[float] = field(default_factory=list)
     plain_seconds: list[float] = field(default_factory=list)  # of the updates that count
     noise: list[dict[str, float]] = field(default_factory=list)
-    noise_scale: NoiseScale = field(default_factory=NoiseScale)
     clocked: list[list[Span]] = field(default_factory=list)  # this rank's, by update
     stopped_by: str | None = None  # the signal that ended it
 
@@ -192,7 +191,6 @@ class Loop:
         second = self._square(2.0, less=of_first_half)
         batch = float(self._settings.global_batch)
         batches = ((first + second) / 2, batch / 2, self._square(1.0), batch)
-        self.log.noise_scale.add(*batches)
         found = {"gradient_square": gradient_square(*batches), "trace": covariance_trace(*batches)}
         self.log.noise.append({"update": update, **found})
         return share

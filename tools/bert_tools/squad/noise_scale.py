@@ -10,6 +10,7 @@ goodput.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 
 def gradient_square(
@@ -31,50 +32,22 @@ def covariance_trace(
     return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
 
 
-class NoiseScale:
-    """Both estimates, smoothed separately, because the ratio of single noisy ones is biased.
+def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> float | None:
+    """phi in samples, not below 0, from `gradient_square` and `trace` of some updates in order.
 
-    An estimate counts `decay` times as much as the next one. Weights are divided by their sum, so
-    the first estimates are not pulled to zero.
+    Both are averaged separately, because the ratio of single noisy ones is biased; an estimate
+    counts `decay` times as much as the next one. None without an estimate, and while the mean of
+    |G|^2 is not above 0, as when noise hides it.
     """
-
-    def __init__(self, decay: float = 0.95) -> None:
-        self._decay = decay
-        self._weight = self._gradient_square = self._trace = 0.0
-
-    def add(
-        self, small_square: float, small_batch: float, big_square: float, big_batch: float
-    ) -> None:
-        """Count the squared norms of one update.
-
-        Arguments as in `gradient_square`; every update has the same `big_batch`.
-        """
-        batches = (small_square, small_batch, big_square, big_batch)
-        self._weight = self._smoothed(self._weight, 1.0)
-        self._gradient_square = self._smoothed(self._gradient_square, gradient_square(*batches))
-        self._trace = self._smoothed(self._trace, covariance_trace(*batches))
-
-    @property
-    def gradient_square(self) -> float | None:
-        """|G|^2; None before the first estimate."""
-        return self._gradient_square / self._weight if self._weight else None
-
-    @property
-    def trace(self) -> float | None:
-        """tr(Sigma) of one sample; None before the first estimate."""
-        return self._trace / self._weight if self._weight else None
-
-    @property
-    def value(self) -> float | None:
-        """phi in samples, not below 0; None while |G|^2 is not above 0, as when noise hides it."""
-        square, trace = self.gradient_square, self.trace
-        if square is None or trace is None or not square > 0:
-            return None
-        value = max(trace, 0.0) / square
-        return value if math.isfinite(value) else None
-
-    def _smoothed(self, before: float, now: float) -> float:
-        return self._decay * before + (1 - self._decay) * now
+    weights = [decay**number for number in reversed(range(len(noise)))]
+    square, trace = (
+        sum(weight * each[key] for weight, each in zip(weights, noise, strict=True))
+        for key in ("gradient_square", "trace")
+    )
+    if not square > 0:
+        return None
+    value = max(trace, 0.0) / square
+    return value if math.isfinite(value) else None
 
 
 def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
