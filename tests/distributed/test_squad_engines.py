@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bert_tools.squad.batches import UpdatePlan, WindowReader
-from bert_tools.squad.bubble import Span, StageClock, measured_bubble
 from bert_tools.squad.engines import Team, TimedStage, make_engine, make_schedule, score_windows
 from bert_tools.squad.loop import Loop
-from bert_tools.squad.model import draw_weights, make_part, whole
+from bert_tools.squad.measures import Span, StageClock, measured_bubble
+from bert_tools.squad.model import Start, draw_weights, make_part, whole
 from bert_tools.squad.settings import Schedule
-from bert_tools.squad.weights import Start
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.distributed.launch import RankInfo
 from squad_cases import SMALL, made_up_windows, small_settings

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bert_tools.common.results import markdown
+from bert_tools.squad.compare import timeline_figure
 from bert_tools.squad.comparison import (
     MARK,
     RESULT,
@@ -19,7 +20,6 @@ from bert_tools.squad.comparison import (
     read_run,
     with_interval,
 )
-from bert_tools.squad.plot import timeline_figure
 from mlperf_bert.errors import ConfigError, DataError
 from squad_cases import pipeline_timeline, record, write_record
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_tools.squad.comparison import RESULT
 from bert_tools.squad.fine_tune import fine_tune
-from bert_tools.squad.weights import start_from
+from bert_tools.squad.model import start_from
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.config.files import load_config

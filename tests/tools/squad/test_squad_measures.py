@@ -1,10 +1,21 @@
-"""Bubbles by hand."""
+"""Bubbles by hand; noise scale and efficiency, by hand or of known noise."""
 
+from itertools import product
 from time import perf_counter
 
+import numpy as np
 import pytest
 
-from bert_tools.squad.bubble import Kind, Span, StageClock, measured_bubble
+from bert_tools.squad.measures import (
+    Kind,
+    Span,
+    StageClock,
+    covariance_trace,
+    efficiency,
+    gradient_square,
+    measured_bubble,
+    noise_scale,
+)
 
 
 def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:
@@ -42,3 +53,77 @@ def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared
         pass
     (found,) = clock.stop()
     assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came
+
+
+def estimate(*batches: float) -> dict[str, float]:
+    """Both estimates of one update."""
+    return {"gradient_square": gradient_square(*batches), "trace": covariance_trace(*batches)}
+
+
+def test_estimates_invert_the_expected_squares() -> None:
+    # |G|^2 = 3 and tr(Sigma) = 40: a batch of 4 has 3 + 40 / 4 = 13, one of 20 has 3 + 40 / 20 = 5.
+    assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
+    assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
+    assert noise_scale([estimate(13.0, 4, 5.0, 20)]) == pytest.approx(40 / 3)
+
+
+def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
+    """|G|^2 = 3, tr(Sigma) = 40, forwards of 4 and of 12 samples, whose sums S are divided by the
+    16 of the update and counted twice: E|2 S / 16|^2 = (k^2 3 + k 40) / 64 of k samples.
+    """
+    small = sum((k * k * 3 + k * 40) / 64 for k in (4, 12)) / 2
+    found = noise_scale([estimate(small, 8, 3 + 40 / 16, 16)])
+    spread = 0.25  # (4 / 8)^2
+    assert found == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
+
+
+def test_known_noise_of_a_quadratic_problem_is_recovered() -> None:
+    """Loss x'Hx / 2, at a fixed x: G = Hx. A sample's gradient is Hx + A z, z standard normal, so
+    Sigma = AA' and phi = tr(AA') / |H x|^2. Each update has 8 ranks of 6.
+    """
+    draw = np.random.default_rng(5)
+    dimensions, ranks, batch = 30, 8, 6
+    hessian = np.diag(np.linspace(0.1, 2.0, dimensions))
+    mixing = draw.normal(size=(dimensions, dimensions)) * np.linspace(0.2, 1.0, dimensions)
+    mixing *= 5.0
+    gradient = hessian @ draw.normal(scale=3.0, size=dimensions)
+    true_trace = float(np.trace(mixing @ mixing.T))
+    true_square = float(np.sum(gradient**2))
+
+    noise = []
+    for _ in range(3000):
+        samples = gradient + draw.normal(size=(ranks, batch, dimensions)) @ mixing.T
+        of_ranks = samples.mean(axis=1)
+        small = float(np.mean(np.sum(of_ranks**2, axis=1)))
+        big = float(np.sum(of_ranks.mean(axis=0) ** 2))
+        noise.append(estimate(small, batch, big, ranks * batch))
+
+    assert 10 < true_trace / true_square < 50  # one update of 48 says little, 3,000 say much
+    found = noise_scale(noise, decay=0.999)
+    assert found == pytest.approx(true_trace / true_square, rel=0.1)
+
+
+def test_an_estimate_counts_decay_times_as_much_as_the_next() -> None:
+    # |G|^2 of 2 and 6, tr(Sigma) of 8 and 4; weights 1 and 2 of 3.
+    noise = [estimate(10.0, 1, 6.0, 2), estimate(10.0, 1, 8.0, 2)]
+    assert noise_scale(noise, decay=0.5) == pytest.approx((8 + 2 * 4) / (2 + 2 * 6))
+
+
+def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
+    assert noise_scale([]) is None
+    assert noise_scale([estimate(10.0, 1, 4.0, 2)]) is None  # |G|^2 = 8 - 10 < 0
+    assert noise_scale([estimate(4.0, 1, 4.0 + 1e-12, 8)]) == 0.0  # rounding: a trace below zero
+
+
+def test_efficiency() -> None:
+    for phi, initial in product((0.0, 1.0, 448.0, 1e6), (1, 16, 448)):  # of the initial batch
+        assert efficiency(phi, initial, initial) == 1
+    # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.
+    assert efficiency(100, 50, 200) == pytest.approx(0.5)
+    assert efficiency(0, 50, 200) == pytest.approx(0.25)
+    # With far more noise than both batches, samples count the same in either.
+    assert efficiency(1e12, 50, 200) == pytest.approx(1.0)
+    # McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
+    # batches the ratio of samples is the inverse of the ratio of efficiencies.
+    samples_more = (1 + 1000 / 300) / (1 + 64 / 300)
+    assert efficiency(300, 64, 1000) == pytest.approx(1 / samples_more)

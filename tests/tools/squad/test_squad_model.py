@@ -17,17 +17,18 @@ from bert_tools.squad.batches import (
     evaluation_batches,
     span_loss_sum,
 )
-from bert_tools.squad.bubble import StageClock
 from bert_tools.squad.engines import Team, make_engine
 from bert_tools.squad.loop import Loop
+from bert_tools.squad.measures import StageClock
 from bert_tools.squad.model import (
     Part,
+    Start,
     draw_weights,
     even_split,
     make_part,
+    save_for_transformers,
     whole,
 )
-from bert_tools.squad.weights import Start, save_for_transformers
 from bert_tools.squad.windows import Windows
 from mlperf_bert.errors import CheckpointError, ConfigError
 from squad_cases import (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.common.tables import aligned
+from bert_tools.common.results import aligned
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.options import add_config
 from mlperf_bert.config.run_config import RunConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.results import markdown, mean_and_half_width
-from bert_tools.squad.noise_scale import efficiency
+from bert_tools.squad.measures import efficiency
 from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.files import check_version, read_json, reading
 

@@ -37,10 +37,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bert_tools.squad.answers import Scores
 from bert_tools.squad.batches import SpanBatch, UpdatePlan, WindowReader, evaluation_batches
-from bert_tools.squad.bubble import StageClock
-from bert_tools.squad.model import Part, SpanModel, even_split, make_part, parameter_shapes, whole
+from bert_tools.squad.measures import StageClock
+from bert_tools.squad.model import (
+    Part,
+    SpanModel,
+    Start,
+    even_split,
+    make_part,
+    parameter_shapes,
+    whole,
+)
 from bert_tools.squad.settings import EngineKind, EngineName, Schedule, SquadSettings
-from bert_tools.squad.weights import Start
 from bert_tools.squad.windows import Windows
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array

@@ -18,15 +18,21 @@ from torch import Tensor
 from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad.answers import find_answers, mean_loss, score, texts
 from bert_tools.squad.batches import UpdatePlan, WindowReader
-from bert_tools.squad.bubble import Span, StageClock, measured_bubble
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
 from bert_tools.squad.engines import Team, make_engine, make_team, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
-from bert_tools.squad.model import draw_weights, make_part, parameter_shapes, whole
-from bert_tools.squad.noise_scale import noise_scale
+from bert_tools.squad.measures import Span, StageClock, measured_bubble, noise_scale
+from bert_tools.squad.model import (
+    Start,
+    draw_weights,
+    make_part,
+    parameter_shapes,
+    save_for_transformers,
+    start_from,
+    whole,
+)
 from bert_tools.squad.questions import Questions, read_questions
 from bert_tools.squad.settings import SquadSettings
-from bert_tools.squad.weights import Start, save_for_transformers, start_from
 from bert_tools.squad.windows import Windows, make_windows
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank, on_rank_zero

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bert_tools.squad.batches import UpdatePlan
-from bert_tools.squad.bubble import Span, StageClock
 from bert_tools.squad.engines import Engine, MakeBatch
-from bert_tools.squad.noise_scale import covariance_trace, gradient_square
+from bert_tools.squad.measures import Span, StageClock, covariance_trace, gradient_square
 from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.errors import ConfigError

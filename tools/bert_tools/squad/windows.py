@@ -6,16 +6,21 @@ SQuAD program: `stride` is the number of tokens from one window's begin to the n
 answer belongs to a window that holds all of it; in other windows the question has no answer, marked
 by [CLS] as start and end. Training sees the first of several answers.
 
+Word pieces are split by the `tokenizers` library, as `transformers` splits them with a saved
+model's tokenizer.json. A test compares the tokens with those that `prepare` makes. They differ on a
+few rare characters only, such as a capital sigma at the end of a Greek word.
+
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.squad.offsets import Tokens, make_offset_encoder
+from bert_tools.huggingface.tokenizer import word_piece_tokenizer
 from bert_tools.squad.questions import Question, Questions
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.files import in_brief
@@ -61,6 +66,40 @@ class Windows:
     def offsets(self) -> NDArray[np.int64]:
         """Begin of each window in `input_ids`, then the end of the last; int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of a text and the characters of each, from `starts` to before `ends`; int64 [n].
+
+    A token's characters may begin with white space. An accent that its letter dropped belongs to no
+    token.
+    """
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
+    """A function from a text to its tokens, without special ones.
+
+    Raises ConfigError if the `tokenizers` package is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        remedy = "run in the checkout: tools/venv.sh tokenizers"
+        raise ConfigError("squad", "needs the package `tokenizers`", remedy) from None
+    library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))
+    library.encode_special_tokens = True  # "[SEP]" in a text was written by its author
+
+    def encode(text: str) -> Tokens:
+        found = library.encode(text, add_special_tokens=False)
+        bounds = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        return Tokens(np.array(found.ids, dtype=np.int64), bounds[:, 0], bounds[:, 1])
+
+    return encode
 
 
 def make_windows(
