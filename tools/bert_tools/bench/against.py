@@ -1,10 +1,10 @@
-"""`bench against`: our training step and `transformers`' on the same samples, and their ratios.
+"""`bench against`: our training step and `transformers`' on the same lengths, and their ratios.
 
 The headline compares ours with the strongest of the others on this machine.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,13 +32,11 @@ from bert_tools.bench.training_run import (
     Update,
     own_stream,
     run_of_model,
-    synthetic_samples,
+    updates_of_lengths,
 )
 from bert_tools.common.length_histogram import real_lengths, run_shapes
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection, ScheduleSection
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
-from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.layers import pretraining_loss
@@ -150,53 +148,36 @@ def as_both_train(config: RunConfig) -> RunConfig:
     )
 
 
-def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[UnpaddedBatch]]:
-    """`count` updates of one forward, and as many batches of the same samples dealt by length.
+def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[Update]]:
+    """`count` updates of one forward, and as many of the same lengths, dealt by length.
 
     The published lengths of WINDOW batches are sorted and cut into batches. `count` evenly spread
-    ones are taken, and their samples are mixed for the updates.
+    ones are taken, and their lengths are mixed for the first updates. Words differ.
     """
-    size, data, seed = config.parallel.local_batch_size, config.data, int(config.run.seed)
-    lengths = real_lengths(WINDOW * size, data.max_seq_length, derive_seed(seed, "lengths"))
+    size, seed = config.parallel.local_batch_size, int(config.run.seed)
+    longest = config.data.max_seq_length
+    lengths = real_lengths(WINDOW * size, longest, derive_seed(seed, "lengths"))
     evenly = (2 * np.arange(count) + 1) * WINDOW // (2 * count)
-    chosen = np.sort(lengths).reshape(WINDOW, size)[evenly].ravel()
-    samples = [
-        synthetic_samples(
-            chosen[number : number + 1],
-            vocab_size=config.model.vocab_size,
-            max_predictions=data.max_predictions,
-            seed=derive_seed(seed, "samples", number),
-            masking_rate=data.masking_rate,
-        )
-        for number in range(len(chosen))
-    ]
-
-    def batch(ids: IntArray) -> UnpaddedBatch:
-        parts = {
-            each.name: np.concatenate([getattr(samples[i], each.name) for i in ids])
-            for each in fields(Samples)
-        }
-        num_masked = float(parts["masked_counts"].sum())
-        return make_batch(
-            Samples(**parts), ids, mlm_denominator=num_masked, nsp_denominator=float(size)
-        )
-
-    by_length = np.arange(len(chosen)).reshape(count, size)
-    mixed = np.random.default_rng(derive_seed(seed, "order")).permutation(len(chosen))
-    return [(batch(ids),) for ids in mixed.reshape(count, size)], [batch(ids) for ids in by_length]
+    by_length = np.sort(lengths).reshape(WINDOW, size)[evenly]
+    mixed = np.random.default_rng(derive_seed(seed, "order")).permutation(by_length.ravel())
+    shape = (count, 1, size)
+    return (
+        updates_of_lengths(config, mixed.reshape(shape)),
+        updates_of_lengths(config, by_length.reshape(shape)),
+    )
 
 
 def make_data(
-    config: RunConfig, updates: list[Update], by_length: list[UnpaddedBatch], device: torch.device
+    config: RunConfig, updates: list[Update], by_length: list[Update], device: torch.device
 ) -> Data:
     """The batches of `mixed_and_sorted`, on the device, for both sides."""
     batches = [batch.to(device) for (batch,) in updates]
-    by_length = [batch.to(device) for batch in by_length]
+    in_order = [batch.to(device) for (batch,) in by_length]
     return Data(
         batches=batches,
-        by_length=by_length,
+        by_length=in_order,
         padded=[padded_inputs(batch, config.data.max_seq_length) for batch in batches],
-        sorted=[masked_inputs(batch) for batch in by_length],
+        sorted=[masked_inputs(batch) for batch in in_order],
     )
 
 

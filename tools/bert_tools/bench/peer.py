@@ -44,10 +44,10 @@ LossOf = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The same samples for both sides, already on the device, so that no step waits for them."""
+    """Samples for both sides, already on the device, so that no step waits for them."""
 
     batches: list[UnpaddedBatch]
-    by_length: list[UnpaddedBatch]  # the samples of all batches, dealt by length
+    by_length: list[UnpaddedBatch]  # samples of the same lengths, dealt by length
     padded: list[dict[str, Tensor]]  # `batches`, to the maximum length
     sorted: list[dict[str, Any]]  # inputs of each batch of `by_length` for `masked_loss`
 

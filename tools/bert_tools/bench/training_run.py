@@ -3,6 +3,7 @@
 The batches have random words in published lengths, padded as in a run.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -138,30 +139,36 @@ def run_of_model(
 
 def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
     """Distinct updates as one rank of `config` gets them, on the host, unpadded."""
-    seed, parallel, data = int(config.run.seed), config.parallel, config.data
-    count = num_updates * parallel.grad_accum_steps * parallel.local_batch_size
-    lengths = real_lengths(count, data.max_seq_length, derive_seed(seed, "lengths"))
-    forwards = np.split(np.arange(count), num_updates * parallel.grad_accum_steps)
-    samples = []
-    for number, ids in enumerate(forwards):
-        samples.append(
+    shape = (num_updates, config.parallel.grad_accum_steps, config.parallel.local_batch_size)
+    seed = derive_seed(int(config.run.seed), "lengths")
+    lengths = real_lengths(math.prod(shape), config.data.max_seq_length, seed)
+    return updates_of_lengths(config, lengths.reshape(shape))
+
+
+def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
+    """An update of made-up samples for each row of `lengths`, on the host, unpadded.
+
+    `lengths` is int64 [updates, forwards of an update, sequences of a forward].
+    """
+    data, updates = config.data, []
+    ids = np.arange(lengths.size).reshape(lengths.shape)
+    for row, of_update in enumerate(lengths):
+        samples = [
             synthetic_samples(
-                lengths[ids],
+                of_forward,
                 vocab_size=config.model.vocab_size,
                 max_predictions=data.max_predictions,
-                seed=derive_seed(seed, "samples", number),
+                seed=derive_seed(int(config.run.seed), "samples", row * len(of_update) + number),
                 masking_rate=data.masking_rate,
             )
-        )
-    updates = []
-    for first in range(0, len(forwards), parallel.grad_accum_steps):
-        of_update = slice(first, first + parallel.grad_accum_steps)
-        num_masked = float(sum(each.masked_counts.sum() for each in samples[of_update]))
-        num_sequences = float(parallel.grad_accum_steps * parallel.local_batch_size)
+            for number, of_forward in enumerate(of_update)
+        ]
+        num_masked = float(sum(each.masked_counts.sum() for each in samples))
+        num_sequences = float(of_update.size)
         updates.append(
             tuple(
-                make_batch(each, ids, mlm_denominator=num_masked, nsp_denominator=num_sequences)
-                for each, ids in zip(samples[of_update], forwards[of_update], strict=True)
+                make_batch(each, of, mlm_denominator=num_masked, nsp_denominator=num_sequences)
+                for each, of in zip(samples, ids[row], strict=True)
             )
         )
     return updates
