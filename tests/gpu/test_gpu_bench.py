@@ -54,8 +54,10 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
         pytest.skip("no FP8 products")
     peaks = []
     for precision in ("bf16", "fp8"):
-        sizes = ("model.num_layers=1", "model.hidden_size=2048", "model.vocab_size=512")
-        sizes += ("model.num_heads=32", "model.intermediate_size=8192")
+        sizes = (
+            *("model.num_layers=1", "model.hidden_size=2048", "model.vocab_size=512"),
+            *("model.num_heads=32", "model.intermediate_size=8192"),
+        )
         settings = (*sizes, f"model.precision={precision}")
         result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.2", settings=settings)
         peaks.append(result["peak_tflops"])
