@@ -57,11 +57,9 @@ def compare(
     batch = ragged_batch(lengths, vocab_size=config.vocab_size)
     model = scattered_model(config, spread=spread, dtype=dtype)
     twin = hugging_face_twin(model)
-    padded = padded_inputs(batch, batch.max_seqlen)
+    padded = padded_inputs(batch, batch.max_seqlen, config.architecture)
     if config.objective == "mlm":
-        padded.pop("next_sentence_label")
-    if config.architecture == "modern":
-        padded.pop("token_type_ids")
+        padded.pop("next_sentence_label", None)
     theirs = twin(**padded)
     ours = model(batch)
     scores = theirs.logits if ours.nsp is None else theirs.prediction_logits

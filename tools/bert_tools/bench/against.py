@@ -65,7 +65,7 @@ def measure(
     Once every batch was measured, no further step begins after `seconds`. The other side also goes
     through torch.compile, whole or `by_layer`, unless `compile` is false; in precisions other than
     fp32 it keeps fp32 weights and runs under autocast. Raises ConfigError if transformers is
-    missing, it has no such model, or the two sides' losses differ.
+    missing, or the two sides' losses differ.
     """
     version = import_transformers().__version__
     config = as_both_train(config)
@@ -129,13 +129,7 @@ def _compared(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """The config with settings that both sides have: optimizer, clipping, rate, one forward.
-
-    Raises ConfigError for a model that is not BERT with both of its objectives.
-    """
-    if config.model.objective != "mlm_nsp":
-        problem = f"is {config.model.objective!r}, the other model is BertForPreTraining"
-        raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
+    """The config with settings that both sides have: optimizer, clipping, rate, one forward."""
     return replace(
         config,
         parallel=replace(config.parallel, grad_accum_steps=1),
@@ -173,11 +167,12 @@ def make_data(
     """The batches of `mixed_and_sorted`, on the device, for both sides."""
     batches = [batch.to(device) for (batch,) in updates]
     in_order = [batch.to(device) for (batch,) in by_length]
+    kind = config.model.architecture
     return Data(
         batches=batches,
         by_length=in_order,
-        padded=[padded_inputs(batch, config.data.max_seq_length) for batch in batches],
-        sorted=[masked_inputs(batch) for batch in in_order],
+        padded=[padded_inputs(batch, config.data.max_seq_length, kind) for batch in batches],
+        sorted=[masked_inputs(batch, kind) for batch in in_order],
     )
 
 

@@ -1,5 +1,8 @@
 """The other side of `bench against`: `transformers`' BertForPreTraining in every form.
 
+For the modern architecture it is their ModernBertForMaskedLM, in the forms that run without its own
+unpadded path, which needs another library's kernels.
+
 The usual form pads all sequences to the maximum and computes logits of all positions. The fast form
 computes logits of the masked positions only and pads to the longest in a batch of similar lengths.
 Both also run compiled. The unpadded form has one row of T tokens: attention goes through its
@@ -21,7 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_tools.bench.timing import Contender, free_memory, reason_of
-from mlperf_bert.config.sections import ClipSection, ModelSection, OptimSection, Precision
+from mlperf_bert.config.sections import (
+    Architecture,
+    ClipSection,
+    ModelSection,
+    OptimSection,
+    Precision,
+)
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.optim.optimizers import param_groups
@@ -64,22 +73,23 @@ def import_transformers() -> ModuleType:
 def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
     """Their model of `config` with the weights of ours, in training mode.
 
-    Its vocabulary is config.vocab_size, without our padded words.
+    Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a BERT
+    with a masked-LM head only, which lacks some of the weights.
     """
-    transformers = import_transformers()
-    sizes = transformers.BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings,
-        hidden_dropout_prob=config.hidden_dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
-        layer_norm_eps=config.layer_norm_epsilon,
-    )
+    if config.architecture == "bert" and config.objective != "mlm_nsp":
+        problem = f"is {config.objective!r}, the other model is BertForPreTraining"
+        raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
     with device:  # draws its own initial weights there
-        peer = transformers.BertForPreTraining(sizes)
+        make = _modern_peer if config.architecture == "modern" else _bert_peer
+        peer = make(config, sizes)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
@@ -88,7 +98,44 @@ def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> An
     return peer.train()
 
 
-def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]:
+def _is_modern(peer: Any) -> bool:
+    return hasattr(peer, "decoder")
+
+
+def _bert_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+    transformers = import_transformers()
+    return transformers.BertForPreTraining(
+        transformers.BertConfig(
+            **sizes,
+            hidden_dropout_prob=config.hidden_dropout,
+            attention_probs_dropout_prob=config.attention_dropout,
+            layer_norm_eps=config.layer_norm_epsilon,
+        )
+    )
+
+
+def _modern_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+    transformers = import_transformers()
+    return transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
+            **sizes,
+            embedding_dropout=config.hidden_dropout,
+            mlp_dropout=config.hidden_dropout,
+            attention_dropout=config.attention_dropout,
+            norm_eps=config.layer_norm_epsilon,
+            local_attention=config.attention_window,
+            global_attn_every_n_layers=config.global_attention_every,
+            global_rope_theta=config.rope_base_global,
+            local_rope_theta=config.rope_base_local,
+            pad_token_id=0,
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+        )
+    )
+
+
+def padded_inputs(
+    batch: UnpaddedBatch, padded_length: int, architecture: Architecture = "bert"
+) -> dict[str, Tensor]:
     """Inputs of their model: int64 [B, S] tensors, S = padded_length, on the batch's device."""
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
@@ -101,18 +148,20 @@ def padded_inputs(batch: UnpaddedBatch, padded_length: int) -> dict[str, Tensor]
     def pad(values: Tensor, padding: int) -> Tensor:
         return torch.full(shape, padding, device=device).index_put(places, values)
 
-    return {
+    inputs = {
         "input_ids": pad(batch.input_ids, 0),
         "attention_mask": pad(torch.ones_like(batch.input_ids), 0),
         "labels": pad(_labels(batch), IGNORED),
-        "token_type_ids": pad(batch.token_type_ids, 0),
-        "next_sentence_label": batch.next_sentence_label,
     }
+    if architecture == "bert":
+        inputs["token_type_ids"] = pad(batch.token_type_ids, 0)
+        inputs["next_sentence_label"] = batch.next_sentence_label
+    return inputs
 
 
-def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
+def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> dict[str, Any]:
     """Inputs of `masked_loss`: the batch padded to its longest sequence, on its device."""
-    padded = padded_inputs(batch, batch.max_seqlen)
+    padded = padded_inputs(batch, batch.max_seqlen, architecture)
     is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each one's position
     return {
         "tokens": {name: padded[name] for name in padded if not name.endswith(("labels", "label"))},
@@ -124,6 +173,10 @@ def masked_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of their model, with logits of the masked positions only."""
+    if _is_modern(peer):
+        hidden = peer.model(**inputs["tokens"])[0]
+        masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
+        return F.cross_entropy(peer.decoder(peer.head(masked)).float(), inputs["labels"])
     hidden, pooled = peer.bert(**inputs["tokens"])[:2]
     masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
     return _loss_of_both(peer.cls(masked, pooled), inputs)
@@ -265,7 +318,7 @@ def make_opponents(
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}
     for name in OPPONENTS:
-        reason = _reason_against(name, device, compiled)
+        reason = _reason_against(name, device, compiled, config.architecture)
         if reason is None:
             report(f"preparing {name}")
             try:
@@ -314,14 +367,18 @@ def loss_function(name: str, peer: Any, data: Data, compiled: Compiled = "no") -
         if compiled == "whole":
             function = torch.compile(function, dynamic=is_sorted)
         else:
-            for layer in peer.bert.encoder.layer:
+            for layer in peer.model.layers if _is_modern(peer) else peer.bert.encoder.layer:
                 layer.compile(dynamic=is_sorted)
     if is_sorted:
         return lambda number: function(data.sorted[number])
     return lambda number: function(**data.padded[number]).loss
 
 
-def _reason_against(name: str, device: torch.device, compiled: Compiled) -> str | None:
+def _reason_against(
+    name: str, device: torch.device, compiled: Compiled, architecture: Architecture
+) -> str | None:
+    if name == "unpadded_peer" and architecture == "modern":
+        return "its own unpadded path needs the kernels of flash-attn"
     if name.endswith("compiled") and compiled == "no":
         return "torch.compile was not asked for: --compile"
     if name == "padded_compiled" and device.type != "cuda":
