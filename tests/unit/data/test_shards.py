@@ -4,7 +4,6 @@ import io
 import json
 import mmap
 import os
-import pickle
 import shutil
 import tempfile
 from dataclasses import replace
@@ -84,17 +83,6 @@ def test_no_shard_is_mapped_before_it_is_read(made: Set, monkeypatch: pytest.Mon
     for ids in ([0], [1, 0, 1]):
         reader.read(np.array(ids))
     assert mapped == ["part-0.hdf5"]
-
-
-def test_a_pickled_reader_maps_the_files_itself(made: Set) -> None:
-    reader = SampleReader(*made)
-    everything = np.arange(made[1].num_samples)
-    before = reader.read(everything)
-    pickled = pickle.dumps(reader)
-    assert len(pickled) < 5000
-    np.testing.assert_array_equal(
-        pickle.loads(pickled).read(everything).input_ids, before.input_ids
-    )
 
 
 def test_hdf5_readers_see_the_same_arrays(made: Set) -> None:

@@ -116,10 +116,6 @@ class SampleReader:
         counts = [entry.num_samples for entry in manifest.shards]
         self._first_ids = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
-    def __reduce__(self) -> tuple[type["SampleReader"], tuple[Path, Manifest]]:
-        # Another process maps the files itself; pickling the mapped arrays would copy them.
-        return SampleReader, (self.set_dir, self.manifest)
-
     def sidecars(self) -> dict[str, Sidecar]:
         """The sidecar of each shard, by the shard's file name."""
         return {shard.path.name: shard.sidecar for shard in self.shards}
