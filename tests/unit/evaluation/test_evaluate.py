@@ -22,7 +22,6 @@ from mlperf_bert.evaluation.evaluate import (
 )
 from mlperf_bert.model.bert import BertForPretraining
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
-from support import mlperf_records
 
 CPU = torch.device("cpu")
 
@@ -133,9 +132,6 @@ def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex
     assert len(cut_by_tokens(index, tokens_per_forward(index, 8, CPU))) == 8
 
 
-BATCH, INTERVAL = 16, 160  # of the tiny config
-
-
 @pytest.fixture(scope="module")
 def model() -> BertForPretraining:
     return small_model(3, hidden_dropout=0.5)
@@ -207,9 +203,3 @@ def test_words_state_multiples_of_the_guess(synthetic_data: Path) -> None:
     twice = round(2 * index.manifest.baseline.context_free_accuracy * 1_000_000)
     words = evaluator_of(synthetic_data, 300).in_words(Accuracy(twice, 1_000_000, 0, 100))
     assert "(2.00 x guess)" in words and "on [MASK] inputs 0.0000 (0.00 x guess)" in words
-
-
-def records(run_dir: Path, key: str) -> list[tuple[int, object]]:
-    """Samples and value of every record of the MLPerf log with this key."""
-    found = mlperf_records(run_dir / "result_0.txt", key)
-    return [(record["metadata"].get("epoch_num"), record["value"]) for record in found]
