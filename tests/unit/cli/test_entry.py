@@ -127,7 +127,7 @@ def test_a_mistake_keeps_its_status_where_nothing_can_be_printed() -> None:
 def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom mlperf_bert.run.progress import Reporter\n"
+        "import sys\nfrom pathlib import Path\nfrom mlperf_bert.run.console import Reporter\n"
         f"with Reporter(Path({str(log)!r}), 10) as reporter:\n"
         "    for number in range(3):\n        reporter.line(f'line {number}')\n"
     )

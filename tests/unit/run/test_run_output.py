@@ -20,9 +20,9 @@ from mlperf_bert.distributed.clipping import ClipOutcome
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import LineFile
 from mlperf_bert.run import metrics as metrics_module
+from mlperf_bert.run.console import Reporter, progress_line
 from mlperf_bert.run.metrics import Metrics, MetricsFile, StepResult
 from mlperf_bert.run.outcome import REMEDY, RunOutcome, read_outcome
-from mlperf_bert.run.progress import Reporter, progress_line
 from support import run_process
 
 REACHED = RunOutcome(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -46,11 +45,11 @@ from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
 from mlperf_bert.model.bert import check_memory, make_model, tensorflow_name
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
-from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.run.console import ProgressLines, Reporter
+from mlperf_bert.run.directory import Hints, RunDirectory
 from mlperf_bert.run.metrics import Metrics, MetricsFile
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.outcome import RunOutcome, Status
-from mlperf_bert.run.progress import Reporter
 from mlperf_bert.run.slowest_rank import SlowestRank
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.captured import (
@@ -63,10 +62,6 @@ from mlperf_bert.step.captured import (
 from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
-
-if TYPE_CHECKING:
-    from mlperf_bert.run.console import ProgressLines
-    from mlperf_bert.run.hints import Hints
 
 MAX_SKIPPED_IN_A_ROW = 10
 
@@ -83,8 +78,8 @@ def train(  # noqa: C901 (one run, in its order)
     process: MpiProcess | None = None,
     cache_cleared: bool = False,
     whereabouts: Whereabouts | None = None,
-    shown: "ProgressLines | None" = None,
-    hints: "Hints | None" = None,
+    shown: ProgressLines | None = None,
+    hints: Hints | None = None,
 ) -> RunOutcome:
     """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome.
 
@@ -393,7 +388,7 @@ def _in_words(
 
 
 @contextmanager
-def _hinting(reporter: Reporter, directory: RunDirectory, hints: "Hints | None") -> Iterator[None]:
+def _hinting(reporter: Reporter, directory: RunDirectory, hints: Hints | None) -> Iterator[None]:
     """Say how to go on if the body fails when there is a checkpoint."""
     try:
         yield

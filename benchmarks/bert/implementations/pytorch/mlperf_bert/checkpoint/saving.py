@@ -16,7 +16,7 @@ from mlperf_bert.run.metrics import Metrics
 from mlperf_bert.run.outcome import RunOutcome, Status
 
 if TYPE_CHECKING:
-    from mlperf_bert.run.progress import Reporter
+    from mlperf_bert.run.console import Reporter
 
 AUTO_INTERVAL_S = 600.0
 

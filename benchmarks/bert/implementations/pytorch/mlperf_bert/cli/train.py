@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
-    from mlperf_bert.run.directory import RunDirectory
-    from mlperf_bert.run.hints import Hints
+    from mlperf_bert.run.directory import Hints, RunDirectory
     from mlperf_bert.run.lock import RunLock
 
 
@@ -181,7 +180,7 @@ def _train_in(
 
 
 def _hints(args: argparse.Namespace, directory: "RunDirectory", info: "RankInfo") -> "Hints":
-    from mlperf_bert.run.hints import Hints
+    from mlperf_bert.run.directory import Hints
 
     return Hints(
         directory=directory,

@@ -10,9 +10,10 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
-from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.errors import ConfigError, UserError, typed
 from mlperf_bert.files import is_there, names_in, write_file
 from mlperf_bert.run.outcome import RunOutcome
 
@@ -166,6 +167,56 @@ class RunDirectory:
         with suppress(OSError):  # a failed removal must not hide the error
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hints:
+    """What may be typed next for a run that `train` was asked for by these options.
+
+    `is_alone` if `train` started the ranks itself; `go_on_by` is the command that continues the
+    run, if a script knows a better one.
+    """
+
+    directory: RunDirectory
+    config: Path
+    data: Path
+    settings: Sequence[str]
+    init_checkpoint: str | None
+    is_alone: bool
+    go_on_by: str | None
+
+    def at_start(self) -> list[str]:
+        """How to watch the run."""
+        return _tool("watch it from another terminal", "watch", self.directory.run)
+
+    def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
+        """What to do with the run: each a purpose and a command that works when typed."""
+        if outcome.stopped_by is not None and is_saved:
+            return [self.to_go_on()]
+        lines = _tool("see it in a browser", "report", "page", self.directory.run)
+        if outcome.status == "success" and is_saved:
+            words = ("--checkpoint", self.directory.checkpoints, "The [MASK] was trained on text.")
+            lines.append(f"to see what it fills in: {typed('fill', *words)}")
+        return lines
+
+    def to_go_on(self) -> str:
+        """The command that continues the run from its last checkpoint."""
+        if self.go_on_by is not None:
+            return f"to go on: {self.go_on_by}"
+        words: list[object] = ["train", "--config", self.config, "--data", self.data]
+        words += [word for each in self.settings for word in ("--set", each)]
+        if self.init_checkpoint:
+            words += ["--init-checkpoint", self.init_checkpoint]
+        words += ["--run-dir", self.directory.root, "--resume", "auto"]
+        if self.directory.index:
+            words += ["--run-index", self.directory.index]
+        how = "" if self.is_alone else ", as its ranks were started before"
+        return f"to go on{how}: {typed(*words)}"
+
+
+def _tool(purpose: str, *words: object) -> list[str]:
+    """A hint that names a command of the tools, if they are installed."""
+    return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []
 
 
 def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
