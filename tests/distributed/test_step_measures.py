@@ -12,7 +12,7 @@ from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.run.slowest_rank import Slowest, SlowestRank
+from mlperf_bert.run.metrics import Slowest, SlowestRank
 from small_runs import CPU, Run, start
 
 WATCHED_STEPS = 3

@@ -47,10 +47,9 @@ from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.run.console import ProgressLines, Reporter
 from mlperf_bert.run.directory import Hints, RunDirectory
-from mlperf_bert.run.metrics import Metrics, MetricsFile
+from mlperf_bert.run.metrics import Metrics, MetricsFile, SlowestRank
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.outcome import RunOutcome, Status
-from mlperf_bert.run.slowest_rank import SlowestRank
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.captured import (
     CapturedStep,
