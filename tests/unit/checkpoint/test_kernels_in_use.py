@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlperf_bert.checkpoint import kernels_in_use
-from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
+from mlperf_bert.checkpoint import resume
 from mlperf_bert.checkpoint.manifest import CheckpointState
+from mlperf_bert.checkpoint.resume import agree_on_kernels, changed_kernels
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
 
@@ -36,7 +36,7 @@ def agree(monkeypatch: pytest.MonkeyPatch, of_ranks: Sequence[list[str]]) -> Non
         assert own == of_ranks[0]
         return of_ranks
 
-    monkeypatch.setattr(kernels_in_use, "from_all_ranks", from_all_ranks)
+    monkeypatch.setattr(resume, "from_all_ranks", from_all_ranks)
     agree_on_kernels(ALONE, model)
 
 

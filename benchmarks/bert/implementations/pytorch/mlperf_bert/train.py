@@ -17,7 +17,6 @@ from torch import nn
 
 from mlperf_bert import git_commit
 from mlperf_bert.checkpoint.first_weights import origin_of_run
-from mlperf_bert.checkpoint.kernels_in_use import agree_on_kernels, changed_kernels
 from mlperf_bert.checkpoint.load import (
     load_checkpoint,
     load_phase,
@@ -25,7 +24,13 @@ from mlperf_bert.checkpoint.load import (
     restore_rank_states,
 )
 from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState, read_config
-from mlperf_bert.checkpoint.resume import NEW_RUN, Start, check_data
+from mlperf_bert.checkpoint.resume import (
+    NEW_RUN,
+    Start,
+    agree_on_kernels,
+    changed_kernels,
+    check_data,
+)
 from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.run_config import RunConfig
