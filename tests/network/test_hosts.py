@@ -28,7 +28,6 @@ from support import (
     TOOLS,
     make_tiny_inputs,
     metrics_losses,
-    run_cli,
     run_process,
 )
 
@@ -225,13 +224,9 @@ def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[obj
     data, config = tiny
     two, endless = sets_of(*TWO_RANKS), sets_of(*ENDLESS)
     given = ["--config", config, "--data", data]
-    trained = directory / "trained"
-    run_cli("train", *given, "--run-dir", trained, "--set", "run.max_steps=1")
-    weights = trained / "run_0/checkpoints"
     squad = ["--layers", 2, "--hidden", 16, "--updates", 10000, "--device", "cpu"]
     return {
         "train": ["train", *given, "--run-dir", directory / "run", *two, *endless],
-        "evaluate": ["evaluate", "--checkpoint", weights, "--data", data, "--ranks", 2],
         "network-test": ["network-test", "--config", config, *two],
         "squad": ["squad", "train", "--engine", "pipeline:2", "--run-dir", directory / "s", *squad],
         "tune": ["tune", *given, "--space", "around", "--out", directory / "study", *two],

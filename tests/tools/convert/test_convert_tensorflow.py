@@ -17,7 +17,6 @@ from bert_tools.convert.tensorflow import PUBLISHED
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
-from mlperf_bert.cli.evaluate import MLPERF_CHECKPOINT
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import tensorflow_name
@@ -106,14 +105,14 @@ def test_the_published_one_is_known_by_its_digest(
 ) -> None:
     for size, digest in PUBLISHED:
         assert size > 1000 and len(digest) == 32 and int(digest, 16)
-    assert [f"MLPerf {folder}" for folder in PUBLISHED.values()] == [MLPERF_CHECKPOINT]
+    assert list(PUBLISHED.values()) == ["tf1_ckpt"]
     table = (source / f"{cases.V2.name}.index").read_bytes()
     digest = hashlib.md5(table).hexdigest()
     published = {(len(table), digest): "tf1_ckpt"}
     monkeypatch.setattr("bert_tools.convert.tensorflow.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
-    assert read_manifest(tmp_path / "ours").origin["published"] == MLPERF_CHECKPOINT
-    assert f"note: this is the {MLPERF_CHECKPOINT}, by its published md5" in capsys.readouterr().out
+    assert read_manifest(tmp_path / "ours").origin["published"] == "MLPerf tf1_ckpt"
+    assert "note: this is the MLPerf tf1_ckpt, by its published md5" in capsys.readouterr().out
 
 
 def test_objects_of_the_second_release_are_refused(tmp_path: Path, capsys: Any) -> None:
