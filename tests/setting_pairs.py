@@ -43,7 +43,7 @@ NUMBERS: dict[str, tuple[Value, ...]] = {
     "parallel.grad_accum_steps": (1, 2),
     "parallel.local_batch_size": (4, 6, 8),
     "parallel.bucket_cap_mb": (0.02, 0.0001),  # some parameters in a bucket; one in each
-    "checkpoint.interval_steps": (0, 2),
+    "checkpoint.interval_steps": (0, 2, "never"),
 }
 _MOST_REPAIRS = 3  # settings that may change beside a pair so that the config takes it
 

@@ -166,7 +166,7 @@ run_stage() { # the most precious parts first
             --set "parallel.local_batch_size=$PEER_BATCH"
         for each in bf16 fp8; do
             part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
-                "model.precision=$each" eval.target_accuracy=none checkpoint.save=never
+                "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never
         done
         part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done

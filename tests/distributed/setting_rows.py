@@ -45,7 +45,7 @@ IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
 # What only changes how a step is computed.
 COMPUTED = ("run.step_mode", "model.attention", "model.kernels")
 # What has no part in a step.
-APART = (*("run.warm_up_steps", "data.loader", "checkpoint.save", "checkpoint.interval_steps"),)
+APART = (*("run.warm_up_steps", "data.loader", "checkpoint.interval_steps"),)
 # Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.
 SHARED_OUT = (*("data.balance", "data.counts_per_rank", "parallel.grad_accum_steps"),)
 

@@ -234,7 +234,7 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
     """A run in which the last rank's gradient of one tensor is bad in some steps, then in all."""
     settings = (
         *(f"parallel.ranks_per_node={info.world_size}", "parallel.local_batch_size=4"),
-        *("checkpoint.save=never", "eval.interval_samples=1000000", "run.max_steps=20"),
+        *("checkpoint.interval_steps=never", "eval.interval_samples=1000000", "run.max_steps=20"),
         *("parallel.bucket_cap_mb=0.02", "clip.policy=bucket_before_allreduce"),
     )
     case = load_config(config, settings)

@@ -42,7 +42,7 @@ TRAIN_CASES = {
 }
 TRAIN_STEPS = 8
 SHORT = (
-    *("checkpoint.save=never", "eval.interval_samples=1000000"),
+    *("checkpoint.interval_steps=never", "eval.interval_samples=1000000"),
     *(f"run.max_steps={TRAIN_STEPS}", "schedule.decay_steps=20"),
 )
 CAPTURED = ("run.step_mode=captured", "parallel.grad_accum_steps=2")

@@ -147,9 +147,9 @@ def test_a_run_killed_before_its_outcome_gets_it(
 
 
 @pytest.mark.parametrize("another", [False, True], ids=["renamed", "another run in its place"])
-@pytest.mark.parametrize("save", ["end", "never"])
+@pytest.mark.parametrize("interval", ["1", "never"])
 def test_a_directory_renamed_while_its_run_goes_on(
-    save: str,
+    interval: str,
     another: bool,
     resumed: Train,
     whole: Path,
@@ -171,7 +171,7 @@ def test_a_directory_renamed_while_its_run_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(MetricsFile, "write", renaming)
-        assert resumed(f"checkpoint.save={save}", "checkpoint.interval_steps=1") == 2
+        assert resumed(f"checkpoint.interval_steps={interval}") == 2
     said = capsys.readouterr()
     assert said.out.count("was renamed or removed while the run went on: until it is back") == 1
     assert said.err.count("\n") == 1 and "give it its name back" in said.err
@@ -415,7 +415,7 @@ def test_every_way_of_training_goes_on_bit_for_bit(
 def test_never_is_never(
     tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ("checkpoint.save=never", "checkpoint.interval_steps=2", "run.max_steps=4")
+    settings = ("checkpoint.interval_steps=never", "run.max_steps=4")
     run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
     assert list((tmp_path / "run/run_0/checkpoints").iterdir()) == []
     assert "nothing saved" in capsys.readouterr().out

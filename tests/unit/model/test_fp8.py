@@ -202,7 +202,11 @@ def losses(precision: str, config: Path, data: Path, directory: Path) -> list[fl
     """Losses of the steps of a run by the `train` command."""
     options = (
         *(f"model.precision={precision}", f"run.max_steps={STEPS}", "run.log_interval_steps=1"),
-        *(f"schedule.decay_steps={STEPS}", "model.initializer_range=0.1", "checkpoint.save=never"),
+        *(
+            f"schedule.decay_steps={STEPS}",
+            "model.initializer_range=0.1",
+            "checkpoint.interval_steps=never",
+        ),
         # A CPU multiplies FP8 matrices a number at a time.
         *("eval.interval_samples=10000", "parallel.local_batch_size=8"),
     )

@@ -165,7 +165,7 @@ def test_a_set_of_it_keeps_it_and_passes_verification(sets: Path, tmp_path: Path
 def test_a_set_of_it_is_trained_on(sets: Path, tiny_config: Path, tmp_path: Path) -> None:
     size = LengthIndex.open(sets / "train").manifest.vocab_size
     settings = ("model.objective=mlm", f"model.vocab_size={size}", "run.max_steps=2")
-    settings += ("data.masking=dynamic", "checkpoint.save=never")
+    settings += ("data.masking=dynamic", "checkpoint.interval_steps=never")
     assert run_train(tiny_config, sets, tmp_path / "run", *settings) == MISSED
     assert metrics_losses(tmp_path / "run")
 

@@ -59,7 +59,7 @@ decay_steps = 600
 target_accuracy = {ENCODER_TARGET}
 interval_samples = 1600
 [checkpoint]
-save = "never"
+interval_steps = "never"
 """
 
 

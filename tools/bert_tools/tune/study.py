@@ -93,7 +93,7 @@ class StudySettings:
         trial = config_from_tables(tables, "trial")
         tables["run"]["seed"] = self.seed
         tables["run"]["max_steps"] = max(1, self.most_samples // trial.parallel.global_batch_size)
-        tables["checkpoint"]["save"] = "never"
+        tables["checkpoint"]["interval_steps"] = "never"
         return config_from_tables(tables, "trial")
 
     def as_json(self) -> dict[str, Any]:

@@ -329,7 +329,7 @@ def train(  # noqa: C901 (one run, in its order)
         at("checkpoint", number)
         outcome = saving.at_end(status, number, samples, latest, stopped_by)
         reporter.line(outcome.in_words(config.eval.target, evaluator.guess))
-        is_saved = config.checkpoint.save != "never"
+        is_saved = config.checkpoint.interval_steps != "never"
         for line in hints.at_end(outcome, is_saved=is_saved) if hints else ():
             reporter.line(line)
     return outcome

@@ -43,7 +43,7 @@ class Saving:
 
     def prepare(self) -> None:
         """Allocate the needed memory, in the untimed init phase."""
-        if self.config.checkpoint.save != "never" and self.config.checkpoint.interval_steps != 0:
+        if self.config.checkpoint.interval_steps not in (0, "never"):
             self.writer.prepare()
 
     def start(self) -> None:
@@ -69,7 +69,7 @@ class Saving:
         `step_s` is the time of a step if known, the same number on every rank.
         """
         steps = self.config.checkpoint.interval_steps
-        if self.config.checkpoint.save == "never" or steps == 0:
+        if steps == "never" or steps == 0:
             return False
         if steps == "auto":
             if step_s is None:
@@ -133,8 +133,8 @@ class Saving:
         finally:
             self._tell()
         self.writer.check_place()
-        if self.config.checkpoint.save == "never":
-            self.reporter.line("nothing saved: checkpoint.save is 'never'")
+        if self.config.checkpoint.interval_steps == "never":
+            self.reporter.line("nothing saved: checkpoint.interval_steps is 'never'")
             return
         state = self._state(step, samples, _accuracy_of(evaluated, samples), ended)
         try:

@@ -55,6 +55,7 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "schedule.power": (1.0,),
     "clip.accumulation": ("accumulated",),
     "clip.bucket_count": (22,),
+    "checkpoint.save": None,
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 

@@ -402,9 +402,8 @@ class CheckpointSection(_Section):
     """Times of saving, and the number of checkpoints kept (docs/reference/reliability.md).
 
     `interval_steps` lie between two checkpoints; the last is saved at the end. "auto" is about ten
-    minutes, 0 the end only. The newest `keep_last` stay.
+    minutes, 0 the end only; "never" saves nothing. The newest `keep_last` stay.
     """
 
-    save: Literal["end", "never"] = "end"
-    interval_steps: Annotated[int, _STEPS_OR_NONE] | Literal["auto"] = "auto"
+    interval_steps: Annotated[int, _STEPS_OR_NONE] | Literal["auto", "never"] = "auto"
     keep_last: Annotated[int, Bounds(1, 10**6)] = 2
