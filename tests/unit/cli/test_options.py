@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import COMMANDS, _parser, main
-from mlperf_bert.config.options import find_config
+from mlperf_bert.config.files import find_config
 
 READ = {
     *("--checkpoint", "--data", "--dev", "--hdf5", "--init-checkpoint"),

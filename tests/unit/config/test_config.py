@@ -8,13 +8,14 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import (
+    add_config,
     config_to_tables,
     config_to_toml,
     config_value,
+    find_config,
     load_config,
     tables_to_toml,
 )
-from mlperf_bert.config.options import add_config, find_config
 from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TINY_CONFIG, refusal
 

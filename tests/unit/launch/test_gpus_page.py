@@ -9,8 +9,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from mlperf_bert.__main__ import _parser
-from mlperf_bert.config.files import load_config
-from mlperf_bert.config.options import find_config
+from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from support import PACKAGE, REPOSITORY
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import aligned
-from mlperf_bert.config.files import load_config
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, option_name
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.files import add_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.machine import memory_bytes, usable_cpus
@@ -274,8 +274,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError for a wrong option.
     """
-    from mlperf_bert.config.files import load_config
-
     if args.set and args.config is None:
         raise ConfigError("--set", "is given without --config", "give a config")
     config = load_config(args.config, args.set) if args.config else None

@@ -29,8 +29,13 @@ from mlperf_bert.checkpoint.manifest import (
     step_of,
 )
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, write_tensors
-from mlperf_bert.config.files import config_from_tables, config_to_tables, read_toml, tables_to_toml
-from mlperf_bert.config.options import find_config
+from mlperf_bert.config.files import (
+    config_from_tables,
+    config_to_tables,
+    find_config,
+    read_toml,
+    tables_to_toml,
+)
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
 from mlperf_bert.errors import CheckpointError

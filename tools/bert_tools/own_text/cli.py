@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.huggingface.export import CARD
-from mlperf_bert.config.files import load_config
-from mlperf_bert.config.options import add_config, add_init_checkpoint, find_config
+from mlperf_bert.config.files import add_config, add_init_checkpoint, find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import (
     STOPPED,

@@ -8,7 +8,7 @@ from pathlib import Path
 from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.files import add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.files import add_config
 from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ def _check_owner(lock: "RunLock") -> None:
 def _settings(args: argparse.Namespace) -> "StudySettings":
     from bert_tools.tune.space import read_space
     from bert_tools.tune.study import StudySettings
-    from mlperf_bert.config.files import load_config
 
     for name, least in (("trials", 1), ("seed", 0)):
         value = getattr(args, name)

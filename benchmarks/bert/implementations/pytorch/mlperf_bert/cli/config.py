@@ -5,12 +5,15 @@ import re
 import subprocess
 from pathlib import Path
 
-from mlperf_bert.config.options import (
+from mlperf_bert.config.files import (
     FILE_OR_NAME,
     SHIPPED,
     add_init_checkpoint,
     add_set,
+    config_to_toml,
+    config_value,
     find_config,
+    load_config,
 )
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
@@ -41,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the config and print the answer. Raises ConfigError."""
-    from mlperf_bert.config.files import config_to_toml, config_value, load_config
-
     config = load_config(args.config, args.set, args.init_checkpoint)
     if args.question == "check-start":
         from mlperf_bert.checkpoint.first_weights import check_first_weights

@@ -4,7 +4,7 @@ import argparse
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config.options import add_config
+from mlperf_bert.config.files import add_config, load_config
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,6 @@ def run(args: argparse.Namespace) -> int:
     Without a launcher it starts one node's ranks of the config. Raises ConfigError for a config
     that cannot work, UserError for wrong sums, LostRanksError if ranks do not reach each other.
     """
-    from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import in_session, measure_sums
     from mlperf_bert.distributed.signal_watch import SignalWatch

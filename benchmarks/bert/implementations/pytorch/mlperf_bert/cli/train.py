@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config.options import add_config, add_init_checkpoint
+from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import write_status
 from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError
@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; 0 at the target or the end of a run without one, 3 if missed, 75 after a signal."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
-    from mlperf_bert.config.files import load_config
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock

@@ -1,12 +1,18 @@
 """Reading and writing of configs: TOML and `--set section.field=value` to a RunConfig and back.
 
+The options of the command line that name a config, `--config`, `--set` and `--init-checkpoint`, are
+here too.
+
 Reading is strict: an unknown section or field, a missing one or a wrong type is a ConfigError that
 names the field. A file named `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml` must hold
 that size.
 """
 
+import argparse
 import dataclasses
+import difflib
 import json
+import os
 import re
 import tomllib
 import types
@@ -22,6 +28,8 @@ from mlperf_bert.config.sections import ParallelSection, bounds_of
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.files import in_brief, read_regular_file
 
+SHIPPED = Path(__file__).parents[1] / "configs"
+FILE_OR_NAME = "TOML file, or the name of one that is shipped"
 Tables = dict[str, dict[str, Any]]
 
 _MAX_BYTES = 64 * 2**10  # a complete config has 4 kB
@@ -58,6 +66,43 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "checkpoint.save": None,
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
+
+
+def add_config(
+    parser: argparse.ArgumentParser, text: str = FILE_OR_NAME, *, required: bool = True
+) -> None:
+    """Add `--config FILE` (a Path, or None if not given) and `--set`."""
+    parser.add_argument("--config", type=find_config, required=required, metavar="FILE", help=text)
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add `--set SECTION.KEY=VALUE`; `args.set` is the list of all, as `load_config` takes it."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
+    )
+
+
+def add_init_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add `--init-checkpoint DIR`, a Path or None, as `load_config` takes it."""
+    text = "begin with these weights, not with those of run.init_checkpoint"
+    parser.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
+
+
+def find_config(text: str) -> Path:
+    """The config file for `text`: a path, or the name of a shipped config, such as `cpu_tiny`.
+
+    Raises ConfigError for an unknown name; it does not check that a path has a file.
+    """
+    path = Path(text)
+    if path.suffix or path.name != text or os.path.exists(text):
+        return path
+    names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
+    if text in names:
+        return SHIPPED / f"{text}.toml"
+    near = difflib.get_close_matches(text, names)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"those are in {SHIPPED}"
+    raise ConfigError(text, "is neither a file nor the name of a shipped config", remedy)
 
 
 def load_config(

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config.options import find_config
+from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
@@ -208,7 +208,6 @@ def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
 
 def _prepare_embedded(args: argparse.Namespace) -> None:
     """`prepare --embedded`: the small corpus from the user's own Python, to train/ and eval/."""
-    from mlperf_bert.config.files import load_config
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.corpus import prepare_embedded
 
