@@ -5,7 +5,6 @@ import pickle
 import runpy
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numba
@@ -14,7 +13,6 @@ import pytest
 from mlperf_bert import compiled
 from mlperf_bert.compiled import remove_temporary, set_code_caches
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.files import private_directory
 from support import refusal
 
 SOMEBODY = 65534
@@ -185,58 +183,3 @@ def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named: Path) -> None
     (nothing_named / "shared").chmod(0o1777)
     os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "shared/mine")
     assert set_code_caches()["NUMBA_CACHE_DIR"] == nothing_named / "shared/mine"
-
-
-HOLDS = """
-import sys, time
-from mlperf_bert.files import private_directory
-directory, lock = private_directory()
-print(directory, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
-    """What it left goes with the next start; the place of one that lives, and a young one, stay."""
-
-    def begin() -> tuple[subprocess.Popen[str], Path]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDS],
-            env=os.environ | {"TMPDIR": str(tmp_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout
-        return process, Path(process.stdout.readline().strip())
-
-    living, its_place = begin()
-    killed = [begin() for _ in range(2)]
-    for process, _ in killed:
-        process.kill()
-        process.communicate()
-    _, old = killed[0]
-    for place in (old, its_place):
-        (place / "store").write_text("")
-        os.utime(place, (0, 0))
-    os.utime(killed[1][1])
-    last, _ = begin()
-    assert not old.exists()
-    assert its_place.exists() and killed[1][1].exists()
-    for process in (living, last):
-        process.communicate("")
-
-
-@needs_root
-def test_a_place_of_somebody_else_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (place, lock), (_, other) = private_directory(), private_directory()
-    assert place.stat().st_mode & 0o777 == 0o700
-    os.close(lock)
-    os.close(other)
-    os.chown(place, SOMEBODY, SOMEBODY)
-    os.utime(place, (0, 0))
-    os.close(private_directory()[1])
-    assert place.exists()

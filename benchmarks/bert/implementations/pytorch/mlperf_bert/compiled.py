@@ -14,6 +14,7 @@ import pickle
 import shutil
 import stat
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.files import private_directory
 
 _COMPILERS = {
     "NUMBA_CACHE_DIR": "numba",
@@ -84,8 +84,7 @@ def _usual() -> Path | None:
 def _made_by() -> tuple[Path, int]:
     """A temporary directory with an unpredictable name, and the process that made it."""
     atexit.register(remove_temporary)
-    directory, _ = private_directory()  # locked until this process ends
-    return directory, os.getpid()
+    return Path(tempfile.mkdtemp(prefix="mlperf_bert-")), os.getpid()
 
 
 def _own(path: Path) -> Path:

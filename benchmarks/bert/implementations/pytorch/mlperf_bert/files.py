@@ -5,20 +5,16 @@ file's place, and a missing file is told apart from a failing file system, where
 "no" to some failures and raises at others. A prepared set, a run and a checkpoint of one's own are
 trusted as far as their digests go.
 
-Temporary files and directories are renamed when they are complete, lines are written whole, and
-directories for temporary files go with their process.
+Temporary files and directories are renamed when they are complete, and lines are written whole.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import mmap
 import os
 import platform
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
@@ -34,8 +30,6 @@ _BRIEF = 60
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # this file's message for other kinds of files
 NO_ROOM = "check the disk's free space and that it can be written"
-_PRIVATE = "mlperf_bert-own-"  # prefix of directories for temporary files
-_ABANDONED_S = 60.0  # age from which an unlocked one is nobody's
 
 
 def open_regular_file(path: Path) -> FileIO:
@@ -374,35 +368,6 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
         raise CheckpointError(str(path), problem, NO_ROOM) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def private_directory() -> tuple[Path, int]:
-    """Make a directory of mode 0700 for temporary files, and remove those of killed processes.
-
-    Returns it and a file descriptor that locks it; the lock ends with this process. Raises OSError.
-    Those of other machines are left alone, as their locks may not be seen here.
-    """
-    prefix = f"{_PRIVATE}{_machine()}-"
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):
-            _remove_abandoned(path)
-    made = Path(tempfile.mkdtemp(prefix=prefix))
-    lock = os.open(made, os.O_RDONLY)
-    with suppress(OSError):  # without locks nothing is removed either
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return made, lock
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove a directory of this user whose process has ended. Raises OSError for any other."""
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        found = os.fstat(lock)
-        if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _ABANDONED_S:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
-    finally:
-        os.close(lock)
 
 
 @contextmanager

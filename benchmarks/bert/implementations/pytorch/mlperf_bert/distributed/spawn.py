@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,6 @@ from typing import Self
 from mlperf_bert.distributed.launch import MEETING
 from mlperf_bert.distributed.signal_watch import CaughtSignals, end_with_parent
 from mlperf_bert.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
-from mlperf_bert.files import private_directory
 from mlperf_bert.machine import memory_bytes
 
 _RANK_BYTES = 256 * 2**20  # memory of Python and torch
@@ -92,7 +92,7 @@ def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]
 def _place_to_meet() -> Iterator[Path]:
     """A directory of mode 0700."""
     try:
-        directory, lock = private_directory()
+        directory = Path(tempfile.mkdtemp(prefix="mlperf_bert-"))
     except OSError as error:
         problem = f"cannot be written ({error.strerror}), and ranks meet there"
         raise ConfigError("the directory for temporary files", problem, "set TMPDIR") from None
@@ -100,7 +100,6 @@ def _place_to_meet() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
 
 
 def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
