@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from statistics import median, median_low
@@ -33,7 +32,6 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.files import LineFile, open_regular_file, reading_error, replaced_file
 
 _STATUS = Path("/proc/self/status")
-_MOST_BYTES = 2**20  # limit of a line, far above our own
 MOST_STEPS = 64  # the newest ones of an interval
 
 
@@ -324,13 +322,11 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
 
     An incomplete last line is that of a killed run, and not said.
     """
-    number, dropped, later = 1, list[int](), list[int]()
-    continues = False  # a line of more than _MOST_BYTES
-    for part in _parts(path):
-        step = None if continues else _step_of(part)
-        continues = not part.endswith(b"\n")
-        if continues:
-            continue
+    dropped, later = list[int](), list[int]()
+    for number, line in enumerate(_lines(path), 1):
+        if not line.endswith(b"\n"):
+            break
+        step = _step_of(line)
         if step is None:
             dropped.append(number)
         elif step > last_step:
@@ -338,8 +334,7 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
         else:
             dropped += later  # before an earlier step: not later, but damaged
             later = []
-            yield part
-        number += 1
+            yield line
     if dropped:
         more = f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
         _warn(f"{path}, line {min(dropped)}: was no record of the run, and is dropped{more}")
@@ -354,11 +349,11 @@ def _step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-def _parts(path: Path) -> Iterator[bytes]:
-    """Yield the lines of the file, longer ones in parts."""
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of the file; none if there is no file."""
     try:
         with BufferedReader(open_regular_file(path)) as file:
-            yield from iter(partial(file.readline, _MOST_BYTES), b"")
+            yield from file
     except FileNotFoundError:
         return
     except OSError as error:
