@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlperf_bert.config.files import add_config
+from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.machine import memory_bytes, usable_cpus

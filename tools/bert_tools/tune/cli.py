@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.config.files import add_config
+from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
