@@ -12,7 +12,7 @@ from mlperf_bert.config.files import find_config
 
 READ = {
     *("--checkpoint", "--data", "--dev", "--hdf5", "--init-checkpoint"),
-    *("--join", "--mlcommons", "--model", "--predictions", "--results", "--root", "--space"),
+    *("--model", "--predictions", "--results", "--root", "--space"),
     *("--text", "--train", "--vocab"),
 }
 RUN = "--run-dir"  # written by a run, and read by one that goes on

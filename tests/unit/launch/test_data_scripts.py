@@ -234,6 +234,15 @@ def test_sets_are_made_of_the_text_and_verified(prepared: Path) -> None:
     assert "train" in done.stdout and "eval" in done.stdout
 
 
+def test_another_number_of_examples_than_the_published_one_is_said(
+    prepared: Path, tmp_path: Path
+) -> None:
+    settings = {"TEXTDIR": prepared / "text", "DATADIR": tmp_path, "ONLY": "train", "WORKERS": 1}
+    done = call("init_datasets.sh", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has NOT the published 156,726,829 examples" in done.stderr
+
+
 def test_what_is_missing_is_said(prepared: Path, tmp_path: Path) -> None:
     assert refused(call("verify_dataset.sh", DATADIR=tmp_path / "x"), "there is no directory")
     assert refused(call("verify_dataset.sh", "-x", DATADIR=tmp_path), "unknown argument '-x'")

@@ -57,4 +57,7 @@ prepare() { # name of the set, options
 
 [ "$ONLY" = train ] || prepare eval --text "$TEXTDIR/eval.txt" --pick-eval 10000 "$@"
 [ "$ONLY" = eval ] || prepare train --text "${parts[@]}" "$@"
+if [ "$ONLY" != eval ] && [ $# -eq 0 ] && ! grep -q '"num_samples": 156726829,' "$DATADIR/train/index/dataset.json"; then
+    echo "init_datasets.sh: warning: $DATADIR/train has NOT the published 156,726,829 examples; compare its text" >&2
+fi
 PYTHON=$PYTHON DATADIR=$DATADIR ONLY=$ONLY "$here/verify_dataset.sh"

@@ -98,11 +98,16 @@ def prepare_text(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)
-    check_left_overs(jobs)
     compile_maker(settings.segments, vocabulary)
-    make_shards(jobs, make_shard, vocabulary, workers=workers, quiet=quiet)
-    with_baseline = with_baseline or settings.pick_eval is not None
-    return index_set(jobs, vocabulary, with_baseline=with_baseline, corpus=corpus)
+    return make_set(
+        jobs,
+        make_shard,
+        vocabulary,
+        workers=workers,
+        with_baseline=with_baseline or settings.pick_eval is not None,
+        corpus=corpus,
+        quiet=quiet,
+    )
 
 
 def prepare_pair(
@@ -132,53 +137,34 @@ def prepare_pair(
     }
 
 
-def make_shards(
+def make_set(
     jobs: list[ShardJob],
     make: Callable[[ShardJob], object],
     vocabulary: AnyVocabulary,
     *,
     workers: int,
+    with_baseline: bool,
+    corpus: dict[str, str] | None,
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
-) -> None:
-    """Make the unfinished shards of a set; several machines may do so for one set together.
+) -> Manifest:
+    """Make the unfinished shards of a set, then its index.
 
     `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
     worker processes (1: in this one), so it must be a function of a module, or a partial of one.
-    `words` are those of `count_bytes`. Raises DataError like `make`, and if a shard was finished
-    with other settings.
+    `corpus` is provenance for the manifest, `words` are those of `count_bytes`.
+
+    Raises DataError like `make`, and if a shard was finished with other settings or the set has
+    shards of no job.
     """
-    out_dir = jobs[0].shard_path.parents[1]
+    out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     sizes = [file_size(job.text_path, "give a readable file") for job in jobs]
     _store_vocabulary(out_dir, vocabulary)
     # Check the settings of every existing shard before hours of work, not after.
     for job in jobs:
         is_finished(job, source_sha256=None)
-    for _ in finished_in_sight(
-        make,
-        jobs,
-        workers,
-        sizes=sizes,
-        words=words,
-        quiet=quiet,
-    ):
+    for _ in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
         pass
-
-
-def index_set(
-    jobs: list[ShardJob],
-    vocabulary: AnyVocabulary,
-    *,
-    with_baseline: bool,
-    corpus: dict[str, str] | None,
-) -> Manifest:
-    """Complete a set that has all its shards; `corpus` is provenance for the manifest.
-
-    Raises DataError if the set has shards of no job, or a wrong shard that the baseline reads.
-    """
-    out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
-    _store_vocabulary(out_dir, vocabulary)
-    check_left_overs(jobs)
     shards = [job.shard_path for job in jobs]
     names = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
     remove_temporaries(out_dir / "shards", names)
@@ -191,16 +177,6 @@ def index_set(
     if with_baseline:
         manifest = replace(manifest, baseline=measure_baseline(out_dir, manifest))
     return write_index(out_dir, manifest, lengths, masked_counts)
-
-
-def check_left_overs(jobs: list[ShardJob]) -> None:
-    """Raise DataError if the set has shards of other files: its index would lack them."""
-    shards = jobs[0].shard_path.parent
-    ours = {job.shard_path.name for job in jobs}
-    for path in sorted(shards.glob("*.hdf5")):
-        if path.name not in ours:
-            remedy = "give that one too, or name a new directory"
-            raise DataError(str(path), "is the shard of a file that is not given now", remedy)
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
@@ -226,13 +202,21 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
 def shard_jobs(
     texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
 ) -> list[ShardJob]:
-    """One job per file, ordered by stem. Raises DataError if two names would give one shard."""
+    """One job per file, ordered by stem.
+
+    Raises DataError if two names would give one shard, or if the set has shards of other files,
+    which its index would lack.
+    """
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
             problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
             raise DataError(str(path), problem, "rename one of them")
         found[path.stem] = path
+    for path in sorted((out_dir / "shards").glob("*.hdf5")):
+        if path.stem not in found:
+            remedy = "give that one too, or name a new directory"
+            raise DataError(str(path), "is the shard of a file that is not given now", remedy)
     return [
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
         for stem in sorted(found)

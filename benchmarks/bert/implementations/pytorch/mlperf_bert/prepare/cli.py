@@ -56,17 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --text: paragraphs, with an empty line between documents",
     )
     parser.add_argument(
-        "--parts",
-        metavar="A-B",
-        help="with --mlcommons: make only the training shards of these parts, from 0 on",
-    )
-    parser.add_argument(
-        "--join",
-        action="store_true",
-        default=None,
-        help="with --mlcommons: make the sets of the shards in --out",
-    )
-    parser.add_argument(
         "--config", type=find_config, metavar="FILE", help="with --embedded: the run's"
     )
     parser.add_argument(
@@ -83,12 +72,6 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, one shard each"
-    )
-    source.add_argument(
-        "--mlcommons",
-        type=Path,
-        metavar="TEXTDIR",
-        help="the official text: part-*-of-00500, eval.txt, vocab.txt",
     )
     source.add_argument(
         "--hdf5",
@@ -110,7 +93,6 @@ _OPTIONS = {
         *("vocab", "segments", "max_seq_length", "max_predictions", "dupe_factor", "seed"),
         *("workers", "pick_eval", "split_sentences"),
     ),
-    "mlcommons": ("vocab", "workers", "parts", "join"),
     "hdf5": ("vocab", "max_seq_length", "max_predictions", "workers"),
     "embedded": ("config", "set", "seed"),
 }
@@ -128,8 +110,6 @@ def run(args: argparse.Namespace) -> int:
     workers = len(usable_cpus()) if args.workers is None else args.workers
     if source == "text":
         _prepare_text(args, workers)
-    elif source == "mlcommons":
-        _prepare_mlcommons(args, workers)
     elif source == "hdf5":
         _prepare_hdf5(args, workers)
     else:
@@ -155,39 +135,6 @@ def _prepare_text(args: argparse.Namespace, workers: int) -> None:
     )
     manifest = prepare_text(args.text, args.vocab, args.out, settings, workers=workers)
     print(_summary(args.out, manifest))
-
-
-def _prepare_mlcommons(args: argparse.Namespace, workers: int) -> None:
-    """`prepare --mlcommons`: the official text to the official sets, on one machine or several."""
-    from mlperf_bert.data.index import examples_digest
-    from mlperf_bert.prepare import mlcommons
-    from mlperf_bert.prepare.verify import verify
-
-    if args.parts is not None and args.join:
-        raise ConfigError("--join", "does not go with --parts", "join when all parts are made")
-    vocab = args.vocab or args.mlcommons / "vocab.txt"
-    places = mlcommons.Places(args.mlcommons, vocab, args.out)
-    if args.parts is not None:
-        numbers = mlcommons.parse_parts(args.parts)
-        made = mlcommons.prepare_parts(places, numbers, workers)
-        num_samples = sum(sidecar.num_samples for sidecar in made)
-        print(f"parts {args.parts}: {num_samples:,} examples in {len(made)} shards")
-        print(f"examples sha256 {examples_digest(made)}")
-        return
-    if not args.join:
-        mlcommons.check_text(places)
-    held_out = mlcommons.prepare_eval(places)
-    print(_summary(args.out / "eval", held_out), flush=True)
-    if not args.join:
-        mlcommons.prepare_parts(places, range(mlcommons.OFFICIAL.parts), workers)
-    train = mlcommons.join_parts(places)
-    print(_summary(args.out / "train", train))
-    published = mlcommons.OFFICIAL.num_samples
-    same = "as" if train.num_samples == published else "NOT as"
-    print(f"{train.num_samples:,} training examples, {same} published ({published:,})")
-    report = verify(args.out, full=False, workers=1)
-    print(report.to_text(), flush=True)
-    report.raise_if_wrong()
 
 
 def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:

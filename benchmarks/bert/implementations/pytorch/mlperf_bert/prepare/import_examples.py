@@ -20,11 +20,9 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import file_digest
 from mlperf_bert.prepare.build import (
     ShardJob,
-    check_left_overs,
     check_settings,
-    index_set,
     is_finished,
-    make_shards,
+    make_set,
     manifest_of,
     shard_jobs,
     write_shard,
@@ -159,11 +157,16 @@ def import_set(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
-    check_left_overs(jobs)
-    words = ("imported", "files")
-    make_shards(jobs, import_shard, vocabulary, workers=workers, quiet=quiet, words=words)
-    corpus = {"examples": "imported from HDF5 files"}
-    manifest = index_set(jobs, vocabulary, with_baseline=False, corpus=corpus)
+    manifest = make_set(
+        jobs,
+        import_shard,
+        vocabulary,
+        workers=workers,
+        with_baseline=False,
+        corpus={"examples": "imported from HDF5 files"},
+        quiet=quiet,
+        words=("imported", "files"),
+    )
     verify(out_dir, full=False, workers=1, quiet=True).raise_if_wrong()
     return manifest
 
