@@ -32,13 +32,14 @@ def made_up_texts() -> list[str]:
     return [made_up_document(rng) for _ in range(150)]
 
 
-def write_letters(directory: Path, num_files: int = 3, num_documents: int = 150) -> Path:
-    """A directory of files with words of letters alone, each of which foretells the next."""
+def write_letters(directory: Path, num_documents: int = 450) -> Path:
+    """A directory with a file per document, words of letters alone, each foretelling the next."""
     directory.mkdir()
-    for number in range(num_files):
-        path = directory / f"{number}.txt"
-        support.write_synthetic_text(path, num_documents, seed=number)
-        path.write_text(path.read_text().translate(str.maketrans("0123456789", "abcdefghij")))
+    path = directory / "0.txt"
+    support.write_synthetic_text(path, num_documents, seed=0)
+    text = path.read_text().translate(str.maketrans("0123456789", "abcdefghij"))
+    for number, document in enumerate(text.split("\n\n")):
+        (directory / f"{number}.txt").write_text(document)
     return directory
 
 
@@ -49,7 +50,6 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
         source=path,
         documents="empty-line",
         text_field="text",
-        held_out_share=0.2,
         vocab_path=None,
         vocab_size=300,
         settings=SETTINGS,

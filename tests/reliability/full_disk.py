@@ -110,7 +110,7 @@ COMMANDS: dict[str, Words] = {
     ),
     "own-text --only prepare": lambda i, d: (
         *("own-text", i.root / "own" / "text.txt", "--out", d / "set", "--only", "prepare"),
-        *("--documents", "empty-line", "--held-out", 0.2, "--config", "own_text_cpu"),
+        *("--config", "own_text_cpu"),
         *("--set=model.vocab_size=300", "--set=data.max_seq_length=32"),
     ),
     "prepare --embedded": lambda i, d: (

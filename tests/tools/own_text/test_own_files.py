@@ -20,7 +20,6 @@ from bert_tools.own_text.files import (
     find_files,
     next_document,
     opened,
-    rules_of,
     sections,
     unread_files,
 )
@@ -30,13 +29,6 @@ from own_texts import made_up_texts
 
 KINDS = ("train", "held_out")
 TEXT = "One sentence. Another one.\n\nA second document.\n"
-
-
-def pack(name: str, contents: bytes) -> bytes:
-    if name.endswith(".gz"):
-        return gzip.compress(contents)
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
-    return bytes(pyarrow.compress(contents, codec="zstd", asbytes=True))
 
 
 def read(path: Path) -> bytes:
@@ -73,15 +65,14 @@ def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path: Path) -> N
     assert read(path) == TEXT.encode()
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst"])
-def test_packed_files(tmp_path: Path, name: str) -> None:
-    path, contents = tmp_path / name, TEXT.encode() * 5000
-    path.write_bytes(pack(name, contents) + pack(name, b"more"))
+def test_packed_files(tmp_path: Path) -> None:
+    path, contents = tmp_path / "a.txt.gz", TEXT.encode() * 5000
+    path.write_bytes(gzip.compress(contents) + gzip.compress(b"more"))
     assert read(path) == contents + b"more"
-    packed = pack(name, bytes(range(256)) * 4000)
+    packed = gzip.compress(bytes(range(256)) * 4000)
     for damaged in (b"no packed file at all", packed[:-1], packed[:-20], packed + b"more"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=f"{name}: cannot be read") as caught:
+        with pytest.raises(DataError, match=r"a.txt.gz: cannot be read") as caught:
             read(path)
         assert "\n" not in str(caught.value)
 
@@ -115,7 +106,6 @@ def documents(path: Path, rule: DocumentRule, form: Form = "text") -> list[list[
     ("rule", "expected"),
     [
         ("empty-line", [["First line, wrapped."], ["Second. More."], ["Third."]]),
-        ("line", [["First line,"], ["wrapped."], ["Second."], ["More."], ["Third."]]),
         ("file", [["First line, wrapped.", "Second. More.", "Third."]]),
     ],
 )
@@ -129,51 +119,14 @@ def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path: Path) -
     path = tmp_path / "a.jsonl"
     texts = ["One.\nTwo.", "", "Three \ud83d\ude00 \ud800."]
     path.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in texts) + "\n\n")
-    found = documents(path, "line", "json_lines")
+    found = documents(path, "file", "json_lines")
     assert found == [["One.", "Two."], ["Three \U0001f600 \ud800."]]
     path.write_text('{"body": "words"}')
-    (section,) = sections(whole(path, "json_lines"), Rules("line", "body"))
+    (section,) = sections(whole(path, "json_lines"), Rules("file", "body"))
     assert section == Section(["words"], opens=True)
 
 
-@pytest.mark.parametrize(
-    ("contents", "number", "rule"),
-    [
-        ("One.\n\nTwo\nlines.\n\n" * 40, 1, "empty-line"),
-        ("A line, wrapped or not.\n" * 400, 31, "empty-line"),
-        ("One.\n\nTwo\nlines.\n\n", 32, "file"),
-    ],
-)
-def test_rules_are_decided_by_the_number_of_files(
-    tmp_path: Path, contents: str, number: int, rule: DocumentRule
-) -> None:
-    for each in range(number):
-        (tmp_path / f"{each}.txt.gz").write_bytes(gzip.compress(contents.encode()))
-    rules = rules_of(find_files(tmp_path), None, "text")
-    assert rules.documents == rule
-    assert (rules.join_chars == 0) == (rule == "file")
-    assert rules_of(find_files(tmp_path), "line", "text") == Rules("line", "text")
-    (tmp_path / "z.jsonl").touch()
-    assert rules_of(find_files(tmp_path), None, "text") == Rules("file", "text")
-
-
-@pytest.mark.parametrize(("rule", "join"), [("empty-line", 30), ("line", 30), ("file", 0)])
-def test_neighbours_are_joined_and_nothing_is_lost(
-    tmp_path: Path, rule: DocumentRule, join: int
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("# Title\n\nA paragraph of some words.\n\nshort\n\nwrapped\nlines\n" * 5)
-    found = list(sections(whole(path), Rules(rule, "text", join)))
-    assert "".join(text for each in found for text in each.paragraphs).split() == (
-        path.read_text().split()
-    )
-    assert all(each.opens for each in found)
-    lengths = [sum(map(len, each.paragraphs)) for each in found]
-    assert all(join <= length < join + 40 for length in lengths[:-1])
-    assert len(found) == 1 if rule == "file" else len(found) > 4
-
-
-@pytest.mark.parametrize("rule", ["empty-line", "line", "file"])
+@pytest.mark.parametrize("rule", ["empty-line", "file"])
 def test_overlong_documents_are_cut_and_nothing_is_lost(
     tmp_path: Path, rule: DocumentRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,12 +147,12 @@ def test_bytes_that_are_no_utf8_are_replaced_across_cuts(
     monkeypatch.setattr(own_files, "SECTION_CHARS", 5)
     path = tmp_path / "a.txt"
     path.write_bytes("ääää".encode() + b"\xff" + "ä".encode())
-    found = sections(whole(path), Rules("line", "text"))
+    found = sections(whole(path), Rules("file", "text"))
     assert "".join(text for section in found for text in section.paragraphs) == "ääää\ufffdä"
 
 
-@pytest.mark.parametrize("rule", ["empty-line", "line"])
-def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path, rule: DocumentRule) -> None:
+def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path) -> None:
+    rules = Rules("empty-line", "text")
     pieces = ["word ", "\n", "\n\n", " \n", "x", "\n \n", "ä"]
     path = tmp_path / "a.txt"
     for seed in range(40):
@@ -207,14 +160,14 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path, rule: Docume
         path.write_text("".join(rng.choices(pieces, k=rng.randint(1, 120))), encoding="utf-8")
         starts = [0]
         for position in range(1, path.stat().st_size, rng.randint(1, 30)):
-            start = next_document(whole(path), Rules(rule, "text"), position)
+            start = next_document(whole(path), rules, position)
             if start is not None and start > starts[-1]:
                 starts.append(start)
-        uncut = documents(path, rule)
+        uncut = documents(path, "empty-line")
         cut: list[list[str]] = []
         for start, stop in zip(starts, [*starts[1:], None], strict=True):
             piece = replace(whole(path), start=start, stop=stop)
-            found = list(sections(piece, Rules(rule, "text")))
+            found = list(sections(piece, rules))
             assert not start or found[0].opens
             cut += [[" ".join(text.split()) for text in section.paragraphs] for section in found]
         assert cut == uncut, seed
@@ -268,13 +221,12 @@ def test_parquet_that_gives_no_text_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".zst"])
 def test_without_pyarrow_a_file_is_refused_before_anything_is_read(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"a.txt{suffix}").touch()
+    (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=rf"has {suffix} files.*tools/venv.sh parquet"):
+    with pytest.raises(ConfigError, match=r"has .parquet files.*tools/venv.sh parquet"):
         find_files(tmp_path)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +36,7 @@ def texts() -> list[str]:
 def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> OwnText:
     """Small settings, the texts in one file, and several jobs of it."""
     monkeypatch.setattr(preparing, "LEAST_PART_BYTES", 4000)
+    monkeypatch.setattr(preparing, "LARGEST_SHARE", 0.2)
     return own_text(tmp_path / "text.txt", texts)
 
 
@@ -46,13 +46,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "LEAST_PART_BYTES", 4000)
+        patched.setattr(preparing, "LARGEST_SHARE", 0.2)
         return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
 
 
 def documents_in(out: Path, stem: str) -> list[str]:
-    """The documents of one side, of the last cleaning if there were two."""
-    cleanings = sorted((out / "text").glob("*/"), key=lambda path: path.stat().st_mtime_ns)
-    paths = sorted([*(out / "text").glob(f"{stem}*.txt"), *cleanings[-1].glob(f"{stem}*.txt")])
+    """The documents of one side."""
+    paths = sorted((out / "text").rglob(f"{stem}*.txt"))
     return [document for path in paths for document in documents_of(path)]
 
 
@@ -83,7 +83,7 @@ def test_workers_layout_and_packing_change_nothing(
     expected = contents(whole)
     assert contents(make(wanted, tmp_path / "two", workers=2)) == expected
     # The same name, so that it lies in the same place of the order of files.
-    for name, form, packed in (("j.jsonl", "line", False), ("g.txt.gz", "empty-line", True)):
+    for name, form, packed in (("j.jsonl", "file", False), ("g.txt.gz", "empty-line", True)):
         directory = tmp_path / name.split(".")[0]
         directory.mkdir()
         lines = [json.dumps({"text": text}) for text in texts]
@@ -173,7 +173,7 @@ def test_a_directory_of_something_else_is_refused(
     before = contents(out)
     record = json.loads((out / "corpus.json").read_text())
     for change, problem in (
-        ({"held_out_share": 0.3}, "was made with held_out_share = 0.2, now it is 0.3"),
+        ({"documents": "file"}, "was made with documents = empty-line, now it is file"),
         ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
         ({"settings": LONGER}, "was made with max_seq_length = 48, now it is 64"),
     ):
@@ -201,13 +201,11 @@ def test_a_directory_of_files_and_what_is_said_of_it(
     source = written(tmp_path / "pages", pages)
     for name in ("b.pdf", "a.png"):
         (source / name).touch()
-    free = replace(wanted, source=source, documents=None, held_out_share=None)
+    free = replace(wanted, source=source, documents=None)
     out = make(free, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" MB in 150 files, read with --documents file")
     assert "not read: 2 of other kinds, first 'a.png'" in lines
-    assert [line.split(",")[0] for line in lines[1:4]] == ["  000.md", "  001.md", "  002.md"]
-    assert all('characters: "# Title - one - two W' in line for line in lines[1:4])
     record = json.loads((out / "corpus.json").read_text())
     assert record["rules"]["documents"] == "file"
     documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
@@ -222,26 +220,17 @@ def test_a_directory_of_files_and_what_is_said_of_it(
     assert not prepare_own_text(free, out, workers=2)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_few_files_are_cut_and_joined(
-    wanted: OwnText, tmp_path: Path, texts: list[str], number: int
+def test_the_paragraphs_of_a_single_file_are_documents(
+    wanted: OwnText, whole: Path, tmp_path: Path
 ) -> None:
-    short = "\n\n".join(f"# Title\n\n{text}\n\nshort" for text in texts).split("\n\n")
-    size = len(short) // number
-    parts = ["\n\n".join(short[size * n : size * (n + 1)]) for n in range(number)]
-    free = replace(wanted, source=written(tmp_path / "few", parts), documents=None)
-    out = make(replace(free, held_out_share=None), tmp_path / "out")
-    record = json.loads((out / "corpus.json").read_text())
-    assert record["rules"]["documents"] == "empty-line"
-    # Only the end of a file or piece can be too short.
-    assert record["characters"]["left_out"] < 0.005 * record["characters"]["of_the_text"]
-    documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
-    least = record["rules"]["join_chars"]
-    assert least > 100
-    assert sum(len(each) < 0.9 * least for each in documents) <= 12
-    asked = make(replace(free, documents="empty-line"), tmp_path / "asked")
-    reasons = json.loads((asked / "corpus.json").read_text())["characters"]["reasons"]
-    assert reasons["too short"] == 150 * len("# Titleshort")
+    assert contents(make(replace(wanted, documents=None), tmp_path / "out")) == contents(whole)
+    # In a directory the same file is another text.
+    (tmp_path / "text").mkdir()
+    wanted.source.rename(tmp_path / "text" / "a.txt")
+    with pytest.raises(DataError, match=r"documents for (train|eval), 2 are needed"):
+        make(replace(wanted, source=tmp_path / "text", documents=None), tmp_path / "other")
+    with pytest.raises(DataError, match="documents = empty-line, now it is file"):
+        make(replace(wanted, source=tmp_path / "text", documents=None), tmp_path / "out")
 
 
 def test_much_that_is_left_out_is_a_warning(
@@ -332,8 +321,6 @@ def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "workers", "problem"),
     [
-        ({"held_out_share": 0.0}, 1, "--held-out: is 0.0"),
-        ({"held_out_share": float("nan")}, 1, "--held-out: is nan"),
         ({"vocab_size": 100}, 1, "model.vocab_size: is 100"),
         ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
@@ -370,39 +357,13 @@ def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Pat
     assert contents(out) == contents(whole)
 
 
-def test_what_is_cleaned_is_not_cleaned_again(
-    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, number_before_the_stop = tmp_path / "out", 3
-    cleaned: list[int] = []
-    read_sections = preparing.sections
-
-    def watched(piece: own_files.TextFile, rules: own_files.Rules) -> Iterator[own_files.Section]:
-        if len(cleaned) == number_before_the_stop:
-            raise KeyboardInterrupt
-        if piece.stop is not None:  # not the file that is shown
-            cleaned.append(piece.start)
-        return read_sections(piece, rules)
-
-    monkeypatch.setattr(preparing, "sections", watched)
-    with pytest.raises(KeyboardInterrupt):
-        make(wanted, out)
-    number_before_the_stop = -1
-    make(wanted, out)
-    assert len(cleaned) == len(set(cleaned)) > 3
-    assert contents(out) == contents(whole)
-
-
 @pytest.mark.parametrize("damage", [b"{", b"[]", b"{}"])
-@pytest.mark.parametrize("name", ["corpus.json", "text/*/job-00000.json"])
 def test_a_damaged_record_is_one_line(
-    wanted: OwnText, whole: Path, tmp_path: Path, name: str, damage: bytes
+    wanted: OwnText, whole: Path, tmp_path: Path, damage: bytes
 ) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
-    (path,) = out.glob(name)
+    path = out / "corpus.json"
     path.write_bytes(damage)
-    if name != "corpus.json":
-        (out / "corpus.json").unlink()
     with pytest.raises(DataError, match=f"^{path}: "):
         make(wanted, out)
 
@@ -411,14 +372,9 @@ def test_a_name_of_another_encoding_is_told_in_ascii(
     wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = written(tmp_path / "pages", texts)
-    (source / "000.md").rename(source / "caf\udce9.md")
-    (source / "zzz.txt").write_text(texts[0])
-    show = tmp_path / "one"
-    show.mkdir()
-    shutil.copy(source / "caf\udce9.md", show / "caf\udce9.md")
-    shutil.copytree(source, show / "more")
-    make(replace(wanted, source=show), tmp_path / "out")
-    assert "caf\\udce9.md" in capsys.readouterr().out
+    (source / "caf\udce9.pdf").touch()
+    make(replace(wanted, source=source, documents=None), tmp_path / "out")
+    assert "caf\\udce9.pdf" in capsys.readouterr().out
 
 
 def test_a_stopped_run_goes_on_with_the_same_text_alone(

@@ -99,7 +99,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source=directory / "text",
         documents="file",
         text_field="text",
-        held_out_share=0.2,
         vocab_path=directory / "tokenizer.json",
         vocab_size=300,
         settings=ShardSettings(

@@ -112,14 +112,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
     parser.add_argument(
         "--documents",
-        choices=("empty-line", "line", "file"),
-        help="where a document of plain text ends (default: file, or empty-line for fewer than "
-        "32 files)",
+        choices=("file", "empty-line"),
+        help="where a document of plain text ends (default: file in a directory, empty-line in "
+        "a single file)",
     )
     text_field_help = "of JSON lines and Parquet (default text)"
     parser.add_argument("--text-field", metavar="NAME", help=text_field_help)
-    held_out_help = "of the documents (default: 1/16, less of more than 64 MB)"
-    parser.add_argument("--held-out", type=float, metavar="SHARE", help=held_out_help)
     add_init_checkpoint(parser)
     data_help = "where prepared data go (default: OUT/data)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
@@ -350,7 +348,6 @@ def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
         source=args.text,
         documents=args.documents,
         text_field=args.text_field or "text",
-        held_out_share=args.held_out,
         vocab_path=args.vocab,
         vocab_size=plan.config.model.vocab_size,
         settings=ShardSettings(seed=SEED, **values),

@@ -1,12 +1,10 @@
 """The files of a user's own text: which are read, how they are unpacked, and where documents end.
 
-A file's suffixes decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`). It is never in memory as a
+A file's suffixes decide how it is read (`FORMS`, `GZIP`, `PARQUET`). It is never in memory as a
 whole, whatever its size; only a line of JSON is.
 
-Plain text has three layouts (`DocumentRule`): `empty-line`, an empty line ends a document and the
-lines of a document are joined; `line`, each line is a document; `file`, each file is a document and
-an empty line ends a paragraph. If the user names none, the number of files decides (`rules_of`),
-and short neighbours of one file are joined. A line of JSON or a row of Parquet is one document, and
+A plain file is one document, in which an empty line ends a paragraph (`file`), or each of its
+paragraphs is a document (`empty-line`). A line of JSON or a row of Parquet is one document, and
 each line of its text is a paragraph.
 
 A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
@@ -31,7 +29,7 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import open_regular_file
 
 Form = Literal["text", "json_lines"]
-Packing = Literal["plain", "gzip", "zstd", "parquet"]  # a row of Parquet is read like a JSON object
+Packing = Literal["plain", "gzip", "parquet"]  # a row of Parquet is read like a JSON object
 
 FORMS: dict[str, Form] = {
     ".txt": "text",
@@ -40,19 +38,12 @@ FORMS: dict[str, Form] = {
     ".jsonl": "json_lines",
     ".ndjson": "json_lines",
 }
-PACKINGS: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
-PARQUET = ".parquet"
-READ = f"{', '.join(FORMS)}, each also with {' or '.join(PACKINGS)}; {PARQUET}"
+GZIP, PARQUET = ".gz", ".parquet"
+READ = f"{', '.join(FORMS)}, each also with {GZIP}; {PARQUET}"
 
-DocumentRule = Literal["empty-line", "line", "file"]
+DocumentRule = Literal["file", "empty-line"]
 SECTION_CHARS = 2**16  # about 12,000 words
 EXPANSION = 4  # of packed text, roughly
-
-FEWEST_FILES = 32  # for a document per file: 1/16 of them is held out, and must be two
-SAMPLE_BYTES = 2**18  # of each file, to count the characters of a small text
-# About 350 words fill a sequence of 512 tokens; a small text gets less, to have 64 documents.
-JOINED_CHARS = 2**11
-_JOINED_SHARE = 64
 
 _PARQUET_ROWS = 16  # in memory at a time
 _BUFFER_BYTES = 2**20
@@ -83,11 +74,10 @@ class TextFile:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where documents end; short ones of a file are joined to `join_chars` characters."""
+    """Where documents of plain text end, and the name of the text in JSON lines and Parquet."""
 
     documents: DocumentRule
     text_field: str
-    join_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +128,16 @@ def _kind(name: str) -> tuple[Form | None, Packing]:
     path = Path(name.lower())
     if path.suffix == PARQUET:
         return "json_lines", "parquet"
-    packing = PACKINGS.get(path.suffix, "plain")
-    inner = path if packing == "plain" else Path(path.stem)
-    return FORMS.get(inner.suffix), packing
+    if path.suffix == GZIP:
+        return FORMS.get(Path(path.stem).suffix), "gzip"
+    return FORMS.get(path.suffix), "plain"
 
 
 def _text_file(path: Path, name: str) -> TextFile:
     form, packing = _kind(name)
-    if packing in ("zstd", "parquet") and find_spec("pyarrow") is None:
+    if packing == "parquet" and find_spec("pyarrow") is None:
         remedy = "run in the checkout: tools/venv.sh parquet, or move them out of the directory"
-        raise ConfigError("TEXT", f"has {path.suffix} files, which need a package", remedy)
+        raise ConfigError("TEXT", f"has {PARQUET} files, which need a package", remedy)
     try:
         size_bytes = path.stat().st_size
     except OSError as error:
@@ -169,41 +159,14 @@ def opened(file: TextFile) -> Iterator[BinaryIO]:
     """
     try:
         with io.BufferedReader(open_regular_file(file.path), _BUFFER_BYTES) as stream:
-            yield _unpacked(stream, file.packing)
+            unpacked: Any = gzip.GzipFile(fileobj=stream) if file.packing == "gzip" else stream
+            yield unpacked
     except (OSError, EOFError, zlib.error, ValueError, NotImplementedError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise DataError(str(file.path), problem, "give whole, readable files") from None
 
 
-def _unpacked(stream: BinaryIO, packing: Packing) -> Any:
-    if packing == "gzip":
-        return gzip.GzipFile(fileobj=stream)
-    if packing == "zstd":
-        import pyarrow  # an extra
-
-        return io.BufferedReader(pyarrow.input_stream(stream, compression="zstd"), _BUFFER_BYTES)
-    return stream
-
-
 # Where documents end ------------------------------------------------------------------------------
-
-
-def rules_of(files: Sequence[TextFile], asked: DocumentRule | None, text_field: str) -> Rules:
-    """Decide where documents end: as asked, or by the number of files.
-
-    Raises DataError for a file that cannot be read.
-    """
-    if asked is not None:
-        return Rules(asked, text_field)
-    num_plain = sum(file.form == "text" for file in files)
-    if num_plain < len(files) or num_plain >= FEWEST_FILES:
-        return Rules("file", text_field)
-    num_chars = 0
-    for file in files:
-        with opened(file) as stream:
-            paragraphs = _plain_paragraphs(_lines(stream, SAMPLE_BYTES), "empty-line", 0)
-            num_chars += sum(len(paragraph) for paragraph, _ in paragraphs)
-    return Rules("empty-line", text_field, min(JOINED_CHARS, num_chars // _JOINED_SHARE))
 
 
 def next_document(file: TextFile, rules: Rules, position: int) -> int | None:
@@ -211,7 +174,6 @@ def next_document(file: TextFile, rules: Rules, position: int) -> int | None:
 
     The file is plain, not packed. Memory is bounded even if it is one line.
     """
-    is_by_line = rules.documents == "line" or file.form == "json_lines"
     at = position
     at_line_start = opens = False  # `position` may be within a line
     with opened(file) as stream:
@@ -221,7 +183,7 @@ def next_document(file: TextFile, rules: Rules, position: int) -> int | None:
                 return at
             is_empty = at_line_start and not line.strip()
             at_line_start = line.endswith(b"\n")
-            opens = at_line_start and (is_by_line or is_empty)
+            opens = at_line_start and (file.form == "json_lines" or is_empty)
             at += len(line)
     return None
 
@@ -234,7 +196,7 @@ def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
             stream.seek(file.start)
         if file.form == "text":
             lines = _lines(stream, num_bytes)
-            yield from _sections(_plain_paragraphs(lines, rules.documents, rules.join_chars))
+            yield from _sections(_plain_paragraphs(lines, rules.documents))
             return
         if file.packing == "parquet":
             found = _parquet_rows(stream, rules.text_field)
@@ -270,27 +232,24 @@ def _lines(stream: BinaryIO, num_bytes: float) -> Iterator[tuple[str, bool]]:
 
 
 def _plain_paragraphs(
-    lines: Iterable[tuple[str, bool]], rule: DocumentRule, join_chars: int
+    lines: Iterable[tuple[str, bool]], rule: DocumentRule
 ) -> Iterator[tuple[str, bool]]:
     """Yield paragraphs, or parts of long ones, each with True if it opens a document."""
     collected: list[str] = []
-    num_chars = in_document = 0
+    num_chars = 0
     opens, in_line = True, False
     for text, ends in lines:
         is_empty = not in_line and not text.strip()
         in_line = not ends
         collected.append(text)
         num_chars += len(text)
-        in_document += len(text)
-        is_over = is_empty or (rule == "line" and ends and num_chars >= join_chars)
-        if is_over or num_chars >= SECTION_CHARS:
+        if is_empty or num_chars >= SECTION_CHARS:
             paragraph = "".join(collected)
             if paragraph.strip():
                 yield paragraph, opens
                 opens = False
             collected, num_chars = [], 0
-            opens = opens or (is_over and rule != "file" and in_document >= join_chars)
-            in_document = 0 if opens else in_document
+            opens = opens or (is_empty and rule == "empty-line")
     paragraph = "".join(collected)
     if paragraph.strip():
         yield paragraph, opens

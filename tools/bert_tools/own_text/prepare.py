@@ -3,9 +3,10 @@
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Each step writes its files whole or not at all, so a stopped run can be resumed. DIR/text holds the
-files of the first steps. DIR/corpus.json says what vocabulary and sets are made of, so that they
-never mix two texts; the last step completes it.
+Each step writes its files whole or not at all, so a stopped run can be resumed: it cleans the text
+again, and keeps the vocabulary and the finished shards. DIR/text holds the files of the first
+steps. DIR/corpus.json says what vocabulary and sets are made of, so that they never mix two texts;
+the last step completes it.
 
 The digest of a document's text (of its first section, if it is cut) decides if it is held out, so
 new documents move no others, and copies of a document stay on one side. Evaluation keeps few
@@ -13,12 +14,10 @@ held-out documents, and each text once.
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,14 +28,13 @@ from bert_tools.own_text.files import (
     TextFile,
     find_files,
     next_document,
-    rules_of,
     sections,
     text_bytes,
     unread_files,
 )
 from bert_tools.own_text.vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.errors import ConfigError, DataError, one_line
+from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
     file_digest,
     in_brief,
@@ -57,7 +55,6 @@ RECIPE = "own-1"
 CLEANING_VERSION = 4  # version of the rules that turn text into parts
 _REMEDY = "name a new directory or delete this one"
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
-SHOWN = 3  # documents
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
 
 # Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
@@ -67,12 +64,12 @@ WANTED_PARTS = 8  # parts of a small text, for as many workers
 
 LARGEST_SHARE = 1 / 16
 MOST_HELD_OUT, SHARE_STEP = 2, 1.25  # most characters, over the share; factor between shares
-WANTED_HELD_OUT = 4  # of few documents, if no share is asked for
+WANTED_HELD_OUT = 4  # of few documents
 
 # An evaluation should cost little: this gives about half a million tokens in two passes, and a
 # standard error of the accuracy of 0.002.
 EVAL_BYTES = 2**20
-HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out, unless a share is asked for
+HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,15 +77,13 @@ class OwnText:
     """A request: the text, and the sets to make of it.
 
     `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
-    is made. If `documents` is None, `rules_of` decides. `held_out_share` of the documents are held
-    out; None means `default_share`, adjusted if it would hold out too few or too many of few
-    documents.
+    is made. If `documents` is None, each plain file of a directory is a document, and each
+    paragraph of a single file.
     """
 
     source: Path
     documents: DocumentRule | None
     text_field: str
-    held_out_share: float | None
     vocab_path: Path | None
     vocab_size: int
     settings: ShardSettings
@@ -102,18 +97,19 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     """
     check_options(wanted, out_dir, workers)
     files = find_files(wanted.source, wanted.vocab_path)
-    rules = rules_of(files, wanted.documents, wanted.text_field)
+    by_kind: DocumentRule = "file" if wanted.source.is_dir() else "empty-line"
+    rules = Rules(wanted.documents or by_kind, wanted.text_field)
     _show_files(files, rules, unread_files(wanted.source, wanted.vocab_path))
-    settings = _settings_of(wanted)
+    settings = _settings_of(wanted, rules)
     if _is_ready(out_dir, settings):
         return False
 
-    text_dir = out_dir / "text"
-    clean_all = partial(_clean_all, files, rules, settings["text"], text_dir, workers)
-    share = wanted.held_out_share or default_share(files)
-    parts_dir, cleaned = clean_all(share)
-    if wanted.held_out_share is None and fitting_share(cleaned, share) != share:
-        parts_dir, cleaned = clean_all(fitting_share(cleaned, share))
+    text_dir, parts_dir = out_dir / "text", out_dir / "text" / "parts"
+    share = default_share(files)
+    cleaned = _clean_all(files, rules, parts_dir, workers, share)
+    fitting = fitting_share(cleaned, share)
+    if fitting != share:
+        cleaned = _clean_all(files, rules, parts_dir, workers, fitting)
     characters = _show_left_out(cleaned)
 
     held_out = choose_held_out(parts_dir / part.file for part in cleaned.held_out)
@@ -125,7 +121,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     for name in ("train", "eval"):
         if documents[name] < LEAST_DOCUMENTS:
             problem = f"has {documents[name]} documents for {name}, {LEAST_DOCUMENTS} are needed"
-            remedy = "give more text, another --documents, or another --held-out"
+            remedy = "give more text, or another --documents"
             raise DataError(str(wanted.source), problem, remedy)
     eval_path = text_dir / "eval.txt"
     write_file(eval_path, "\n".join(held_out).encode())
@@ -158,9 +154,6 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     """Check the options before the text is read for hours. Raises ConfigError."""
     if wanted.vocab_path is None:
         check_vocab_size(wanted.vocab_size)
-    share = wanted.held_out_share
-    if share is not None and not 0 < share <= 0.5:
-        raise ConfigError("--held-out", f"is {share}", "set it above 0, to 0.5 at most")
     check_settings(wanted.settings, workers, num_texts=1)
     check_place(wanted.source, out_dir)
 
@@ -191,15 +184,15 @@ def _digest(*words: str) -> str:
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
-def _settings_of(wanted: OwnText) -> dict[str, str]:
+def _settings_of(wanted: OwnText, rules: Rules) -> dict[str, str]:
     """What must be as before if the directory exists."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     settings = {
         "text": text_digest(wanted.source, wanted.vocab_path),
         "vocabulary": given or f"own, {wanted.vocab_size} tokens",
+        "documents": rules.documents,
+        "text_field": rules.text_field,
     }
-    for name in ("documents", "text_field", "held_out_share"):
-        settings[name] = str(getattr(wanted, name))
     for name in ("max_seq_length", "max_predictions", "dupe_factor", "seed", "segments"):
         settings[name] = str(getattr(wanted.settings, name))
     return settings
@@ -254,11 +247,12 @@ Job = tuple[int, list[TextFile]]  # a number, and pieces of files
 
 
 def _clean_all(
-    files: Sequence[TextFile], rules: Rules, text: str, text_dir: Path, workers: int, share: float
-) -> tuple[Path, Cleaned]:
-    """Clean and split all files in a directory of their own for this text, rules, and share."""
-    parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
+    files: Sequence[TextFile], rules: Rules, parts_dir: Path, workers: int, share: float
+) -> Cleaned:
+    """Clean and split all files; `parts_dir` holds the parts of this call alone afterwards."""
     make_directory(parts_dir)
+    for path in parts_dir.glob("*.txt"):
+        path.unlink()
     jobs = plan_jobs(files, rules)
     found = finished_in_sight(
         partial(clean, parts_dir=parts_dir, rules=rules, share=share),
@@ -270,14 +264,13 @@ def _clean_all(
     )
     by_number = {number: cleaned for (number, _), cleaned in found}
     made = [by_number[number] for number in range(len(jobs))]
-    together = Cleaned(
+    return Cleaned(
         [part for each in made for part in each.train],
         [part for each in made for part in each.held_out],
         sum(each.num_chars for each in made),
         sum((Counter(each.left_out) for each in made), Counter()),
         [document for each in made for document in each.lowest],
     )
-    return parts_dir, together
 
 
 def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
@@ -312,26 +305,15 @@ def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
 
 
 def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
-    """Do a job, or read the record of its earlier result, which is written last.
-
-    Raises DataError for what cannot be read.
-    """
+    """Do a job. Raises DataError for what cannot be read."""
     number, pieces = job
-    record = parts_dir / f"job-{number:05d}.json"
-    if record.exists():
-        values = read_json(record, missing="is missing", remedy=_REMEDY)
-        with reading(record, _REMEDY):
-            for side in ("train", "held_out"):
-                values[side] = [Part(*each) for each in values[side]]
-            return Cleaned(**values)
     train = _PartWriter(parts_dir / f"train-{number:05d}")
     held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
     to, opens, num_chars = train, True, 0
     left_out: Counter[str] = Counter()
     documents: list[list[int]] = []  # the digest, sections and bytes of each
     for section in (each for piece in pieces for each in sections(piece, rules)):
-        # Also if the opening section was left out; joined text is cut as it comes.
-        opens = opens or section.opens or rules.join_chars > 0
+        opens = opens or section.opens  # also if the opening section was left out
         sentences, lost = clean_document(section.paragraphs)
         left_out.update(lost)
         if not sentences:
@@ -347,9 +329,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
         opens = False
     num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
     lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
-    made = Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
-    write_file(record, json.dumps(made._asdict()).encode())
-    return made
+    return Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
 
 
 class _PartWriter:
@@ -463,16 +443,10 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 
 
 def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[str]) -> None:
-    """Print how documents are found, the first cleaned ones, and how much is not read."""
+    """Print how documents are found, and how much is not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
-    joined = f", joined to {rules.join_chars:,} characters" if rules.join_chars else ""
-    way = f"read with --documents {rules.documents}{joined}"
+    way = f"read with --documents {rules.documents}"
     print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
-    found = ((file.name, section) for file in files for section in sections(file, rules))
-    for name, section in islice(found, SHOWN):
-        text = " ".join(clean_document(section.paragraphs)[0])
-        shown = f'{name}, {len(text):,} characters: "{text[:60].strip()} ..."'
-        print(f"  {one_line(shown)}", flush=True)
     if unread:
         print(f"not read: {len(unread):,} of other kinds, first {in_brief(unread[0])}", flush=True)
 
