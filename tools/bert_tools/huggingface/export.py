@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_tools.huggingface.tokenizer import tokenizer_files
+from bert_tools.huggingface.tokenizer import tokenizer_files, vocabulary_of
 from bert_tools.huggingface.weights import FAMILIES, rows_that_matter, stated_settings
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
@@ -28,7 +28,6 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.files import check_version, new_directory, parse, read_json, reading, write_file
-from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
 CARD = "README.md"
 OWN_TEXT = "own_text.json"

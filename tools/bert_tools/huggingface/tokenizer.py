@@ -1,4 +1,4 @@
-"""The vocabulary of foreign weights, and our own as the tokenizer files that `transformers` reads.
+"""The vocabulary of weights, and our own as the tokenizer files that `transformers` reads.
 
 `tokenizer.json` is the format of the `tokenizers` library, for cleaning, splitting and word pieces.
 `vocabulary/word_pieces.py` differs from the library on some characters, named there.
@@ -34,6 +34,8 @@ _PROBE = f"a {MASK} a"
 
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
+LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
+_OF_ITS_DATA = "give the vocabulary of its data with --vocab"
 _REMEDY = "give the vocabulary of these weights with --vocab"
 # Settings of tokenizer.json equal to vocabulary/word_pieces.py; we write the first of each. Words
 # end at 200 letters there, at 100 by the library's default; that difference is accepted.
@@ -242,3 +244,28 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
         ids = dict(found["model"]["vocab"])
         ids |= {added["content"]: added["id"] for added in found.get("added_tokens") or ()}
     return ids == dict(words.ids)
+
+
+def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
+    """The vocabulary in `given`, or else in the checkpoint or above it.
+
+    Raises CheckpointError if there is none or its digest differs; DataError and ConfigError like
+    `load_any_vocabulary`.
+    """
+    path = given or vocabulary_file(checkpoint)
+    vocabulary = load_any_vocabulary(path)
+    if vocabulary.sha256 != sha256:
+        problem = "is not the vocabulary that the checkpoint was trained with"
+        raise CheckpointError(str(path), problem, _OF_ITS_DATA)
+    return vocabulary
+
+
+def vocabulary_file(checkpoint: Path) -> Path:
+    """The first vocabulary in the checkpoint or above it. Raises CheckpointError if none is."""
+    directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
+    places = (directory / name for directory in directories for name in VOCABULARY_FILES)
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        problem = f"no {' and no '.join(VOCABULARY_FILES)} in it nor above it"
+        raise CheckpointError(str(checkpoint), problem, _OF_ITS_DATA)
+    return path

@@ -280,13 +280,13 @@ def _choose(args: argparse.Namespace) -> Plan:
 
 def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
     """Model, vocabulary, `length` at most and learning rate to go on with weights of somebody."""
+    from bert_tools.huggingface.tokenizer import vocabulary_file
     from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
     from mlperf_bert.checkpoint.manifest import read_config, resolve
-    from mlperf_bert.vocabulary.any_vocabulary import find_file
 
     checkpoint = resolve(args.init_checkpoint)
     if args.vocab is None:
-        args.vocab = find_file(checkpoint)
+        args.vocab = vocabulary_file(checkpoint)
     model = settings_of(read_config(checkpoint).model)
     if model.get("objective") != "mlm":
         model.pop("objective", None)  # what trains both tasks can train masked LM alone
