@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import support
 from bert_tools.own_text.prepare import OwnText, prepare_own_text
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.vocabulary.tokenizer_file import FileEncoder, TokenizerFile
+from mlperf_bert.vocabulary.any_vocabulary import FileEncoder, TokenizerFile
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
 

@@ -15,8 +15,11 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.documents import tokenize_documents
-from mlperf_bert.vocabulary import tokenizer_file
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary, make_encoder
+from mlperf_bert.vocabulary.any_vocabulary import (
+    load_any_vocabulary,
+    load_tokenizer_file,
+    make_encoder,
+)
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 from own_texts import encode_lines
 from resume_cases import MISSED, run_train
@@ -88,7 +91,7 @@ def saved(path: Path, tokenizer: Tokenizer, change: Callable[[Any], object] | No
 @pytest.mark.parametrize("kind", MADE)
 def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
     tokenizer = MADE[kind]()
-    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
     assert len(found) == tokenizer.get_vocab_size()
     for name in ("pad", "unk", "cls", "sep", "mask"):
         written = {"cls": "<s>", "sep": "</s>"}.get(name, f"<{name}>")
@@ -107,7 +110,7 @@ def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
     # Truncation and padding of the file do not count.
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=40)
-    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
     assert encode_lines(found, LINES[:1])[0].tolist() == plain[0]
 
 
@@ -116,7 +119,7 @@ def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
     ids = tokenizer.get_vocab()
     (tmp_path / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n")
     plain = PlainTokenizer(load_vocabulary(tmp_path / "vocab.txt"))
-    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", tokenizer))
+    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
     for line, split in zip(LINES, encode_lines(found, LINES), strict=True):
         assert split.tolist() == plain.encode(line)
 
@@ -176,7 +179,7 @@ def without(*names: str) -> Callable[[], Tokenizer]:
 
 
 def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path: Path) -> None:
-    found = tokenizer_file.load(saved(tmp_path / "tokenizer.json", without("<unk>")()))
+    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", without("<unk>")()))
     assert found.unk_id == found.pad_id
 
 
@@ -238,7 +241,7 @@ def test_without_the_package_it_is_one_line(
     path = saved(tmp_path / "tokenizer.json", byte_level())
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"tools/venv\.sh tokenizers"):
-        tokenizer_file.load(path)
+        load_tokenizer_file(path)
 
 
 TEXT = "\u00e9\u4e00 a text, and a \ufdfa"
@@ -307,14 +310,14 @@ def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path) -> None:
     for name, members in IN_USE.items():
         path = written(tmp_path / "tokenizer.json", **members)
         theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
-        (ids,) = encode_lines(tokenizer_file.load(path), [TEXT])
+        (ids,) = encode_lines(load_tokenizer_file(path), [TEXT])
         assert ids.tolist() == theirs, name
 
 
 def test_a_template_that_repeats_the_text_does_not_count(tmp_path: Path) -> None:
     text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
-    plain = encode_lines(tokenizer_file.load(written(tmp_path / "plain.json")), [TEXT])[0]
+    plain = encode_lines(load_tokenizer_file(written(tmp_path / "plain.json")), [TEXT])[0]
     members = {"post_processor": {"type": "TemplateProcessing", **template}}
     path = written(tmp_path / "tokenizer.json", **members)
-    assert encode_lines(tokenizer_file.load(path), [TEXT])[0].tolist() == plain.tolist()
+    assert encode_lines(load_tokenizer_file(path), [TEXT])[0].tolist() == plain.tolist()

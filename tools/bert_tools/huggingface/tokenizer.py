@@ -16,11 +16,12 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import is_there, parse_json_object, read_json, reading
 from mlperf_bert.vocabulary.any_vocabulary import (
+    ROLES,
     AnyVocabulary,
+    TokenizerFile,
     load_any_vocabulary,
     make_encoder,
 )
-from mlperf_bert.vocabulary.tokenizer_file import ROLES, TokenizerFile
 from mlperf_bert.vocabulary.word_pieces import (
     MAX_WORD_CHARS,
     SPECIAL_TOKENS,
