@@ -12,7 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 import torch
-from mlperf_bert.model.tensor_names import tensorflow_name
+from mlperf_bert.model.bert import tensorflow_name
 
 from bert_tools.convert.tensorflow import (
     masked_crc32c,

@@ -24,12 +24,12 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from mlperf_bert.model.tensor_names import ENDINGS, WHOLE_NAMES, tensorflow_name
 from numpy.typing import NDArray
 
 from bert_tools.huggingface.weights import Source, Weight, read_settings
 from mlperf_bert.errors import CheckpointError, DataError
 from mlperf_bert.files import in_brief, open_regular_file, read_json, read_regular_file, reading
+from mlperf_bert.model.bert import ENDINGS, WHOLE_NAMES, tensorflow_name
 
 CONFIG = "bert_config.json"  # the first release's name; its keys are also Hugging Face's
 # (bytes, md5) of model.ckpt-28252.index -> the folder in which MLPerf publishes it.

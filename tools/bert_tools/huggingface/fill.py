@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the most probable words, one a line. Raises ConfigError, CheckpointError, DataError."""
+    from bert_tools.huggingface.tokenizer import vocabulary_of
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.distributed.session import in_session
     from mlperf_bert.model.bert import make_model
     from mlperf_bert.step.eager import weights_dtype
-    from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
     if not 1 <= args.top <= MOST:
         raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")

@@ -501,9 +501,8 @@ def _text_facts(data: Path) -> dict[str, int]:
 def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
     """A held-out sentence with one word masked, and the words that the model predicts."""
     from bert_tools.huggingface.fill import fill
-    from bert_tools.huggingface.tokenizer import MASK
+    from bert_tools.huggingface.tokenizer import MASK, vocabulary_of
     from mlperf_bert.checkpoint.manifest import read_manifest, resolve
-    from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 
     path = data / "text" / "eval.txt"  # the docs allow deleting it
     if not path.exists():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bert_tools.huggingface.export import config_json
 from bert_tools.huggingface.reader import CONFIG, SINGLE
-from bert_tools.huggingface.tokenizer import tokenizer_files
+from bert_tools.huggingface.tokenizer import tokenizer_files, vocabulary_of
 from bert_tools.squad.batches import SpanBatch, span_loss_sum
 from bert_tools.squad.settings import SquadPrecision
 from mlperf_bert import package_version
@@ -48,7 +48,6 @@ from mlperf_bert.model.layers import (
     Embeddings,
     EncoderLayer,
 )
-from mlperf_bert.vocabulary.any_vocabulary import vocabulary_of
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 Result = Literal["scores", "loss_sum"]
