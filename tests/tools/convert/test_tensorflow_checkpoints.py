@@ -12,7 +12,6 @@ import google_crc32c
 import numpy as np
 import pytest
 import torch
-from mlperf_bert.model.bert import tensorflow_name
 
 from bert_tools.convert.tensorflow import (
     masked_crc32c,
@@ -22,7 +21,7 @@ from bert_tools.convert.tensorflow import (
 )
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.model.bert import BertForPretraining
+from mlperf_bert.model.bert import BertForPretraining, tensorflow_name
 from tensorflow_cases import (
     V2,
     V2_SHARDS,

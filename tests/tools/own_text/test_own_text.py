@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -51,8 +52,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documents_in(out: Path, stem: str) -> list[str]:
-    """The documents of one side."""
-    paths = sorted((out / "text").rglob(f"{stem}*.txt"))
+    """The documents of one side, of the last cleaning if there were two."""
+    cleanings = sorted((out / "text").glob("*/"), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted([*(out / "text").glob(f"{stem}*.txt"), *cleanings[-1].glob(f"{stem}*.txt")])
     return [document for path in paths for document in documents_of(path)]
 
 
@@ -357,13 +359,38 @@ def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Pat
     assert contents(out) == contents(whole)
 
 
+def test_what_is_cleaned_is_not_cleaned_again(
+    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, number_before_the_stop = tmp_path / "out", 3
+    cleaned: list[int] = []
+    read_sections = preparing.sections
+
+    def watched(piece: own_files.TextFile, rules: own_files.Rules) -> Iterator[own_files.Section]:
+        if len(cleaned) == number_before_the_stop:
+            raise KeyboardInterrupt
+        cleaned.append(piece.start)
+        return read_sections(piece, rules)
+
+    monkeypatch.setattr(preparing, "sections", watched)
+    with pytest.raises(KeyboardInterrupt):
+        make(wanted, out)
+    number_before_the_stop = -1
+    make(wanted, out)
+    assert len(cleaned) == len(set(cleaned)) > 3
+    assert contents(out) == contents(whole)
+
+
 @pytest.mark.parametrize("damage", [b"{", b"[]", b"{}"])
+@pytest.mark.parametrize("name", ["corpus.json", "text/*/job-00000.json"])
 def test_a_damaged_record_is_one_line(
-    wanted: OwnText, whole: Path, tmp_path: Path, damage: bytes
+    wanted: OwnText, whole: Path, tmp_path: Path, name: str, damage: bytes
 ) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
-    path = out / "corpus.json"
+    path = sorted(out.glob(name))[-1]
     path.write_bytes(damage)
+    if name != "corpus.json":
+        (out / "corpus.json").unlink()
     with pytest.raises(DataError, match=f"^{path}: "):
         make(wanted, out)
 

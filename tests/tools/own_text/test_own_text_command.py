@@ -107,8 +107,10 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert (parallel.ranks_per_node, parallel.global_batch_size) == (4, 256)
     assert parallel.data_parallel == "flat"
     assert "not measured" in own_text._expected(plan)
-    for name, value in (("STEP_ID", 0), ("STEP_NUM_TASKS", 1), ("PROCID", 0), ("LOCALID", 0)):
-        monkeypatch.setenv(f"SLURM_{name}", str(value))  # of an interactive shell
+    for name in ("STEP_ID", "PROCID", "LOCALID", "NODEID"):
+        monkeypatch.setenv(f"SLURM_{name}", "0")  # of an interactive shell
+    for name in ("STEP_NUM_TASKS", "STEP_TASKS_PER_NODE"):
+        monkeypatch.setenv(f"SLURM_{name}", "1")
     for num_gpus, batch in ((3, 252), (1, 256)):
         plan = own_text._choose(parser.parse_args([str(text), "--out", "out"]))
         parallel = plan.config.parallel

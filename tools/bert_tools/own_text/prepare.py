@@ -3,10 +3,9 @@
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Each step writes its files whole or not at all, so a stopped run can be resumed: it cleans the text
-again, and keeps the vocabulary and the finished shards. DIR/text holds the files of the first
-steps. DIR/corpus.json says what vocabulary and sets are made of, so that they never mix two texts;
-the last step completes it.
+Each step writes its files whole or not at all, so a stopped run can be resumed. DIR/text holds the
+files of the first steps. DIR/corpus.json says what vocabulary and sets are made of, so that they
+never mix two texts; the last step completes it.
 
 The digest of a document's text (of its first section, if it is cut) decides if it is held out, so
 new documents move no others, and copies of a document stay on one side. Evaluation keeps few
@@ -14,6 +13,7 @@ held-out documents, and each text once.
 """
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -104,12 +104,13 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     if _is_ready(out_dir, settings):
         return False
 
-    text_dir, parts_dir = out_dir / "text", out_dir / "text" / "parts"
+    text_dir = out_dir / "text"
+    clean_all = partial(_clean_all, files, rules, settings["text"], text_dir, workers)
     share = default_share(files)
-    cleaned = _clean_all(files, rules, parts_dir, workers, share)
+    parts_dir, cleaned = clean_all(share)
     fitting = fitting_share(cleaned, share)
     if fitting != share:
-        cleaned = _clean_all(files, rules, parts_dir, workers, fitting)
+        parts_dir, cleaned = clean_all(fitting)
     characters = _show_left_out(cleaned)
 
     held_out = choose_held_out(parts_dir / part.file for part in cleaned.held_out)
@@ -247,12 +248,11 @@ Job = tuple[int, list[TextFile]]  # a number, and pieces of files
 
 
 def _clean_all(
-    files: Sequence[TextFile], rules: Rules, parts_dir: Path, workers: int, share: float
-) -> Cleaned:
-    """Clean and split all files; `parts_dir` holds the parts of this call alone afterwards."""
+    files: Sequence[TextFile], rules: Rules, text: str, text_dir: Path, workers: int, share: float
+) -> tuple[Path, Cleaned]:
+    """Clean and split all files in a directory of their own for this text, rules, and share."""
+    parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
     make_directory(parts_dir)
-    for path in parts_dir.glob("*.txt"):
-        path.unlink()
     jobs = plan_jobs(files, rules)
     found = finished_in_sight(
         partial(clean, parts_dir=parts_dir, rules=rules, share=share),
@@ -264,13 +264,14 @@ def _clean_all(
     )
     by_number = {number: cleaned for (number, _), cleaned in found}
     made = [by_number[number] for number in range(len(jobs))]
-    return Cleaned(
+    together = Cleaned(
         [part for each in made for part in each.train],
         [part for each in made for part in each.held_out],
         sum(each.num_chars for each in made),
         sum((Counter(each.left_out) for each in made), Counter()),
         [document for each in made for document in each.lowest],
     )
+    return parts_dir, together
 
 
 def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
@@ -305,8 +306,18 @@ def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
 
 
 def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
-    """Do a job. Raises DataError for what cannot be read."""
+    """Do a job, or read the record of its earlier result, which is written last.
+
+    Raises DataError for what cannot be read.
+    """
     number, pieces = job
+    record = parts_dir / f"job-{number:05d}.json"
+    if record.exists():
+        values = read_json(record, missing="is missing", remedy=_REMEDY)
+        with reading(record, _REMEDY):
+            for side in ("train", "held_out"):
+                values[side] = [Part(*each) for each in values[side]]
+            return Cleaned(**values)
     train = _PartWriter(parts_dir / f"train-{number:05d}")
     held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
     to, opens, num_chars = train, True, 0
@@ -329,7 +340,9 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
         opens = False
     num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
     lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
-    return Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
+    made = Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
+    write_file(record, json.dumps(made._asdict()).encode())
+    return made
 
 
 class _PartWriter:
