@@ -18,8 +18,10 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# All tests, or those of one folder: make test FOLDER=data
+TESTS = $(if $(FOLDER),$(or $(wildcard tests/unit/$(FOLDER) tests/tools/$(FOLDER)),$(error no tests of a folder $(FOLDER))))
 test: setup
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TESTS)
 
 # A real cluster of two nodes, two network namespaces, a browser; installs SLURM and Chromium where they are missing.
 ALONE = tests/reliability/test_corruptions.py
@@ -33,6 +35,7 @@ test-real: setup
 # What is too long for every run of the tests.
 test-slow: setup test-oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
+	$(BIN)/python tools/mutate.py --count 20
 
 # Model, optimizer, steps, graphs, bench and kernels on the oldest torch allowed, with its Triton; 6 GB once.
 OLDEST = tests/unit/model tests/unit/optim tests/unit/step tests/tools/bench \

@@ -211,7 +211,7 @@ def test_debug_shows_the_traceback_too(
         "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
         "verify": [missing],
         "config": ["show", missing],
-        "bench": ["against", "--set", "model.hidden_size=200"],
+        "bench": ["against", "--config", missing],
     }[command]
     error = refused(world, capsys, command, *arguments)
     assert main([command, *arguments, "--debug"]) == 2
