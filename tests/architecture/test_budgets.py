@@ -11,7 +11,7 @@ from support import PACKAGE, REPOSITORY, TOOLS
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
-    "train.py": ("train", 265),
+    "train.py": ("train", 275),
     "fine_tune.py": ("fine_tune", 100),
 }
 MAX_TOTAL_LINES = {"submission": 22_860, "tools": 15_110, "tests": 41_670}  # of .py, studies apart

@@ -204,7 +204,7 @@ def _main() -> None:
     if len(sys.argv) > 1:
         sys.exit(train(sys.argv[1:]))
     jobs = [Job(**each) for each in json.load(sys.stdin)]
-    for module in ("cli.train", "model.fused_blocks", "optim.cpu_kernels", "run.progress", "train"):
+    for module in ("cli.train", "model.fused_blocks", "optim.cpu_kernels", "run.console", "train"):
         importlib.import_module(f"mlperf_bert.{module}")
     importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, in 3 s
     gc.freeze()  # the ranks' collections then pass over all of it

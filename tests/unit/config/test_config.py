@@ -102,11 +102,12 @@ def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file: Pat
     gone += ("clip.accumulation=accumulated", "run.init_checkpoint_sha256=''")
     gone += ("model.type_vocab_size=2", "optim.momentum=0.95", "schedule.power=1")
     gone += ("clip.bucket_count=22", "eval.tokens_per_forward=600", "data.dupe_factor=10")
+    gone += ("checkpoint.save=end",)
     assert load_config(config_file, gone) == load_config(config_file)
     for other in (
         *("clip.accumulation=each_forward", "schedule.power=2", "clip.bucket_count=5"),
         *("model.type_vocab_size=4", "optim.momentum=0.9", "run.init_checkpoint_sha256='00'"),
-        *("data.dupe_factor=1", "data.dupe_factor=7"),
+        *("data.dupe_factor=1", "data.dupe_factor=7", "checkpoint.save=never"),
     ):
         with pytest.raises(ConfigError, match=f"{other.partition('=')[0]}: no such setting"):
             load_config(config_file, [other])

@@ -135,9 +135,11 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(
     assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
 
 
-def test_torchrun_may_not_restart_ranks_by_itself() -> None:
+@pytest.mark.parametrize(
+    "rank", [RankInfo(1, 2, 1, 2, 0, "torchrun"), RankInfo(0, 1, 0, 1, 0, "torchrun")]
+)
+def test_torchrun_may_not_restart_ranks_by_itself(rank: RankInfo) -> None:
     environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
-    rank = RankInfo(1, 2, 1, 2, 0, "torchrun")
     with pytest.raises(ConfigError, match=r"TORCHELASTIC_MAX_RESTARTS: is '1'.*--resume auto"):
         launch.init_process_group(rank, torch.device("cpu"), environ=environ)
 

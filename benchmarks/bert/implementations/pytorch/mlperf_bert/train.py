@@ -67,7 +67,7 @@ from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
 
-MAX_SKIPPED_IN_A_ROW = 10
+MAX_SKIPPED_IN_A_ROW = 10  # looked at whenever metrics are written
 
 
 def train(  # noqa: C901 (one run, in its order)
@@ -112,6 +112,7 @@ def train(  # noqa: C901 (one run, in its order)
 
     # The data. No sample is read before the clock starts: only sidecars, manifest and index.
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
+    # What every checkpoint of this run says of it; each adds its own step and accuracy.
     identity = CheckpointState(
         step=0,
         samples=0,
@@ -122,7 +123,8 @@ def train(  # noqa: C901 (one run, in its order)
         world_size=info.world_size,
     )
     on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
-    # The planner decides which samples each rank gets in each step; the loader brings them.
+    # The planner decides which samples each rank gets in each step; the loader brings them. The
+    # shapes are those that a captured step is recorded for; an eager one has none.
     planner = make_planner(config, data.train, seed)
     loader, shapes = make_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
@@ -153,7 +155,9 @@ def train(  # noqa: C901 (one run, in its order)
         if isinstance(planner.sampler, PublishedStrataSampler):
             reporter.line(planner.sampler.in_words())
 
-        # The model: weights drawn from the seed, then those of a checkpoint to begin with, if any.
+        # The model: weights drawn from the seed, or those of `run.init_checkpoint`. Its optimizer's
+        # state belongs to it if the run is a further phase (run.init_state); a resumed run takes
+        # both from its own checkpoint. These two are read below, once there is an optimizer.
         model = on_every_rank(info, lambda: make_model(config, seed, device))
         agree_on_kernels(info, model)
         if shapes:
@@ -170,10 +174,11 @@ def train(  # noqa: C901 (one run, in its order)
             on_every_rank(info, partial(load_weights, model, first, digest))
             reporter.line(f"begun with the weights of {first}")
 
+        # Dropout has keys of its own; this is for what other libraries' kernels draw. By the step
+        # too, because a run that goes on with another number of ranks has no streams to resume.
+        torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
         # Gradients are averaged over the ranks and clipped, in the order that clip.policy says:
         # distributed/clipping.py. The optimizer is that of optim.name; the step drives both.
-        # Seeded by the step too, because another number of ranks has no streams to resume.
-        torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
         averaged, initial = make_data_parallel(model, config, info, device)
         optimizer = make_optimizer(
             config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
@@ -253,7 +258,7 @@ def train(  # noqa: C901 (one run, in its order)
         warm_up(config, step, model, optimizer, device)
         evaluator.prepare(model)
         saving.prepare()
-        _settle(info, device)
+        _settle(info, device)  # the init phase ends when the last rank is ready
         log.init_stop()
         log.run_start()  # the clock starts
         _settle(info, device)  # no rank may open a shard before rank 0 has written that line
@@ -323,6 +328,7 @@ def train(  # noqa: C901 (one run, in its order)
             log.run_stop(at_samples, evaluator.num_samples, status)  # the clock stops
             if status == "aborted" and stopped_by:
                 reporter.line(f"{stopped_by} received: stopped after step {number}")
+            # MLPerf's status is about the target; a run without one has done all it was asked for.
             if config.eval.target is None and not diverged and number == config.max_steps:
                 status = "success"
 

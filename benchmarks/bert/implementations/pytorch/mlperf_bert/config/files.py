@@ -63,7 +63,7 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "schedule.power": (1.0,),
     "clip.accumulation": ("accumulated",),
     "clip.bucket_count": (22,),
-    "checkpoint.save": None,
+    "checkpoint.save": ("end",),  # "never" is checkpoint.interval_steps = "never" now
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 

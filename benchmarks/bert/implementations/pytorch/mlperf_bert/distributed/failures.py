@@ -124,8 +124,9 @@ def watchdog(
     """End the process with one line and status 70 once this rank does nothing new.
 
     The training thread cannot be asked to leave while it waits for a disk or a device, so another
-    one looks at its progress. A rank that reads waits for its own disk, and is ended once
-    `patience` has passed. Any other may wait for ranks that know more, and gets more time.
+    one looks at its progress. A rank of which any thread reads samples probably waits for its own
+    disk, or for its reader process, and is ended once `patience` has passed. Any other may wait for
+    ranks that know more, and gets a few seconds more.
     Activities that may take long have no limit. Looks are counted, not time: a process that was
     stopped and continued (SIGSTOP, SIGCONT) did not look meanwhile, and has not hung.
 
@@ -152,7 +153,7 @@ def watchdog(
                 remedy = "look for a rank that is gone, and for storage or a device that hangs"
                 say_error(f"{_here(info, whereabouts)}: {problem}; {remedy}")
                 os._exit(LOST)
-                return
+                return  # where a test keeps the process
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)
     thread.start()

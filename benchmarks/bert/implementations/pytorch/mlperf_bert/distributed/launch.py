@@ -172,10 +172,10 @@ def init_process_group(
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    _refuse_restarts(environ)
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
-    _refuse_restarts(environ)
     store = open_store(info, timeout, environ)
     dist.init_process_group(
         backend=backend,

@@ -92,10 +92,10 @@ class CapturedStep:
         self._warm_up_calls = DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS
         self._captured: dict[StaticShape | None, tuple[StaticInputs, Replay[StepResult]]] = {}
 
-    def prepare(self, make_batch: MakeBatch) -> None:
+    def prepare(self, batch_of: MakeBatch) -> None:
         """Capture an update of each shape on synthetic batches; weights and moments change."""
         is_cuda = self._device.type == "cuda"
-        static = [StaticInputs(make_batch(s), self._forwards, self._device) for s in self.shapes]
+        static = [StaticInputs(batch_of(s), self._forwards, self._device) for s in self.shapes]
         # All warm-ups first: they cannot use the memory that the first capture reserves. The
         # largest runs first, so that the others find memory.
         for inputs in reversed(static):

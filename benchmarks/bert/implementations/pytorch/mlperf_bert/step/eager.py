@@ -52,7 +52,7 @@ class EagerStep:
     def __exit__(self, *_: object) -> None:
         """Do nothing: an eager step holds nothing."""
 
-    def prepare(self, make_batch: MakeBatch) -> None:
+    def prepare(self, batch_of: MakeBatch) -> None:
         """Do nothing: an eager step needs no capture."""
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:

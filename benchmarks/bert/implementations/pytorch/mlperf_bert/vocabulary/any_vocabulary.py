@@ -89,13 +89,6 @@ class FileEncoder:
             ids = [token for token in ids if token not in self._special]
         return np.array(ids, dtype=self.dtype).tobytes()
 
-    def encode_with_offsets(self, line: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `encode`, and for each its characters in the line, as start and end."""
-        found = self._split(line)
-        pairs = zip(found.ids, found.offsets, strict=True)
-        kept = [pair for pair in pairs if pair[0] not in self._special]
-        return [token for token, _ in kept], [offsets for _, offsets in kept]
-
     def _split(self, line: str) -> "tokenizers.Encoding":
         try:
             return self._encode(line, add_special_tokens=False)
