@@ -1,13 +1,13 @@
 """Mutation test: how many of N random faults in the program its tests find.
 
-    python tools/mutate.py [--count N] [--seed HEX] [--journal FILE] [--jobs N]
+    python tools/mutate.py [--count N] [--seed HEX] [--journal FILE] [--jobs N] [--root DIR]
 
 A fault is one small change of one expression or statement: a comparison, a sum, an `and`, a number,
 a condition, a call left out. The seed draws the places; by default it is the first eight hex digits
 of the committed tree, so that nobody chooses it. Each fault is planted in a copy of the tree, where
 the tests of its folder run first, then for some minutes the other tests, nearest in imports first.
-A test that fails must pass in the copy without the fault, or it does not count. Faults that change
-nothing anybody could see count as survivors.
+A test that fails counts if it passes without the fault and fails with it once more. A fault that
+changes nothing anybody could see counts as a survivor, and so does one for which time is too short.
 
 The journal gets a line for each fault and lets a stopped run go on. The last line printed is the
 share of faults that were found, in percent.
@@ -17,11 +17,10 @@ import argparse
 import ast
 import contextlib
 import copy
+import fcntl
 import json
 import os
 import random
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +31,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Literal, NoReturn
 
 from scipy.stats import binomtest
-
-from mlperf_bert.files import write_file
 
 PACKAGES = {
     "benchmarks/bert/implementations/pytorch/mlperf_bert": "tests/unit",
@@ -67,7 +65,11 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 GREATEST_NUMBER = 1000  # greater ones are limits and sizes that nothing depends on exactly
 NOT_MUTATED = ("annotation", "returns", "decorator_list", "bases")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+Outcome = Literal["passed", "failed", "out of time"]
+
+
+class Stopped(Exception):  # noqa: N818, no error
+    """Somebody asked for the end."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Fault:
     @property
     def key(self) -> str:
         """What the journal knows it by."""
-        return f"{self.path}:{self.start}:{self.kind}"
+        return f"{self.path}:{self.start}:{self.end}:{self.kind}"
 
 
 # Faults -------------------------------------------------------------------------------------------
@@ -221,23 +223,26 @@ def _module_name(path: str) -> str:
 
 
 class Copy:
-    """A copy of the tree in which faults are planted and tests run."""
+    """A copy of a commit in which faults are planted and tests run."""
 
-    def __init__(self, root: Path, place: Path) -> None:
-        subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(root), str(place)], check=True)
+    def __init__(self, root: Path, commit: str, place: Path) -> None:
+        subprocess.run(["git", "clone", "-q", "--no-checkout", str(root), str(place)], check=True)
+        self.root = place
+        self._git("checkout", "-q", "--detach", commit)
         if (root / ".venv").exists():
             (place / ".venv").symlink_to(root / ".venv")
-        self.root = place
-        self.temporary = place.with_name(f"{place.name}-tmp")
+        self._caches = place.with_name(f"{place.name}-caches")  # of compiled code
+        self._is_stopped = False
+        self._running: tuple[subprocess.Popen[bytes], Path] | None = None
 
     def find(self, fault: Fault) -> dict[str, str | None]:
-        """The test that finds the fault and whether it is one of the folder's; both may be None."""
+        """The test that finds the fault, and among which tests it is; both are None if none does.
+
+        Raises Stopped after `stop`.
+        """
         own, others = tests_of(fault.path, self.root)
-        path = self.root / fault.path
-        source = path.read_bytes()
-        path.write_bytes(source[: fault.start] + fault.after.encode() + source[fault.end :])
         try:
-            failed = self._first_failure(own, FOLDER_SECONDS, path, source) if own else None
+            failed = self._first_failure(own, FOLDER_SECONDS, fault) if own else None
             if failed is not None:
                 return {"found_by": failed, "among": "folder"}
             end = time.monotonic() + WIDER_SECONDS
@@ -245,77 +250,102 @@ class Copy:
                 left = end - time.monotonic()
                 if left < TEST_SECONDS / 2:
                     break
-                some = others[at : at + FILES_AT_ONCE]
-                failed = self._first_failure(some, left, path, source)
+                failed = self._first_failure(others[at : at + FILES_AT_ONCE], left, fault)
                 if failed is not None:
                     return {"found_by": failed, "among": "others"}
         finally:
-            path.write_bytes(source)
+            self._restore()
         return {"found_by": None, "among": None}
 
-    def _first_failure(
-        self, tests: Sequence[str], seconds: float, path: Path, source: bytes
-    ) -> str | None:
-        """The first of the tests that fails with the fault and passes without it."""
-        faulty = path.read_bytes()
+    def stop(self) -> None:
+        """End the tests that run, and begin no more."""
+        self._is_stopped = True
+        if self._running is not None:
+            _end_all(*self._running)
+
+    def _first_failure(self, tests: Sequence[str], seconds: float, fault: Fault) -> str | None:
+        """The first of the tests that fails with the fault each time, and passes without it."""
         left_out: list[str] = []
         while True:
-            failed = self._run([*tests, *(f"--deselect={name}" for name in left_out)], seconds)
-            if failed is None:
+            self._plant(fault)
+            some = [*tests, *(f"--deselect={name}" for name in left_out)]
+            outcome, failed = self._run(some, seconds)
+            if outcome != "failed":
+                return None  # a fault for which the time does not suffice has survived
+            suspects = [failed] if failed else tests  # none is named if Python itself ended
+            self._restore()
+            passes = self._run(suspects, 2 * TEST_SECONDS)[0] == "passed"
+            self._plant(fault)
+            if passes and self._run(suspects, 2 * TEST_SECONDS)[0] == "failed":
+                return failed or "the end of Python"
+            if failed is None or failed in left_out:
                 return None
-            path.write_bytes(source)
+            left_out.append(failed)  # it fails without the fault, or now and then
+
+    def _plant(self, fault: Fault) -> None:
+        self._restore()
+        path = self.root / fault.path
+        source = path.read_bytes()
+        path.write_bytes(source[: fault.start] + fault.after.encode() + source[fault.end :])
+
+    def _restore(self) -> None:
+        self._git("checkout", "-q", ".")
+        self._git("clean", "-fdxq", "-e", ".venv")
+
+    def _git(self, *words: str) -> None:
+        subprocess.run(["git", *words], cwd=self.root, check=True)
+
+    def _run(self, arguments: Sequence[str], seconds: float) -> tuple[Outcome, str | None]:
+        """Run tests up to the first that fails; its name, or that of the file, if there is one."""
+        if self._is_stopped:
+            raise Stopped
+        packages = (str(self.root / package.rpartition("/")[0]) for package in PACKAGES)
+        with tempfile.TemporaryDirectory(dir=self.root.parent, ignore_cleanup_errors=True) as place:
+            environment = os.environ | {  # noqa: TID251, this launches
+                "PYTHONPATH": os.pathsep.join(packages),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TMPDIR": place,
+                "XDG_CACHE_HOME": str(self._caches),
+                "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "PASSIVE",
+            }
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no"]
+            command += ["-o", f"cache_dir={place}/cache", f"--timeout={TEST_SECONDS}", *arguments]
+            process = subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._running = process, Path(place)
             try:
-                if self._run([failed], TEST_SECONDS * 2) is None:
-                    return failed
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return "out of time", None
             finally:
-                path.write_bytes(faulty)
-            if failed in left_out:
-                raise SystemExit(f"mutate.py: {failed} fails without a fault; mend it first")
-            left_out.append(failed)
-
-    def _run(self, arguments: Sequence[str], seconds: float) -> str | None:
-        """Name of the first test or file that fails, or None; time that runs out is no failure."""
-        shutil.rmtree(self.temporary, ignore_errors=True)
-        self.temporary.mkdir()
-        packages = os.pathsep.join(
-            str(self.root / package.rpartition("/")[0]) for package in PACKAGES
-        )
-        environment = os.environ | {  # noqa: TID251, this launches
-            "PYTHONPATH": packages,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TMPDIR": str(self.temporary),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no"]
-        command += ["-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end_group(process)
-        found = FAILED.search(output)
-        if found is None and process.returncode not in (0, 5):  # 5: every test was left out
-            return arguments[0]
-        return found[1] if found else None
+                _end_all(process, Path(place))
+                self._running = None
+            if self._is_stopped:
+                raise Stopped
+            if process.returncode in (0, 5):  # 5: every test was left out
+                return "passed", None
+            names = Path(place) / "cache/v/cache/lastfailed"
+            return "failed", next(
+                iter(json.loads(names.read_text())), None
+            ) if names.exists() else None
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """End what the tests started, whether or not they themselves ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _end_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
+    """End the tests and what they started, which all have this directory for temporary files."""
+    process.kill()
     process.wait()
+    mark = f"TMPDIR={temporary}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (path / "environ").read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
 
 
 # Run ----------------------------------------------------------------------------------------------
@@ -326,68 +356,93 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=150, help="faults to draw (default: 150)")
+    parser.add_argument("--count", type=_positive, default=150, help="faults (default: 150)")
     parser.add_argument("--seed", help="of the draw (default: that of the committed tree)")
     parser.add_argument("--journal", type=Path, help="default: .cache/mutants-SEED.jsonl")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one a core")
+    parser.add_argument(
+        "--jobs", type=_positive, default=os.cpu_count(), help="default: one a core"
+    )
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the tree")
     options = parser.parse_args()
     root: Path = options.root.resolve()
-    seed = options.seed or _git(root, "rev-parse", "HEAD^{tree}")[:8]
+    tree = _git(root, "rev-parse", "HEAD^{tree}")
+    seed = options.seed or tree[:8]
     if _git(root, "status", "--porcelain", "--untracked-files=no"):
         print("mutate.py: error: the tree has changes; commit them first", file=sys.stderr)
         return 2
     journal: Path = options.journal or root / f".cache/mutants-{seed}.jsonl"
     journal.parent.mkdir(parents=True, exist_ok=True)
     faults = draw(root, options.count, seed)
-    done = _read(journal)
-    text = "".join(json.dumps(record) + "\n" for record in done.values())
-    write_file(journal, text.encode())  # without what a stop cut off
-    run_faults([fault for fault in faults if fault.key not in done], root, journal, options.jobs)
-    print_score(faults, _read(journal))
+    with journal.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"mutate.py: error: {journal}: is written by another run", file=sys.stderr)
+            return 2
+        done = _read(journal)
+        if any(record["tree"] != tree for record in done.values()):
+            print(f"mutate.py: error: {journal}: is of another tree; name another", file=sys.stderr)
+            return 2
+        file.truncate(sum(len(_line(record)) for record in done.values()))  # a line cut off
+        for record in run_faults(
+            [each for each in faults if each.key not in done], root, options.jobs
+        ):
+            done[str(record["key"])] = record | {"tree": tree}
+            file.write(_line(done[str(record["key"])]))
+            file.flush()
+    print_score(faults, done)
     return 0
 
 
-def run_faults(faults: Sequence[Fault], root: Path, journal: Path, jobs: int) -> None:
-    """Try each fault in one of `jobs` copies of the tree and write a line of it to the journal."""
+def run_faults(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[dict[str, object]]:
+    """Try each fault in one of `jobs` copies of the commit; yield what was found as they end."""
     if not faults:
         return
-    begin = time.monotonic()
-    copies: SimpleQueue[Copy] = SimpleQueue()
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants-") as place,
-        ThreadPoolExecutor(jobs) as pool,
-        journal.open("a", encoding="utf-8") as file,
-    ):
-        for number in range(jobs):
-            copies.put(Copy(root, Path(place) / str(number)))
+    begin, commit = time.monotonic(), _git(root, "rev-parse", "HEAD")
+    signal.signal(signal.SIGTERM, _leave)
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as place:
+        copies = [Copy(root, commit, Path(place) / str(number)) for number in range(jobs)]
+        free: SimpleQueue[Copy] = SimpleQueue()
+        for each in copies:
+            free.put(each)
 
         def tried(fault: Fault) -> dict[str, object]:
-            mine = copies.get()
+            mine = free.get()
             start = time.monotonic()
             try:
                 outcome = mine.find(fault)
             finally:
-                copies.put(mine)
+                free.put(mine)
             seconds = round(time.monotonic() - start, 1)
             return {"key": fault.key, **asdict(fault), **outcome, "seconds": seconds}
 
-        waiting = [pool.submit(tried, fault) for fault in faults]
-        try:
-            for number, future in enumerate(as_completed(waiting), 1):
-                record = future.result()
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                minutes = (time.monotonic() - begin) / 60
-                left = minutes / number * (len(faults) - number)
-                print(
-                    f"{number}/{len(faults)}, {left:.0f} min left: {record['path']}:"
-                    f"{record['line']} {record['kind']}: {record['found_by'] or 'survived'}",
-                    flush=True,
-                )
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                waiting = [pool.submit(tried, fault) for fault in faults]
+                for number, future in enumerate(as_completed(waiting), 1):
+                    record = future.result()
+                    yield record
+                    minutes = (time.monotonic() - begin) / 60
+                    left = minutes / number * (len(faults) - number)
+                    print(
+                        f"{number}/{len(faults)}, {left:.0f} min left: {record['path']}:"
+                        f"{record['line']} {record['kind']}: {record['found_by'] or 'survived'}",
+                        flush=True,
+                    )
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for each in copies:
+                    each.stop()
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"is {text!r}; give a number from 1")
+    return int(text)
 
 
 def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) -> None:
@@ -408,11 +463,13 @@ def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) 
 
 def _read(journal: Path) -> dict[str, dict[str, object]]:
     """Records of the journal by key; a last line that a stop cut off is left out."""
-    if not journal.exists():
-        return {}
-    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = journal.read_bytes().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]
     return {record["key"]: record for record in records}
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 def _git(root: Path, *command: str) -> str:

@@ -23,10 +23,28 @@ def square(number: int) -> int:
     """The number times itself."""
     return number * number
 '''
-FOLDER_TEST = """from mlperf_bert.data.numbers import less
+FOLDER_TEST = """import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlperf_bert.data.numbers import less
+
+
+@pytest.mark.parametrize("name", ["a - b"])
+def test_first_run(name: str) -> None:
+    turn = Path(__file__).parents[4] / f"turn of {name}"
+    has_run = turn.exists()
+    turn.touch()
+    assert has_run
+
+
+def test_that_always_fails() -> None:
+    assert False
 
 
 def test_less() -> None:
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)  # which nobody ends
     assert less(4) == 3
 """
 OTHER_TEST = """from mlperf_bert.data.numbers import square
@@ -35,7 +53,6 @@ OTHER_TEST = """from mlperf_bert.data.numbers import square
 def test_square() -> None:
     assert square(4) == 16
 """
-NEVER_GREEN = "def test_nothing() -> None:\n    assert False\n"
 
 
 @pytest.fixture
@@ -76,7 +93,7 @@ def test_every_fault_can_be_planted() -> None:
         (PROGRAM.encode()[: fault.start] + fault.after.encode() + PROGRAM.encode()[fault.end :])
         for fault in found
     }
-    assert len(planted) == len(found) == 4
+    assert len(planted) == len(found) == len({fault.key for fault in found}) == 4
     for text in planted:
         compile(text, "numbers.py", "exec")
     assert [(fault.kind, fault.before, fault.after) for fault in found] == [
@@ -93,7 +110,9 @@ def test_the_draw_follows_its_seed(tree: Path) -> None:
     assert len(mutate.draw(tree, 100, "a")) == 4
 
 
+@pytest.mark.longest
 def test_faults_are_found_by_the_folder_and_by_others(tree: Path) -> None:
+    # Tests that always fail, or fail once, find nothing; what a test leaves running is ended.
     journal = tree / ".cache/journal.jsonl"
     printed = score(tree, "--journal", str(journal))
     records = {record["before"]: record for record in map(json.loads, journal.open())}
@@ -114,14 +133,17 @@ def test_faults_are_found_by_the_folder_and_by_others(tree: Path) -> None:
     assert again[1:] == printed[-3:]
 
 
-def test_a_test_that_always_fails_finds_nothing(tree: Path) -> None:
-    (tree / "tests/unit/data/test_numbers.py").write_text(NEVER_GREEN, encoding="utf-8")
-    commit(tree)
-    assert score(tree)[-1] == "25.0"  # of the other test's function
+def test_a_journal_of_another_tree_is_refused(tree: Path) -> None:
+    journal = tree / ".cache/journal.jsonl"
+    journal.parent.mkdir()
+    journal.write_text('{"key": "a", "tree": "b"}\n', encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        score(tree, "--journal", str(journal))
+    assert "journal.jsonl: is of another tree; name another" in refused.value.stderr
 
 
 def test_changes_that_are_not_committed_are_refused(tree: Path) -> None:
-    (tree / "tests/unit/data/test_numbers.py").write_text(NEVER_GREEN, encoding="utf-8")
+    (tree / "tests/unit/data/test_numbers.py").write_text("", encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         score(tree)
     assert refused.value.returncode == 2
