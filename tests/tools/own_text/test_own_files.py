@@ -160,7 +160,7 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path) -> None:
         path.write_text("".join(rng.choices(pieces, k=rng.randint(1, 120))), encoding="utf-8")
         starts = [0]
         for position in range(1, path.stat().st_size, rng.randint(1, 30)):
-            start = next_document(whole(path), rules, position)
+            start = next_document(whole(path), position)
             if start is not None and start > starts[-1]:
                 starts.append(start)
         uncut = documents(path, "empty-line")

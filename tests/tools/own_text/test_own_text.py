@@ -222,17 +222,16 @@ def test_a_directory_of_files_and_what_is_said_of_it(
     assert not prepare_own_text(free, out, workers=2)
 
 
-def test_the_paragraphs_of_a_single_file_are_documents(
+def test_the_paragraphs_of_few_files_are_documents(
     wanted: OwnText, whole: Path, tmp_path: Path
 ) -> None:
     assert contents(make(replace(wanted, documents=None), tmp_path / "out")) == contents(whole)
-    # In a directory the same file is another text.
     (tmp_path / "text").mkdir()
-    wanted.source.rename(tmp_path / "text" / "a.txt")
-    with pytest.raises(DataError, match=r"documents for (train|eval), 2 are needed"):
-        make(replace(wanted, source=tmp_path / "text", documents=None), tmp_path / "other")
-    with pytest.raises(DataError, match="documents = empty-line, now it is file"):
-        make(replace(wanted, source=tmp_path / "text", documents=None), tmp_path / "out")
+    wanted.source.rename(tmp_path / "text" / "text.txt")
+    few = replace(wanted, source=tmp_path / "text", documents=None)
+    assert contents(make(few, tmp_path / "other")) == contents(whole)
+    with pytest.raises(DataError, match=r"documents for (train|eval), 2 are needed; .*empty-line"):
+        make(replace(few, documents="file"), tmp_path / "one")
 
 
 def test_much_that_is_left_out_is_a_warning(

@@ -129,10 +129,12 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
         if name == "config":
             lines.append(f"{name:28} {_config_in_brief(value)}")
         elif isinstance(value, dict):
-            lines += [f"{name}:", *lines_of(value)]
+            lines += [f"{name}:", *(f"  {line}" for line in lines_of(value))]
         elif isinstance(value, list) and isinstance(value[0], dict):
             rows = [[_shown(cell) for cell in row.values()] for row in value]
             lines += aligned(list(value[0]), rows, left="name,rule,updater")
+        elif name == "loss" and value is None:
+            lines.append(f"{name:28} not finite")
         elif value is not None:
             lines.append(f"{name:28} {_shown(value)}")
     return lines

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `convert`."""
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="directory, file or prefix")
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="directory, or the prefix of a TensorFlow checkpoint",
+    )
     parser.add_argument(
         "--from", dest="format", choices=("tensorflow", "huggingface"), required=True
     )

@@ -84,8 +84,8 @@ def open_tensorflow_source(path: Path) -> Source:
 def _weight(tensor: "BundleTensor", where: str) -> Weight:
     """A tensor as a weight; a kernel is [in, out], our weight [out, in]."""
     if not tensor.name.endswith("/kernel"):
-        return Weight(tensor.shape, tensor.dtype, tensor.read, where)
-    return Weight(tensor.shape[::-1], tensor.dtype, lambda: tensor.read().T, where)
+        return Weight(tensor.shape, "float32", tensor.read, where)
+    return Weight(tensor.shape[::-1], "float32", lambda: tensor.read().T, where)
 
 
 def open_tensorflow(source: Path) -> Mapping[str, "BundleTensor"]:

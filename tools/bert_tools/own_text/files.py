@@ -169,7 +169,7 @@ def opened(file: TextFile) -> Iterator[BinaryIO]:
 # Where documents end ------------------------------------------------------------------------------
 
 
-def next_document(file: TextFile, rules: Rules, position: int) -> int | None:
+def next_document(file: TextFile, position: int) -> int | None:
     """The start of the first document that begins after `position`; None if there is none.
 
     The file is plain, not packed. Memory is bounded even if it is one line.

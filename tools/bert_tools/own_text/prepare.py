@@ -54,6 +54,7 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 RECIPE = "own-1"
 CLEANING_VERSION = 4  # version of the rules that turn text into parts
 _REMEDY = "name a new directory or delete this one"
+FEWEST_FILES = 32  # of which each is a document
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
 
@@ -77,8 +78,8 @@ class OwnText:
     """A request: the text, and the sets to make of it.
 
     `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
-    is made. If `documents` is None, each plain file of a directory is a document, and each
-    paragraph of a single file.
+    is made. If `documents` is None, each plain file is a document, but of fewer than FEWEST_FILES
+    each paragraph is one.
     """
 
     source: Path
@@ -97,8 +98,9 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     """
     check_options(wanted, out_dir, workers)
     files = find_files(wanted.source, wanted.vocab_path)
-    by_kind: DocumentRule = "file" if wanted.source.is_dir() else "empty-line"
-    rules = Rules(wanted.documents or by_kind, wanted.text_field)
+    is_few = len(files) < FEWEST_FILES and all(file.form == "text" for file in files)
+    by_number: DocumentRule = "empty-line" if is_few else "file"
+    rules = Rules(wanted.documents or by_number, wanted.text_field)
     _show_files(files, rules, unread_files(wanted.source, wanted.vocab_path))
     settings = _settings_of(wanted, rules)
     if _is_ready(out_dir, settings):
@@ -122,7 +124,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     for name in ("train", "eval"):
         if documents[name] < LEAST_DOCUMENTS:
             problem = f"has {documents[name]} documents for {name}, {LEAST_DOCUMENTS} are needed"
-            remedy = "give more text, or another --documents"
+            remedy = "give more text, or try --documents empty-line"
             raise DataError(str(wanted.source), problem, remedy)
     eval_path = text_dir / "eval.txt"
     write_file(eval_path, "\n".join(held_out).encode())
@@ -297,7 +299,7 @@ def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
     if file.packing == "plain" and not is_one_document:
         for position in range(wanted, file.size_bytes, wanted):
             if position > file.start:
-                start = next_document(file, rules, position)
+                start = next_document(file, position)
                 if start is None:
                     break
                 yield replace(file, stop=start)

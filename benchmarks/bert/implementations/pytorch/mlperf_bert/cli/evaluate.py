@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         accuracy = evaluator(model)
         if info.rank == 0:
             result = {
-                "schema_version": 1,
+                "schema_version": 2,
                 "step": state.step,
                 "samples": state.samples,
                 "mlm_accuracy": accuracy.mlm_accuracy,
