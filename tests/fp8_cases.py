@@ -19,12 +19,11 @@ from mlperf_bert.model.fp8 import (
     INPUT,
     WEIGHT,
     Fp8Blocks,
-    Fp8Matrix,
     Fp8Scales,
     ProductScales,
-    Target,
     product,
 )
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = ((1, 8), (17, 16), (70, 130), (200, 64))

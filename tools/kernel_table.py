@@ -223,7 +223,7 @@ def cases() -> dict[str, Launch]:
     )
     from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
     from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
-    from mlperf_bert.model.fp8 import Target
+    from mlperf_bert.model.fp8_cast import Target
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(shape, dtype=dtype)

@@ -15,9 +15,9 @@ from fp8_cases import (
     step_of,
 )
 from graph_cases import captured as capture
-from mlperf_bert.model import fp8
+from mlperf_bert.model import fp8, fp8_cast
 from mlperf_bert.model.dropout import make_site
-from mlperf_bert.model.fp8 import Target
+from mlperf_bert.model.fp8_cast import Target
 
 DEVICE = "cuda"
 
@@ -29,7 +29,7 @@ def _gpu_with_fp8(triton: None) -> None:
 
 
 def test_casts_are_those_of_the_reference() -> None:
-    check_cast(fp8.cast, fp8.reference_cast, (E4M3, E5M2), DEVICE)
+    check_cast(fp8.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -38,7 +38,7 @@ def test_a_cast_adds_up_its_columns(joined: bool) -> None:
     parts = parts if joined else [part.contiguous() for part in parts]
     unit, maxima = torch.tensor(2.0**-4, device=DEVICE), torch.zeros(2, device=DEVICE)
     found, sums = fp8.cast_with_sums(parts, Target(E5M2, unit, maxima[0]))
-    expected = fp8.reference_cast(parts, 1, Target(E5M2, unit, maxima[1]), transpose=True)
+    expected = fp8_cast.reference(parts, 1, Target(E5M2, unit, maxima[1]), transpose=True)
     assert_same(found, expected)
     assert maxima[0] == maxima[1]
     exact = torch.cat(list(parts), dim=1).double().sum(0)

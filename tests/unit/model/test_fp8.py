@@ -11,17 +11,16 @@ from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
 from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.fp8 import (
-    COLUMNS_MULTIPLE,
     DTYPES,
     FIRST_MAXIMA,
     GRADIENT,
     HEADROOM,
     INPUT,
-    Target,
     cast,
     check_fp8,
     product,
 )
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Target
 from model_cases import CPU, TINY, our_loss, ragged_batch
 from resume_cases import run_train
 from support import metrics_records

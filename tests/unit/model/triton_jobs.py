@@ -48,6 +48,7 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import (
     bert,
+    fp8_cast,
     fused_blocks,
     triton_attention,
     triton_dropout,
@@ -56,7 +57,7 @@ from mlperf_bert.model import (
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import AttentionChoice
 from mlperf_bert.model.dropout import make_site
-from mlperf_bert.model.fp8 import Fp8Matrix, Target, padded, reference_cast
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_gelu import (
@@ -224,7 +225,7 @@ def fp8() -> None:
     for dtype, shape in product((E4M3, E5M2), SHAPES):
         cast_in_float32(values_of(shape), dtype)
     # Where each of several parts comes to lie.
-    check_cast(triton_fp8.cast, reference_cast, (torch.float32,), "cpu")
+    check_cast(triton_fp8.cast, fp8_cast.reference, (torch.float32,), "cpu")
     for shape in SHAPES:
         gelu_in_float32(*shape)
         gate_in_float32(*shape)
@@ -282,7 +283,7 @@ def in_fp8(found: Tensor | Fp8Matrix, target: Target) -> Any:
 def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
     limit = torch.finfo(dtype).max
     rows = torch.full((x.shape[0], x.shape[1] + 3), 7.0)
-    width = padded(x.shape[0])
+    width = fp8_cast.padded(x.shape[0])
     transposed = torch.full((x.shape[1], width + 3), 7.0)
     own = rows[:, : x.shape[1]], transposed[:, :width]
     unit = torch.tensor(UNIT)

@@ -1,13 +1,11 @@
 """Matrix products in FP8 with scales from the previous update, and blocks that use them.
 
-Shape letters: R rows, C columns, K input features, N output features of all weights of a product
-together.
+Shape letters: R rows, K input features, N output features of all weights of a product together.
 
 A matrix is divided by its *unit*, the power of two that one stands for, and rounded: inputs and
-weights to E4M3 (4 bits of exponent, 3 of mantissa, up to 448), gradients to E5M2 (up to 57,344),
-arXiv 2209.05433. Finding the maximum first would cost one more pass over each matrix, so the unit
-follows from the largest |value| of the previous update ("delayed scaling" with a history of one).
-Nothing here reads the device, so it can be captured.
+weights to E4M3, gradients to E5M2 (arXiv 2209.05433). Finding the maximum first would cost one more
+pass over each matrix, so the unit follows from the largest |value| of the previous update ("delayed
+scaling" with a history of one). Nothing here reads the device, so it can be captured.
 """
 
 from collections.abc import Sequence
@@ -22,9 +20,8 @@ from torch.autograd.function import once_differentiable
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import Blocks, side_by_side
+from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
-# Transposes have a multiple of this many columns: FP8 products sum over multiples of 16.
-COLUMNS_MULTIPLE = 16
 PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both feed-forward matrices
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -39,72 +36,6 @@ HEADROOM = (4.0, 4.0, 32.0)
 FIRST_MAXIMA = (32.0, 4.0, 2.0**-4)
 _SMALLEST_UNIT = 2.0**-60  # keeps the product of two units a normal float32
 _EXPONENT_BITS = 0x7F800000  # of a float32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """The target of a cast: torch.float8_e4m3fn or torch.float8_e5m2 under a unit.
-
-    The unit is a power of two, so that dividing by it rounds nothing. `maximum` is raised in place
-    to the largest finite |value|; None records nothing. Both are float32 scalars on the device.
-    """
-
-    dtype: torch.dtype
-    unit: Tensor
-    maximum: Tensor | None
-
-    @property
-    def limit(self) -> float:
-        """The largest value of the type."""
-        return torch.finfo(self.dtype).max
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8Matrix:
-    """[R, C] in FP8, its unit, and the transpose if requested.
-
-    A product of FP8 matrices needs the summed dimension to be contiguous in both, so a matrix that
-    is summed over its rows (in backward) is needed in both layouts.
-    """
-
-    unit: Tensor  # float32 scalar
-    rows: Tensor  # [R, C]
-    transposed: Tensor | None  # [C, R rounded up to a multiple of 16], zeros behind R
-
-
-def reference_cast(
-    parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool
-) -> Fp8Matrix:
-    """The parts as one matrix in FP8: the nearest multiples of the unit that the type has.
-
-    Values beyond the type's range saturate, so that a sudden jump stays finite; NaN and infinities
-    become NaN, so that they are not hidden.
-
-    Args:
-        parts: matrices [R, C] of a floating dtype, laid end to end (`dim` 0) or side by side (1).
-        target: see Target.
-        transpose: whether to make the transposed copy.
-    """
-    values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()
-    is_finite = values.isfinite()
-    if target.maximum is not None:
-        largest = values.abs().masked_fill_(~is_finite, 0.0).amax()
-        target.maximum.copy_(torch.maximum(target.maximum, largest))
-    scaled = (values / target.unit).clamp_(-target.limit, target.limit)
-    rows = scaled.masked_fill_(~is_finite, float("nan")).to(target.dtype)
-    return Fp8Matrix(target.unit, rows, _transposed(rows) if transpose else None)
-
-
-def _transposed(rows: Tensor) -> Tensor:
-    num_rows, num_columns = rows.shape
-    transposed = rows.new_zeros(num_columns, padded(num_rows))
-    transposed[:, :num_rows] = rows.t()
-    return transposed
-
-
-def padded(num_rows: int) -> int:
-    """Columns of a transpose of `num_rows` rows."""
-    return -(-num_rows // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,12 +113,12 @@ class Fp8Scales:
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """`reference_cast`, or on CUDA its kernel."""
+    """`fp8_cast.reference`, or on CUDA its kernel."""
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8  # imports triton
 
         return triton_fp8.cast(parts, dim, target, transpose=transpose)
-    return reference_cast(parts, dim, target, transpose=transpose)
+    return reference(parts, dim, target, transpose=transpose)
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
@@ -196,9 +127,7 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
         from mlperf_bert.model import triton_fp8
 
         return triton_fp8.cast_with_sums(parts, target)
-    return reference_cast(parts, 1, target, transpose=True), torch.cat(
-        [each.sum(0) for each in parts]
-    )
+    return reference(parts, 1, target, transpose=True), torch.cat([each.sum(0) for each in parts])
 
 
 def check_fp8(config: ModelSection, device: torch.device) -> None:

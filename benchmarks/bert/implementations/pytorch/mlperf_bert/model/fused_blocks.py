@@ -22,15 +22,14 @@ from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
 from mlperf_bert.model.fp8 import (
     GRADIENT,
     INPUT,
-    Fp8Matrix,
     Fp8Scales,
     ProductScales,
-    Target,
     multiply_fp8,
     multiply_inputs,
     product_gradients,
     take_copy,
 )
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
 from mlperf_bert.model.triton_fp8 import beside_transpose
 from mlperf_bert.model.triton_gelu import (

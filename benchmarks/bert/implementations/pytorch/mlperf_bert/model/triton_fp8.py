@@ -2,7 +2,7 @@
 
 Shape letters: R rows, C columns.
 
-The mathematics is that of `fp8.reference_cast`. Programs combine their maxima by an atomic maximum,
+The mathematics is that of `fp8_cast.reference`. Programs combine their maxima by an atomic maximum,
 so nothing depends on the order in which they run. Kernels of tiles end with `write_fp8` and take
 its arguments together, from `writing(...)`; kernels of rows call `to_fp8`.
 """
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.blocks import side_by_side
-from mlperf_bert.model.fp8 import Fp8Matrix, Target, padded
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target, padded
 from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
 # Tile of a program: 32 elements a thread, so that the sums over rows are hardly more than
@@ -26,7 +26,7 @@ TRANSPOSED_TILE = 128  # tile of a copy that is only transposed
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """See `fp8.cast`: one launch for each part."""
+    """See `fp8_cast.cast`: one launch for each part."""
     sizes = [part.shape[dim] for part in parts]
     shape = list(parts[0].shape)
     shape[dim] = sum(sizes)
@@ -51,7 +51,7 @@ def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """See `fp8.cast_with_sums`: one launch where the parts lie side by side already."""
+    """See `fp8_cast.cast_with_sums`: one launch where the parts lie side by side already."""
     whole = side_by_side(tuple(parts))
     partials = empty_sums(whole, triton.cdiv(len(whole), TILE_ROWS), 1, whole.shape[1])
     place = empty_fp8(whole, whole.shape, target, transpose=True)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlperf_bert.model.fp8 import Fp8Matrix, Target
+from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_fp8 import (
     TILE_COLUMNS,
     TILE_ROWS,

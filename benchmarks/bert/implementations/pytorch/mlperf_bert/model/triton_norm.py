@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlperf_bert.model.fp8 import Target
+from mlperf_bert.model.fp8_cast import Target
 from mlperf_bert.model.triton_fp8 import to_fp8, writing_rows
 from mlperf_bert.model.triton_parts import (
     channels_of,
