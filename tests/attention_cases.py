@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mlperf_bert.model.attention import AttentionPolicy, reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, attention_factors
+from mlperf_bert.model.dropout import attention_factors
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 
 MAX_LENGTH = 136  # of a sequence that may come
 # Of one token; in blocks of kernels, on their edges and across; none at the end.

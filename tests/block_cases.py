@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, make_site
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite, make_site
 
 NUM_WORDS, NUM_POSITIONS = 11, 40
 EPSILON = 1e-12

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.model import dropout as on_cpu
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite, scale_of, threshold_of
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite, scale_of, threshold_of
 
 SEED = 0x1234_5678_9ABC_DEF0  # both words of the key are used
 SHAPES = ((1, 1), (7, 8), (33, 37), (20, 300))  # rows, channels

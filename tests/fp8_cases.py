@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 from mlperf_bert.model.fp8 import (
     DTYPES,
     GRADIENT,

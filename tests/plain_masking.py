@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mlperf_bert.model.dropout import philox
+from mlperf_bert.model.dropout_keys import philox
 
 
 def plain_masks(

@@ -222,7 +222,7 @@ def cases() -> dict[str, Launch]:
         triton_norm,
     )
     from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
-    from mlperf_bert.model.dropout import DropoutKeys, DropoutSite
+    from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
     from mlperf_bert.model.fp8_cast import Target
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -16,7 +16,7 @@ from fp8_cases import (
 )
 from graph_cases import captured as capture
 from mlperf_bert.model import fp8, fp8_cast
-from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Target
 
 DEVICE = "cuda"

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
 from mlperf_bert.model.dropout import (
-    DropoutSite,
     attention_factors,
     attention_keep_bits,
     dropout,
     keep_bits,
+)
+from mlperf_bert.model.dropout_keys import (
+    DropoutSite,
     make_site,
     philox,
     scale_of,

@@ -56,7 +56,7 @@ from mlperf_bert.model import (
 )
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import AttentionChoice
-from mlperf_bert.model.dropout import make_site
+from mlperf_bert.model.dropout_keys import make_site
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.fused_blocks import FusedBlocks
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward

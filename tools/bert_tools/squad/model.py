@@ -40,7 +40,7 @@ from mlperf_bert.model.attention_layout import AttentionLayout
 from mlperf_bert.model.bert import initial_weights
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import choose_attention, choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
+from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.layers import (
     DROPOUT_STREAM,
     META,

@@ -1,7 +1,7 @@
 """Compiled code that draws the masked tokens of a sequence and their replacements.
 
 Every draw is a function of (seed, round, sample id, number of the draw), by Philox 4x32
-(model/dropout.py is its readable form), so nothing depends on ranks, workers or earlier draws.
+(model/dropout_keys.py is its readable form), so nothing depends on ranks, workers or earlier draws.
 It is one file because of numba's cache (see compiled.py); the readable reference of the rule is
 tests/plain_masking.py.
 

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlperf_bert.model.attention_layout import AttentionLayout, Slots
-from mlperf_bert.model.dropout import DropoutSite, attention_factors
+from mlperf_bert.model.dropout import attention_factors
+from mlperf_bert.model.dropout_keys import DropoutSite
 
 NUM_STREAMS = 4  # beside the current one, at most
 

@@ -19,7 +19,7 @@ from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.choices import AttentionChoice, choose_attention, choose_blocks
-from mlperf_bert.model.dropout import DropoutKeys
+from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.fp8 import PRODUCTS_PER_LAYER, Fp8Scales
 from mlperf_bert.model.layers import (
     Embeddings,

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from mlperf_bert.config.sections import KernelsName
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.dropout import DropoutSite, dropout
+from mlperf_bert.model.dropout import dropout
+from mlperf_bert.model.dropout_keys import DropoutSite
 
 Three = tuple[Tensor, Tensor, Tensor]
 

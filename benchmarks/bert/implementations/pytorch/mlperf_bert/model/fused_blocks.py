@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mlperf_bert.model.blocks import Blocks, Three, side_by_side
-from mlperf_bert.model.dropout import DropoutSite, keep_bits, scale_of
+from mlperf_bert.model.dropout import keep_bits
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
 from mlperf_bert.model.fp8 import (
     GRADIENT,
     INPUT,

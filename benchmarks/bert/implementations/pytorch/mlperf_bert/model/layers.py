@@ -19,7 +19,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
-from mlperf_bert.model.dropout import DropoutKeys, make_site
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 
 META = torch.device("meta")  # where modules are made: nothing is drawn for their weights
 DROPOUT_STREAM = 0  # of the embeddings

@@ -20,7 +20,7 @@ from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.attention import AttentionPolicy
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout import DropoutKeys, make_site
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 from mlperf_bert.model.layers import (
     DROPOUT_STREAM,
     META,

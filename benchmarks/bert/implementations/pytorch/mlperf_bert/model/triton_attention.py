@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlperf_bert.model.attention_layout import AttentionLayout, Rotary
-from mlperf_bert.model.dropout import DropoutSite, attention_keep_bits, scale_of
+from mlperf_bert.model.dropout import attention_keep_bits
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
 from mlperf_bert.model.triton_parts import (
     hide,
     in_reach,

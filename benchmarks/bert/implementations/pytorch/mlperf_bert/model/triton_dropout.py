@@ -1,6 +1,6 @@
 """Keep bits and dropout on a GPU: Triton kernels, in which a lane makes one call of Philox.
 
-One call is one byte of keep bits. The readable reference is `model/dropout.py`. The step is
+One call is one byte of keep bits. The readable reference is `model/dropout_keys.py`. The step is
 read on the device and every result has a fixed shape, so a step with these kernels can be captured.
 Not yet run on a GPU.
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.dropout import DropoutSite, scale_of, threshold_of
+from mlperf_bert.model.dropout_keys import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # rows that a program takes at once
@@ -227,7 +227,7 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """See `model.dropout.kept_bytes`: uint8 [rows, bytes], from int32 groups."""
+    """See `model.dropout_keys.kept_bytes`: uint8 [rows, bytes], from int32 groups."""
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])
