@@ -1,6 +1,6 @@
 """A run that loses a rank at any moment ends, goes on, and ends equal to an undisturbed one.
 
-So it does however it trains, and under torchrun's own restarts.
+So it does however it trains.
 
 Left out by ./run_tests.sh: `make test-real` has one kill in each phase, `make test-slow` forty.
 """
