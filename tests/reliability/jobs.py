@@ -16,6 +16,7 @@ from typing import Self
 MARK = "RELIABILITY_JOB"  # in the environment of every process of a job
 POLL_S = 0.0005
 LEAVING_S = 10  # for processes to be gone after the one that started them
+MAIN = ("-m", "mlperf_bert")
 
 
 class Job:
@@ -24,16 +25,19 @@ class Job:
     Args:
         arguments: of `mlperf_bert`.
         output: where it prints to; appended.
+        main: what Python runs, as options of it.
     """
 
-    def __init__(self, arguments: Sequence[object], output: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[object], output: Path, *, main: Sequence[str] = MAIN
+    ) -> None:
         self._mark = uuid.uuid4().hex
         self._output = output
         self._began = output.stat().st_size if output.exists() else 0
         quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", MARK: self._mark}
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlperf_bert", *map(str, arguments)],
+                [sys.executable, *main, *map(str, arguments)],
                 env={**os.environ, **quiet},
                 stdout=file,
                 stderr=subprocess.STDOUT,
