@@ -14,7 +14,7 @@ LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
     "train.py": ("train", 275),
     "fine_tune.py": ("fine_tune", 100),
 }
-MAX_TOTAL_LINES = {"submission": 22_890, "tools": 15_180, "tests": 41_690}  # of .py, studies apart
+MAX_TOTAL_LINES = {"submission": 22_890, "tools": 15_180, "tests": 41_710}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(

@@ -44,10 +44,10 @@ def finished_in_sight(
     with _holding_back(signal.SIGHUP):
         resource_tracker.ensure_running()  # started later, it would not hold Ctrl-C back
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        with _holding_back(signal.SIGINT, signal.SIGHUP):
-            pairs = zip(jobs, sizes, strict=True)
-            futures = {pool.submit(function, job): (job, size) for job, size in pairs}
         try:
+            with _holding_back(signal.SIGINT, signal.SIGHUP):  # what was held comes at its end
+                pairs = zip(jobs, sizes, strict=True)
+                futures = {pool.submit(function, job): (job, size) for job, size in pairs}
             for future in as_completed(list(futures)):
                 job, size = futures.pop(future)
                 yield job, future.result()
