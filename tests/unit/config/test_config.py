@@ -107,10 +107,12 @@ def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file: Pat
     for other in (
         *("clip.accumulation=each_forward", "schedule.power=2", "clip.bucket_count=5"),
         *("model.type_vocab_size=4", "optim.momentum=0.9", "run.init_checkpoint_sha256='00'"),
-        *("data.dupe_factor=1", "data.dupe_factor=7", "checkpoint.save=never"),
+        *("data.dupe_factor=1", "data.dupe_factor=7", "checkpoint.save=often"),
     ):
         with pytest.raises(ConfigError, match=f"{other.partition('=')[0]}: no such setting"):
             load_config(config_file, [other])
+    never = load_config(config_file, ["checkpoint.save=never"])
+    assert never.checkpoint.interval_steps == "never"
 
 
 def test_missing_file_is_one_line_and_non_zero(capsys: pytest.CaptureFixture[str]) -> None:

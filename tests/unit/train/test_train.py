@@ -164,7 +164,7 @@ def test_checkpoint_gives_the_same_accuracy_everywhere(
     assert main(["evaluate", *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["mlm_accuracy"] == accuracy
-    assert result["schema_version"] == 1
+    assert result["schema_version"] == 2
 
 
 def test_divergence_aborts_the_run(

@@ -63,7 +63,7 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "schedule.power": (1.0,),
     "clip.accumulation": ("accumulated",),
     "clip.bucket_count": (22,),
-    "checkpoint.save": ("end",),  # "never" is checkpoint.interval_steps = "never" now
+    "checkpoint.save": ("end", "never"),
 }
 _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
@@ -203,6 +203,8 @@ def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
 def _build_section(kind: type, name: str, table: Mapping[str, Any], origin: str) -> Any:
     hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
+    if name == "checkpoint" and table.get("save") == "never":
+        table = {**table, "interval_steps": "never"}  # which says now what `save` said
     for key, value in table.items():
         if key not in fields:
             still = _GONE.get(f"{name}.{key}", ())
