@@ -1,14 +1,12 @@
 """Checks of attention policies on every device, against `reference` in float64 on the CPU."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlperf_bert.model.attention import AttentionPolicy, reference
+from mlperf_bert.model.attention import reference
 from mlperf_bert.model.attention_layout import AttentionLayout, Queries, Rotary
 from mlperf_bert.model.dropout import attention_factors
 from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
@@ -37,22 +35,20 @@ class Case:
     layout: AttentionLayout
     keys: DropoutKeys  # of the queries
 
-    def site(self, probability: float) -> DropoutSite | None:
+    def site(self, probability):
         return DropoutSite(probability, 7, self.keys) if probability else None
 
 
-def bounds_of(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
+def bounds_of(lengths, device="cpu"):
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
 
 
-def layout_of(
-    lengths: tuple[int, ...], device: str = "cpu", max_length: int = MAX_LENGTH
-) -> AttentionLayout:
+def layout_of(lengths, device="cpu", max_length=MAX_LENGTH):
     places = torch.cat([torch.arange(length) for length in lengths])
     return AttentionLayout(lengths, bounds_of(lengths, device), max_length, places.to(device))
 
 
-def queries_of(lengths: tuple[int, ...], device: str = "cpu") -> Queries:
+def queries_of(lengths, device="cpu"):
     """About half of the rows; of one sequence none, where there are several, of one a row twice."""
     rows, counts, start = [], [], 0
     for number, length in enumerate(lengths):
@@ -70,15 +66,15 @@ def queries_of(lengths: tuple[int, ...], device: str = "cpu") -> Queries:
 
 
 def make_case(
-    lengths: tuple[int, ...],
+    lengths,
     *,
-    head_size: int = 16,
-    some_queries: bool = False,
-    device: str = "cpu",
-    max_length: int = MAX_LENGTH,
-    reach: int | None = None,
-    rotates: bool = False,
-) -> Case:
+    head_size=16,
+    some_queries=False,
+    device="cpu",
+    max_length=MAX_LENGTH,
+    reach=None,
+    rotates=False,
+):
     generator = torch.Generator().manual_seed(sum(lengths))
     layout, num_tokens = layout_of(lengths, device, max_length), sum(lengths)
     shape = (4, num_tokens, NUM_HEADS, head_size)
@@ -98,9 +94,7 @@ def make_case(
     return Case((q, k, v), gradient, layout, keys)
 
 
-def windowed(
-    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
-) -> Tensor:
+def windowed(q, k, v, layout, site):
     """Rotation, window and dropout of all tokens at once, as their definitions say."""
     lengths = torch.tensor(layout.lengths)
     sequence = torch.arange(len(lengths)).repeat_interleave(lengths)
@@ -121,7 +115,7 @@ def windowed(
     return torch.einsum("nqk,knh->qnh", weights, v)
 
 
-def rotated(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
+def rotated(x, rotary, position):
     """Each pair of channels as a complex number, times that of its angle."""
     one, other = x.chunk(2, dim=-1)
     turn = torch.complex(rotary.cos.to(x), rotary.sin.to(x))[position][:, None]
@@ -130,19 +124,19 @@ def rotated(x: Tensor, rotary: Rotary, position: Tensor) -> Tensor:
 
 
 def results(
-    attend: AttentionPolicy,
-    case: Case,
-    probability: float,
-    dtype: torch.dtype = torch.float64,
-    spare_rows: int = 0,
-) -> list[Tensor]:
+    attend,
+    case,
+    probability,
+    dtype=torch.float64,
+    spare_rows=0,
+):
     """Context and gradients of q, k and v, without rows behind the last sequence.
 
     There are `spare_rows` of these, all NaN.
     """
     device = case.layout.cu_seqlens.device
 
-    def given(x: Tensor) -> Tensor:
+    def given(x):
         spare = x.new_full((spare_rows, *x.shape[1:]), torch.nan)
         return torch.cat((x, spare)).to(device, dtype)
 
@@ -154,15 +148,15 @@ def results(
 
 
 def check_policy(
-    attend: AttentionPolicy,
-    probability: float,
-    dtype: torch.dtype,
-    tolerance: float,
+    attend,
+    probability,
+    dtype,
+    tolerance,
     *,
-    head_size: int = 16,
-    device: str = "cpu",
-    spare_rows: int = 0,
-) -> None:
+    head_size=16,
+    device="cpu",
+    spare_rows=0,
+):
     """Context and gradients are those of `reference`, in all layouts.
 
     `tolerance` is in shares of the largest element of each, or of 1 where that is more.
@@ -174,15 +168,15 @@ def check_policy(
 
 
 def check_windows(
-    attend: AttentionPolicy,
-    probability: float,
-    dtype: torch.dtype,
-    tolerance: float,
+    attend,
+    probability,
+    dtype,
+    tolerance,
     *,
-    head_size: int = 16,
-    device: str = "cpu",
-    windows: Sequence[tuple[tuple[int, ...], int | None]] = WINDOWS,
-) -> None:
+    head_size=16,
+    device="cpu",
+    windows=WINDOWS,
+):
     """As `check_policy`, with rotation and windows."""
     for (lengths, reach), some_queries in itertools.product(windows, (False, True)):
         options = {"head_size": head_size, "some_queries": some_queries, "lengths": lengths}
@@ -192,14 +186,14 @@ def check_windows(
 
 
 def _check_case(
-    both: tuple[AttentionPolicy, AttentionPolicy],
-    probability: float,
-    dtype: torch.dtype,
-    tolerance: float,
-    device: str,
-    spare_rows: int,
-    options: dict[str, Any],
-) -> None:
+    both,
+    probability,
+    dtype,
+    tolerance,
+    device,
+    spare_rows,
+    options,
+):
     """The first policy on `device` in `dtype`, the second in float64 on the CPU."""
     # The reference gets what the dtype makes of the inputs: the policy's own error counts.
     case, plain = (make_case(**options, device=each) for each in (device, "cpu"))

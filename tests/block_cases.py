@@ -3,16 +3,14 @@
 Shape letters: R rows, D hidden, V classes.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite, make_site
+from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 
 NUM_WORDS, NUM_POSITIONS = 11, 40
 EPSILON = 1e-12
@@ -32,7 +30,6 @@ BLOCKS = (
     "project_qkv_without_bias",
     "columns",
 )
-Case = tuple[Any, tuple[Tensor, ...], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,15 @@ class Source:
     device: str
     generator: torch.Generator
 
-    def normal(self, *shape: int) -> Tensor:
+    def normal(self, *shape):
         drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         return drawn.to(self.device, self.dtype)
 
-    def ids(self, bound: int) -> Tensor:
+    def ids(self, bound):
         return torch.randint(bound, (self.rows,), generator=self.generator).to(self.device)
 
 
-def make_case(
-    block: str, rows: int, hidden: int, dtype: torch.dtype, device: str, *, dropout: bool
-) -> Case:
+def make_case(block, rows, hidden, dtype, device, *, dropout):
     """Modules, inputs with gradients, and how to run a set of blocks on them."""
     generator = torch.Generator().manual_seed(rows + 100 * hidden)
     source = Source(rows, hidden, dtype, device, generator)
@@ -82,29 +77,29 @@ def make_case(
     return made, tuple(each.requires_grad_() for each in inputs), run
 
 
-def _residual_output(source: Source, site: DropoutSite | None) -> Case:
+def _residual_output(source, site):
     rows, hidden, width = source.rows, source.hidden, source.hidden + 5
 
-    def run(blocks: Blocks, m: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+    def run(blocks, m, x, residual):
         return (blocks.residual_output(x, residual, m["dense"], m["norm"], site),)
 
     modules = {"dense": nn.Linear(width, hidden), "norm": nn.LayerNorm(hidden, EPSILON)}
     return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
 
 
-def _intermediate(source: Source, _: DropoutSite | None) -> Case:
-    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def _intermediate(source, _):
+    def run(blocks, m, hidden):
         return (blocks.intermediate(hidden, m["dense"]),)
 
     modules = {"dense": nn.Linear(source.hidden, source.hidden + 5)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
-def _embed(source: Source, site: DropoutSite | None) -> Case:
+def _embed(source, site):
     sizes = {"words": NUM_WORDS, "types": 2, "positions": NUM_POSITIONS}
     words, types, positions = (source.ids(size) for size in sizes.values())
 
-    def run(blocks: Blocks, m: Any) -> tuple[Tensor, ...]:
+    def run(blocks, m):
         tables = (m["words"], m["types"], m["positions"])
         return (blocks.embed((words, types, positions), tables, m["norm"], site),)
 
@@ -112,10 +107,10 @@ def _embed(source: Source, site: DropoutSite | None) -> Case:
     return {**tables, "norm": nn.LayerNorm(source.hidden, EPSILON)}, (), run
 
 
-def _sum_norm(source: Source, site: DropoutSite | None) -> Case:
+def _sum_norm(source, site):
     rows, hidden, width = source.rows, source.hidden, source.hidden + 5
 
-    def run(blocks: Blocks, m: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+    def run(blocks, m, x, residual):
         return blocks.sum_norm(x, residual, m["dense"], m["norm"], site)
 
     dense = nn.Linear(width, hidden, bias=False)
@@ -123,34 +118,34 @@ def _sum_norm(source: Source, site: DropoutSite | None) -> Case:
     return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
 
 
-def _gated(source: Source, _: DropoutSite | None) -> Case:
-    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def _gated(source, _):
+    def run(blocks, m, hidden):
         return (blocks.gated(hidden, m["dense"]),)
 
     modules = {"dense": nn.Linear(source.hidden, 2 * source.hidden + 10, bias=False)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
-def _columns(source: Source, _: DropoutSite | None) -> Case:
-    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def _columns(source, _):
+    def run(blocks, m, hidden):
         return blocks.columns(*blocks.multiply(hidden, (m["dense"],)), 3)
 
     modules = {"dense": nn.Linear(source.hidden, 3 * source.hidden, bias=False)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
-def _embed_words(source: Source, site: DropoutSite | None) -> Case:
+def _embed_words(source, site):
     words = source.ids(NUM_WORDS)
 
-    def run(blocks: Blocks, m: Any) -> tuple[Tensor, ...]:
+    def run(blocks, m):
         return (blocks.embed_words(words, m["words"], m["norm"], site),)
 
     norm = nn.LayerNorm(source.hidden, EPSILON, bias=False)
     return {"words": nn.Embedding(NUM_WORDS, source.hidden), "norm": norm}, (), run
 
 
-def _project_qkv(source: Source, *, every: int, bias: bool) -> Case:
-    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def _project_qkv(source, *, every, bias):
+    def run(blocks, m, hidden):
         wanted = hidden if every == 1 else hidden[::every]
         return blocks.project_qkv(hidden, wanted, m["query"], m["key"], m["value"])
 
@@ -159,19 +154,19 @@ def _project_qkv(source: Source, *, every: int, bias: bool) -> Case:
     return modules, (source.normal(source.rows, hidden),), run
 
 
-def _masked_lm_loss(source: Source, _: DropoutSite | None) -> Case:
+def _masked_lm_loss(source, _):
     classes = 10 * source.hidden
     labels = source.ids(classes)
     labels[1::3] = IGNORED
 
-    def run(blocks: Blocks, m: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    def run(blocks, m, hidden):
         return (blocks.masked_lm_loss(hidden, m["decoder"].weight, m["decoder"].bias, labels),)
 
     modules = {"decoder": nn.Linear(source.hidden, classes)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
-def _site(rows: int, device: str) -> DropoutSite | None:
+def _site(rows, device):
     keys = DropoutKeys(
         seed=2**40 + 17,
         step=torch.tensor([3], device=device),
@@ -181,9 +176,7 @@ def _site(rows: int, device: str) -> DropoutSite | None:
     return make_site(0.3, 5, keys)
 
 
-def results(
-    run: Callable[..., Any], blocks: Blocks, modules: nn.ModuleDict, inputs: Sequence[Tensor]
-) -> list[Tensor]:
+def results(run, blocks, modules, inputs):
     """Outputs, then gradients of inputs and parameters for a fixed random gradient of outputs."""
     outputs = run(blocks, modules, *inputs)
     generator = torch.Generator().manual_seed(1)
@@ -195,7 +188,7 @@ def results(
     return [*(each.detach() for each in outputs), *gradients]
 
 
-def assert_near(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+def assert_near(found, expected, tolerance):
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape
@@ -205,9 +198,7 @@ def assert_near(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: 
         )
 
 
-def check_block(
-    fused: Blocks, block: str, rows: int, hidden: int, dtype: torch.dtype, device: str
-) -> None:
+def check_block(fused, block, rows, hidden, dtype, device):
     """With dropout and without; twice, as the sums must have one order."""
     for dropout in (False, True):
         modules, inputs, run = make_case(block, rows, hidden, dtype, device, dropout=dropout)

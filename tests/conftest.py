@@ -2,8 +2,6 @@
 
 import pickle
 import socket
-import subprocess
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -11,7 +9,7 @@ from filelock import FileLock
 from support import REDUCED, TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(report):
     """Name a failed test among the dots as it fails, because a run that is stopped has no end."""
     if not report.failed:
         return None
@@ -20,13 +18,13 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 @pytest.fixture(scope="session")
-def synthetic_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def synthetic_data(tmp_path_factory):
     """Prepared train/ and eval/ sets of made-up words."""
     return make_synthetic_data(tmp_path_factory.mktemp("synthetic"))
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_config(tmp_path_factory):
     """A config of 20 steps that fits the synthetic data."""
     path = tmp_path_factory.mktemp("config") / "tiny.toml"
     path.write_text(TINY_CONFIG, encoding="utf-8")
@@ -34,14 +32,14 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def shared_directory(tmp_path_factory, worker_id):
     """One directory for all processes of this test session."""
     own = tmp_path_factory.getbasetemp()
     return own if worker_id == "master" else own.parent
 
 
 @pytest.fixture(scope="session")
-def checkout(shared_directory: Path) -> Path:
+def checkout(shared_directory):
     """A copy of the repository to run the README's commands in, one for all processes."""
     target = shared_directory / "checkout"
     with FileLock(shared_directory / "checkout.lock"):
@@ -49,7 +47,7 @@ def checkout(shared_directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cpu_tiny_run(checkout: Path, shared_directory: Path) -> subprocess.CompletedProcess[str]:
+def cpu_tiny_run(checkout, shared_directory):
     """`./run_and_time.sh` as it stands in the README, run once, to a reduced target.
 
     tests/slurm runs the same config to its own target.
@@ -59,18 +57,18 @@ def cpu_tiny_run(checkout: Path, shared_directory: Path) -> subprocess.Completed
         if not kept.exists():
             run = run_shell(f"./run_and_time.sh --{REDUCED}", checkout, timeout=900)
             kept.write_bytes(pickle.dumps(run))
-        done: subprocess.CompletedProcess[str] = pickle.loads(kept.read_bytes())
+        done = pickle.loads(kept.read_bytes())
     return done
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> int:
+def port(monkeypatch):
     """A free port that MASTER_PORT names, and no launcher's variables."""
     for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
+        number = listener.getsockname()[1]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(number))

@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 # One block at a time, when it is asked for.
@@ -24,28 +23,28 @@ class Pipeline:
 
     runs = 0  # of all pipelines
 
-    def __init__(self, *, device_id: int | None, **how: int | bool) -> None:
+    def __init__(self, *, device_id, **how):
         assert device_id is None and how == HOW
         self._memory, self._fed = np.empty(0, dtype=np.uint8), dict[str, list[Any]]()
         self._is_built = False
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         """Within, its operators are made."""
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         """They are."""
 
-    def set_outputs(self, *names: str) -> None:
+    def set_outputs(self, *names):
         self._fed = {name: [] for name in names}
 
-    def build(self) -> None:
+    def build(self):
         self._is_built = True
 
-    def feed_input(self, name: str, data: list[Any]) -> None:
+    def feed_input(self, name, data):
         assert self._is_built and len(data) == 1 and data[0].ndim == 1
         self._fed[name].append(data[0].copy())
 
-    def run(self) -> tuple[list[Any], ...]:
+    def run(self):
         Pipeline.runs += 1
         ((fed, *_),) = self._fed.values()
         self._fed = {name: waiting[1:] for name, waiting in self._fed.items()}
@@ -56,17 +55,17 @@ class Pipeline:
         return ([self._memory[: len(fed)]],)
 
 
-def feed_ndarray(output: Any, arr: torch.Tensor, cuda_stream: object = None) -> torch.Tensor:
+def feed_ndarray(output, arr, cuda_stream=None):
     assert arr.dtype == torch.uint8 and output.shape == arr.shape and cuda_stream is None
     return arr.copy_(torch.from_numpy(output))
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
+def install(monkeypatch):
     """Have `nvidia.dali` be this."""
-    dali: Any = ModuleType("nvidia.dali")
+    dali = ModuleType("nvidia.dali")
     dali.Pipeline = Pipeline
     dali.fn = SimpleNamespace(external_source=lambda *, name, ndim: name)
-    plugin: Any = ModuleType("nvidia.dali.plugin.pytorch")
+    plugin = ModuleType("nvidia.dali.plugin.pytorch")
     plugin.feed_ndarray = feed_ndarray
     monkeypatch.setitem(sys.modules, "nvidia.dali", dali)
     monkeypatch.setitem(sys.modules, "nvidia.dali.plugin.pytorch", plugin)

@@ -1,9 +1,6 @@
 """Checks of dropout on every device, against plain integers and the CPU's kernels."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from mlperf_bert.model import dropout as on_cpu
 from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite, scale_of, threshold_of
@@ -16,7 +13,7 @@ SPARE_ROWS = 5  # of no sequence
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def make_keys(num_rows: int, device: str = "cpu", seed: int = SEED, step: int = 3) -> DropoutKeys:
+def make_keys(num_rows, device="cpu", seed=SEED, step=3):
     """Different for every row, ids of more than 32 bits among them."""
     rows = torch.arange(num_rows)
     return DropoutKeys(
@@ -27,13 +24,11 @@ def make_keys(num_rows: int, device: str = "cpu", seed: int = SEED, step: int = 
     )
 
 
-def site_of(
-    num_rows: int, probability: float = 0.3, device: str = "cpu", stream: int = 9
-) -> DropoutSite:
+def site_of(num_rows, probability=0.3, device="cpu", stream=9):
     return DropoutSite(probability, stream, make_keys(num_rows, device))
 
 
-def plain_words(counter: tuple[int, ...], seed: int, rounds: int) -> list[int]:
+def plain_words(counter, seed, rounds):
     """Philox 4x32 as its paper has it, in Python's integers (Salmon et al., SC 2011)."""
     words = list(counter)
     for number in range(rounds):
@@ -48,7 +43,7 @@ def plain_words(counter: tuple[int, ...], seed: int, rounds: int) -> list[int]:
     return words
 
 
-def plain_is_kept(site: DropoutSite, row: int, channel: int, head: int = 0) -> bool:
+def plain_is_kept(site, row, channel, head=0):
     """One element, as docs/how/numerics.md defines it; in attention a channel is a key."""
     keys = site.keys
     counter = (
@@ -62,20 +57,20 @@ def plain_is_kept(site: DropoutSite, row: int, channel: int, head: int = 0) -> b
     return bits % 2**16 >= threshold_of(site.probability)
 
 
-def is_kept(bits: Tensor, channels: int) -> Tensor:
+def is_kept(bits, channels):
     """Bool [..., channels] of keep bits [..., bytes]."""
     shifts = torch.arange(8, device=bits.device)
     return ((bits[..., None] >> shifts) & 1).flatten(-2)[..., :channels].bool()
 
 
-def check_keep_bits(kernels: Any, device: str) -> None:
+def check_keep_bits(kernels, device):
     for num_rows, channels in SHAPES:
         found = kernels.keep_bits(site_of(num_rows, device=device), channels)
         expected = on_cpu.keep_bits(site_of(num_rows), channels)
         assert torch.equal(found.cpu(), expected)
 
 
-def check_attention_keep_bits(kernels: Any, device: str) -> None:
+def check_attention_keep_bits(kernels, device):
     for lengths in LENGTHS:
         for max_seqlen in (max(lengths), 133):
             own = torch.tensor(lengths)
@@ -84,9 +79,7 @@ def check_attention_keep_bits(kernels: Any, device: str) -> None:
             _check_attention(kernels, device, own, queries, max_seqlen)
 
 
-def _check_attention(
-    kernels: Any, device: str, lengths: Tensor, queries: Tensor, max_seqlen: int
-) -> None:
+def _check_attention(kernels, device, lengths, queries, max_seqlen):
     num_rows = int(queries.sum()) + SPARE_ROWS
     cu_seqlens, cu_queries = (
         torch.cat((torch.zeros(1), each.cumsum(0))).to(device, torch.int32)
@@ -110,7 +103,7 @@ def _check_attention(
         row += count
 
 
-def check_dropout(kernels: Any, device: str) -> None:
+def check_dropout(kernels, device):
     """Forward and backward, of every dtype and of more than two dimensions."""
     for dtype in DTYPES:
         for num_rows, channels in SHAPES:
@@ -118,7 +111,7 @@ def check_dropout(kernels: Any, device: str) -> None:
         _check_dropout(kernels, device, torch.randn(4, 5, 3).transpose(1, 2), dtype)
 
 
-def _check_dropout(kernels: Any, device: str, values: Tensor, dtype: torch.dtype) -> None:
+def _check_dropout(kernels, device, values, dtype):
     num_rows, channels = len(values), values[0].numel()
     x = values.to(device, dtype).requires_grad_()
     output = kernels.dropout(x, site_of(num_rows, device=device))

@@ -5,9 +5,7 @@ foretells both its neighbours, and only a sentence masked as a whole cannot be k
 """
 
 import random
-from pathlib import Path
 
-from mlperf_bert.data.index import Segments
 from support import prepare_small
 
 NUM_CYCLES = 8
@@ -32,7 +30,7 @@ initializer_range = 0.1
 """
 
 
-def make_easy_data(directory: Path, segments: Segments = "pair") -> Path:
+def make_easy_data(directory, segments="pair"):
     """A data directory with train/ and eval/, from different random sentences."""
     vocabulary = directory / "words.txt"
     vocabulary.write_text("\n".join((*SPECIAL_WORDS, *WORDS)) + "\n", encoding="utf-8")
@@ -52,13 +50,13 @@ def make_easy_data(directory: Path, segments: Segments = "pair") -> Path:
     return directory
 
 
-def _text(num_documents: int, rng: random.Random) -> str:
+def _text(num_documents, rng):
     """One sentence a line, an empty line between documents."""
     documents = [[_sentence(rng) for _ in range(rng.randint(4, 8))] for _ in range(num_documents)]
     return "\n\n".join("\n".join(sentences) for sentences in documents) + "\n"
 
 
-def _sentence(rng: random.Random) -> str:
+def _sentence(rng):
     first = rng.randrange(NUM_CYCLES) * CYCLE_LENGTH
     start = rng.randrange(CYCLE_LENGTH)
     walk = range(start, start + rng.randint(6, 12))

@@ -3,20 +3,15 @@
 Plain on purpose, one example after the other, with nothing of the reader.
 """
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from mlperf_bert.data.shards import Shard
 
-Example = dict[str, list[int]]  # name of a feature, without padding -> values
 
-
-def examples_of(shard: Path) -> list[Example]:
+def examples_of(shard):
     """The examples of one of our shards."""
     arrays = Shard(shard).arrays()
     spans = zip(pairwise(arrays.offsets), pairwise(arrays.masked_lm_offsets), strict=True)
@@ -35,7 +30,7 @@ def examples_of(shard: Path) -> list[Example]:
     return found
 
 
-def padded(example: Example, width: int, room: int) -> Example:
+def padded(example, width, room):
     """An example padded like the reference's, without weights."""
     masked = {"masked_lm_positions": room, "masked_lm_ids": room, "next_sentence_labels": 1}
     mask = {"input_mask": [1] * len(example["input_ids"])}
@@ -45,9 +40,7 @@ def padded(example: Example, width: int, room: int) -> Example:
     }
 
 
-def write_fixed(
-    path: Path, examples: Sequence[Example], width: int, room: int, **options: Any
-) -> None:
+def write_fixed(path, examples, width, room, **options):
     """2-D arrays, padded; labels 1-D."""
     rows = [padded(example, width, room) for example in examples]
     with h5py.File(path, "w") as file:
@@ -58,14 +51,13 @@ def write_fixed(
             file.create_dataset(name, data=values, **options)
 
 
-def write_fixed_gzip(path: Path, examples: Sequence[Example], width: int, room: int) -> None:
+def write_fixed_gzip(path, examples, width, room):
     """Write rows of fixed length in compressed chunks."""
     write_fixed(path, examples, width, room, compression="gzip")
 
 
-Writer = Callable[[Path, Sequence[Example], int, int], None]
 # Ending of the file -> what writes it.
-WRITERS: dict[str, Writer] = {
+WRITERS = {
     "fixed.hdf5": write_fixed,
     "fixed_gzip.hdf5": write_fixed_gzip,
 }

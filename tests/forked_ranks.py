@@ -14,22 +14,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlperf_bert.distributed.launch import RankInfo
+    pass
 
 
-def free_port() -> str:
+def free_port():
     """A port that nothing listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return str(sock.getsockname()[1])
 
 
-def mpiexec_of(processes: int) -> list[str]:
+def mpiexec_of(processes):
     """The beginning of a command in so many processes; the test is skipped where there is none."""
     import pytest
 
@@ -41,14 +40,14 @@ def mpiexec_of(processes: int) -> list[str]:
 
 
 def run_ranks(
-    target: str | Path,
-    arguments: tuple[object, ...],
-    ranks: int,
-    ranks_per_node: int | None = None,
+    target,
+    arguments,
+    ranks,
+    ranks_per_node=None,
     *,
-    imports: Sequence[str] = ("mlperf_bert.train", "mlperf_bert.cli.train"),
-    timeout_s: float = 200,
-) -> tuple[list[int], str]:
+    imports=("mlperf_bert.train", "mlperf_bert.cli.train"),
+    timeout_s=200,
+):
     """The exit status of every rank, and what they printed; a thread each.
 
     `imports` are the modules that are imported once for all of them.
@@ -69,9 +68,7 @@ def run_ranks(
     return json.loads(statuses), printed
 
 
-def what_ranks_saw(
-    script: str, arguments: tuple[object, ...], ranks: int, output: Path, **options: Any
-) -> list[Any]:
+def what_ranks_saw(script, arguments, ranks, output, **options):
     """The output of a script's `as_rank` on each rank; OUTPUT is the last of its arguments."""
     import torch
 
@@ -80,20 +77,20 @@ def what_ranks_saw(
     return [torch.load(output / f"rank_{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
-def as_rank(work: Callable[["RankInfo"], Any], output: Path) -> None:
+def as_rank(work, output):
     """Run `work` in the ranks' process group, and write what it returns to OUTPUT/rank_<n>.pt."""
     import torch
 
     from mlperf_bert.distributed.session import in_session
 
-    def run(info: "RankInfo", _: torch.device) -> int:
+    def run(info, _):
         torch.save(work(info), output / f"rank_{info.rank}.pt")
         return 0
 
     sys.exit(in_session(run, "cpu", "refuse"))
 
 
-def run_as_rank(target: str, arguments: list[str]) -> None:
+def run_as_rank(target, arguments):
     """Do what the command would have done."""
     sys.argv = [target, *arguments]
     if target.endswith(".py"):
@@ -103,7 +100,7 @@ def run_as_rank(target: str, arguments: list[str]) -> None:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
 
 
-def main(settings: str, target: str, *arguments: str) -> None:
+def main(settings, target, *arguments):
     """Become the ranks, and wait for them."""
     ranks, local, port, *imports = json.loads(settings)
     for module in imports:

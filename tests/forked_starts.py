@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import NamedTuple
 
 _OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: root reads what it may not
@@ -23,9 +22,7 @@ class Started(NamedTuple):
     printed: str
 
 
-def start_each(
-    commands: Sequence[Sequence[object]], *, without_rights: bool = False
-) -> list[Started]:
+def start_each(commands, *, without_rights=False):
     """Run them one after the other; `without_rights`, as root: held to the rights of files."""
     lines = json.dumps([[str(word) for word in command] for command in commands])
     done = subprocess.run(
@@ -40,7 +37,7 @@ def start_each(
     return [Started(*each) for each in json.loads(done.stdout)]
 
 
-def _give_up_rights() -> None:
+def _give_up_rights():
     libc = ctypes.CDLL(None)
     header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, data) == 0
@@ -49,7 +46,7 @@ def _give_up_rights() -> None:
     assert libc.capset(header, data) == 0
 
 
-def _started(command: list[str], *, without_rights: bool) -> Started:
+def _started(command, *, without_rights):
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -66,7 +63,7 @@ def _started(command: list[str], *, without_rights: bool) -> Started:
     return Started(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed)
 
 
-def _main(without_rights: str) -> None:
+def _main(without_rights):
     for module in ("mlperf_bert.train", "mlperf_bert.cli.train", "mlperf_bert.__main__"):
         importlib.import_module(module)
     commands = json.load(sys.stdin)

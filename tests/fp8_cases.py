@@ -5,14 +5,13 @@ Shape letters: R rows, C columns, K input features, N output features.
 
 import copy
 import math
-from collections.abc import Callable
 from itertools import product as combinations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
+from mlperf_bert.model.dropout_keys import DropoutKeys
 from mlperf_bert.model.fp8 import (
     DTYPES,
     GRADIENT,
@@ -20,17 +19,15 @@ from mlperf_bert.model.fp8 import (
     WEIGHT,
     Fp8Blocks,
     Fp8Scales,
-    ProductScales,
     product,
 )
-from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
+from mlperf_bert.model.fp8_cast import Target
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = ((1, 8), (17, 16), (70, 130), (200, 64))
-Cast = Callable[..., Fp8Matrix]
 
 
-def values_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
+def values_of(shape, seed=0):
     """bfloat16 of every size, among them what saturates and what is not finite."""
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.randint(-24, 20, shape, generator=generator)
@@ -40,7 +37,7 @@ def values_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
     return values.bfloat16()
 
 
-def check_cast(cast: Cast, other: Cast, dtypes: tuple[torch.dtype, ...], device: str) -> None:
+def check_cast(cast, other, dtypes, device):
     """`cast` is `other` bit for bit: several parts, odd sizes."""
     for dtype, shape, dim in combinations(dtypes, SHAPES, (0, 1)):
         parts = [values_of(shape, seed).to(device) for seed in range(3)]
@@ -58,7 +55,7 @@ def check_cast(cast: Cast, other: Cast, dtypes: tuple[torch.dtype, ...], device:
         assert_same(*(each(parts, dim, silent, transpose=False) for each in (cast, other)))
 
 
-def assert_same(one: Fp8Matrix, other: Fp8Matrix) -> None:
+def assert_same(one, other):
     """Bit for bit but for the sign of NaN."""
     assert one.rows.dtype == other.rows.dtype
     assert one.rows.is_contiguous() and other.rows.is_contiguous()
@@ -70,7 +67,7 @@ def assert_same(one: Fp8Matrix, other: Fp8Matrix) -> None:
         torch.testing.assert_close(one.transposed.float(), other.transposed.float(), **exactly)
 
 
-def make_scales(device: str, number: int = 1) -> tuple[Fp8Scales, list[ProductScales]]:
+def make_scales(device, number=1):
     """Scales of `number` products, named by layers that are used for nothing else."""
     scales = Fp8Scales(number, torch.device(device))
     layers = [nn.Linear(1, 1) for _ in range(number)]
@@ -78,17 +75,17 @@ def make_scales(device: str, number: int = 1) -> tuple[Fp8Scales, list[ProductSc
     return scales, [scales.of(layer) for layer in layers]
 
 
-def step_of(number: int, device: str) -> Tensor:
+def step_of(number, device):
     return torch.tensor([number], device=device)
 
 
 class Case:
     """A product of two weights, and what it should be in float64."""
 
-    def __init__(self, rows: int, device: str, *, size: float = 1.0) -> None:
+    def __init__(self, rows, device, *, size=1.0):
         generator = torch.Generator().manual_seed(rows)
 
-        def draw(*shape: int, deviation: float) -> Tensor:
+        def draw(*shape, deviation):
             values = torch.randn(shape, generator=generator) * deviation
             return values.to(device, torch.bfloat16)
 
@@ -97,7 +94,7 @@ class Case:
         self.biases = [draw(n, deviation=1.0).requires_grad_() for n in (32, 16)]
         self.gradients = [draw(rows, n, deviation=1e-3) for n in (32, 16)]
 
-    def run(self, scales: ProductScales) -> None:
+    def run(self, scales):
         """Forward and backward; results in `y` and `.grad`."""
         for leaf in (self.x, *self.weights, *self.biases):
             leaf.grad = None
@@ -105,7 +102,7 @@ class Case:
         torch.autograd.backward(results, self.gradients)
         self.y = torch.cat(results, dim=1).detach()
 
-    def check(self, scales: ProductScales) -> None:
+    def check(self, scales):
         """All results within what rounding to FP8 under these scales, and then to bf16, allows."""
         x, w = self.x.detach(), torch.cat([each.detach() for each in self.weights])
         g = torch.cat(self.gradients, dim=1)
@@ -123,10 +120,7 @@ class Case:
         torch.testing.assert_close(of_bias.double(), g.double().sum(0), rtol=2**-8, atol=1e-6)
 
 
-Bounds = tuple[Tensor, Tensor]  # exact values in float64, how far off they may be
-
-
-def bounds(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Bounds:
+def bounds(values, unit, dtype):
     """Error bounds of rounding to FP8: half a unit in the last place, and half the smallest."""
     info = torch.finfo(dtype)
     exact = values.double()
@@ -135,17 +129,17 @@ def bounds(values: Tensor, unit: Tensor, dtype: torch.dtype) -> Bounds:
     return exact, exact.abs() * info.eps / 2 + smallest / 2
 
 
-def transposed(matrix: Bounds) -> Bounds:
+def transposed(matrix):
     return matrix[0].t(), matrix[1].t()
 
 
-def product_bounds(a: Bounds, b: Bounds) -> Bounds:
+def product_bounds(a, b):
     """Error bounds of the product a b."""
     largest = (a[0].abs() + a[1]) @ (b[0].abs() + b[1])
     return a[0] @ b[0], largest - a[0].abs() @ b[0].abs()
 
 
-def assert_within(found: Tensor, allowed: Bounds, bias: Tensor | float = 0.0) -> None:
+def assert_within(found, allowed, bias=0.0):
     exact = allowed[0] + bias
     error = (found.double() - exact).abs()
     # Sums in float32, or in Hopper's fewer bits, then one rounding to bf16.
@@ -153,13 +147,12 @@ def assert_within(found: Tensor, allowed: Bounds, bias: Tensor | float = 0.0) ->
     assert error.max() > 0  # FP8 it was
 
 
-def make_keys(rows: int, device: str) -> DropoutKeys:
+def make_keys(rows, device):
     """Keys for rows that are samples of one token each."""
     numbers = torch.arange(rows, device=device)
     return DropoutKeys(7, step_of(3, device), numbers, torch.zeros_like(numbers))
 
 
-Made = tuple[nn.ModuleDict, Tensor]
 LINEARS = {
     **{"first": (32, 32), "wide": (32, 80), "last": (80, 32)},
     **{"query": (32, 32), "key": (32, 32), "value": (32, 32), "end": (32, 32)},
@@ -167,7 +160,7 @@ LINEARS = {
 PRODUCTS = (("first",), ("wide",), ("last",), ("query", "key", "value"), ("end",))
 
 
-def make_layers(rows: int, device: str, *, is_modern: bool = False) -> Made:
+def make_layers(rows, device, *, is_modern=False):
     """Products of one encoder layer behind its attention and of the next one, and the input.
 
     If they are modern, without biases and with a gate.
@@ -187,11 +180,11 @@ def make_layers(rows: int, device: str, *, is_modern: bool = False) -> Made:
     return layers.to(device, torch.bfloat16), hidden.to(device, torch.bfloat16).requires_grad_()
 
 
-def run_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Tensor]:
+def run_layers(blocks, made, site):
     """Results, gradients of input and parameters. Without a site queries are of all rows."""
     layers, hidden = made
 
-    def residual_output(name: str, x: Tensor, residual: Tensor) -> Tensor:
+    def residual_output(name, x, residual):
         return blocks.residual_output(x, residual, layers[name], layers[f"norm_of_{name}"], site)
 
     attended = residual_output("first", hidden, hidden)
@@ -202,11 +195,11 @@ def run_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Ten
     return _with_gradients((q, k, residual_output("end", v, middle)), made)
 
 
-def run_modern_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> list[Tensor]:
+def run_modern_layers(blocks, made, site):
     """As `run_layers`, with sums before the LayerNorms and a gate."""
     layers, hidden = made
 
-    def sum_norm(name: str, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def sum_norm(name, x, residual):
         return blocks.sum_norm(x, residual, layers[name], layers[f"norm_of_{name}"], site)
 
     total, attended = sum_norm("first", hidden, hidden)
@@ -217,7 +210,7 @@ def run_modern_layers(blocks: Blocks, made: Made, site: DropoutSite | None) -> l
     return _with_gradients((q, k, *sum_norm("end", v, total)), made)
 
 
-def _with_gradients(results: tuple[Tensor, ...], made: Made) -> list[Tensor]:
+def _with_gradients(results, made):
     layers, hidden = made
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in results]
@@ -225,20 +218,20 @@ def _with_gradients(results: tuple[Tensor, ...], made: Made) -> list[Tensor]:
     return [*(each.detach() for each in results), *gradients]
 
 
-def scales_of(made: Made, device: str) -> Fp8Scales:
+def scales_of(made, device):
     scales = Fp8Scales(len(PRODUCTS), torch.device(device))
     scales.assign([[made[0][name] for name in names] for names in PRODUCTS])
     return scales
 
 
 def check_blocks(
-    make: Callable[[Fp8Scales], Blocks],
-    rows: int,
-    site: DropoutSite | None,
-    device: str,
+    make,
+    rows,
+    site,
+    device,
     *,
-    is_modern: bool = False,
-) -> None:
+    is_modern=False,
+):
     """Results and gradients are hardly farther from exact ones than those of the readable blocks.
 
     They are not the same: where one rounds to bf16 and then to FP8, the other may round once.

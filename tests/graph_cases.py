@@ -1,19 +1,14 @@
 """A small model, its step or evaluator, eager or captured, and batches: on a CPU or a GPU."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
+from mlperf_bert.data.batch import make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
@@ -38,37 +33,37 @@ class Run:
 
     def __init__(
         self,
-        config_path: Path,
-        *overrides: str,
-        shapes: tuple[StaticShape, ...] = (),
-        device: torch.device = CPU,
-    ) -> None:
-        self.config: RunConfig = load_config(
+        config_path,
+        *overrides,
+        shapes=(),
+        device=CPU,
+    ):
+        self.config = load_config(
             config_path,
             (
                 *(f"parallel.local_batch_size={SEQUENCES}", "run.max_steps=100"),
                 *("schedule.decay_steps=100", "model.initializer_range=0.2", *overrides),
             ),
         )
-        self.model: BertForPretraining = make_model(self.config, 1, device)
+        self.model = make_model(self.config, 1, device)
         self.optimizer: FlatOptimizer
         self.step: Step
         self.optimizer, self.step = make_step(self.model, self.config, ONE_RANK, device, shapes)
 
     def losses(
         self,
-        steps: range,
-        change: Callable[[UnpaddedBatch], UnpaddedBatch] = lambda batch: batch,
-    ) -> list[float]:
+        steps,
+        change=lambda batch: batch,
+    ):
         device = self.model.step.device
         return [float(self.step(step, (change(batch_of(step)).to(device),)).loss) for step in steps]
 
     @property
-    def weights(self) -> Tensor:
+    def weights(self):
         return torch.cat([each.detach().flatten() for each in self.model.parameters()])
 
 
-def small_model(seed: int, device: torch.device = CPU, **changes: Any) -> BertForPretraining:
+def small_model(seed, device=CPU, **changes):
     """A small model for the synthetic data; its guesses differ between samples."""
     config = ModelSection(
         vocab_size=69,
@@ -82,15 +77,15 @@ def small_model(seed: int, device: torch.device = CPU, **changes: Any) -> BertFo
     return BertForPretraining(replace(config, **changes), device, seed=seed)
 
 
-def evaluator_of(data: Path, num_tokens: int = 600, **changes: Any) -> Evaluator:
+def evaluator_of(data, num_tokens=600, **changes):
     """An evaluator of the held-out set, on one rank unless `changes` differ."""
     index = LengthIndex.open(data / "eval")
     reader = SampleReader(data / "eval", index.manifest)
-    alone: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
+    alone = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
     return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changes})
 
 
-def batch_of(step: int) -> UnpaddedBatch:
+def batch_of(step):
     lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
     samples = synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
     return make_batch(
@@ -101,15 +96,15 @@ def batch_of(step: int) -> UnpaddedBatch:
     )
 
 
-def to_large(batch: UnpaddedBatch) -> UnpaddedBatch:
+def to_large(batch):
     return pad(batch, LARGE)
 
 
-def to_smallest(batch: UnpaddedBatch) -> UnpaddedBatch:
+def to_smallest(batch):
     return pad(batch, SMALL if batch.input_ids.shape[0] <= SMALL.tokens else LARGE)
 
 
-def state_of(run: Run) -> dict[str, Tensor]:
+def state_of(run):
     state = {
         **run.model.state_dict(),
         **run.optimizer.changed_by_step(),
@@ -121,7 +116,7 @@ def state_of(run: Run) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+def captured(function):
     """A graph of the function, and where its results lie; kernels are compiled before."""
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)

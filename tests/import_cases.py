@@ -1,10 +1,9 @@
 """The same examples as a prepared set of two shards and as files of others, and their import."""
 
 from pathlib import Path
-from typing import Any
 
 from foreign_files import WRITERS, examples_of
-from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.import_examples import import_set
 from support import prepare_small
 
@@ -15,7 +14,7 @@ SMALL = {"max_seq_length": WIDTH, "max_predictions": ROOM}
 NAMES = ("part-0", "part-1")
 
 
-def make_from_text(directory: Path) -> Path:
+def make_from_text(directory):
     """The set that `prepare --text` makes of two texts."""
     documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
     for number, name in enumerate(NAMES):
@@ -25,9 +24,9 @@ def make_from_text(directory: Path) -> Path:
     return directory / "set"
 
 
-def make_foreign(from_text: Path, directory: Path) -> dict[str, list[Path]]:
+def make_foreign(from_text, directory):
     """Ending -> both parts as files of that kind."""
-    found: dict[str, list[Path]] = {}
+    found = {}
     for ending, write in WRITERS.items():
         found[ending] = [directory / f"{name}.{ending}" for name in NAMES]
         for name, path in zip(NAMES, found[ending], strict=True):
@@ -35,12 +34,12 @@ def make_foreign(from_text: Path, directory: Path) -> dict[str, list[Path]]:
     return found
 
 
-def shard_of(set_dir: Path, name: str) -> Path:
+def shard_of(set_dir, name):
     """The shard of that name."""
     return set_dir / "shards" / f"{name}.hdf5"
 
 
-def bring(files: list[Path], out: Path, **changes: Any) -> Manifest:
+def bring(files, out, **changes):
     """`import_set` with small limits."""
     options = {"workers": 1, "vocab": VOCAB}
     options = {name: changes.pop(name, value) for name, value in options.items()}

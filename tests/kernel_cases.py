@@ -3,10 +3,8 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
@@ -40,7 +38,7 @@ class Case:
     elements: dict[int, slice]
 
 
-def make_case(dtypes: str, device: str, numel: dict[int, int] = NUMEL) -> Case:
+def make_case(dtypes, device, numel=NUMEL):
     """Random weights; moments, padding and gradients are zero."""
     masters_dtype, gradients_dtype, weights_dtype = DTYPES[dtypes]
     blocks = torch.tensor([math.ceil(count / BLOCK) for count in numel.values()])
@@ -70,7 +68,7 @@ def make_case(dtypes: str, device: str, numel: dict[int, int] = NUMEL) -> Case:
     return Case(shard, elements)
 
 
-def set_gradients(case: Case, step: int) -> None:
+def set_gradients(case, step):
     """Set a step's gradients, random and of every size; padding stays zero."""
     generator = torch.Generator().manual_seed(100 + step)
     for tensor, own in case.elements.items():
@@ -79,8 +77,8 @@ def set_gradients(case: Case, step: int) -> None:
             case.shard.gradients[own] = values.to(case.shard.gradients) * 10.0 ** (tensor - 3)
 
 
-def make_scalars(step: int, device: str, skip: float = 0.0) -> StepScalars:
-    def scalar(value: float, dtype: torch.dtype) -> Tensor:
+def make_scalars(step, device, skip=0.0):
+    def scalar(value, dtype):
         return torch.tensor(value, dtype=dtype, device=device)
 
     return StepScalars(
@@ -92,7 +90,7 @@ def make_scalars(step: int, device: str, skip: float = 0.0) -> StepScalars:
     )
 
 
-def update(kernels: Any, rule: str, shard: FlatShard, scalars: StepScalars) -> None:
+def update(kernels, rule, shard, scalars):
     """One whole update by the kernels; Muon's directions are not orthogonalised."""
     if rule == "adamw":
         kernels.adamw(shard, CONSTANTS, scalars)
@@ -105,7 +103,7 @@ def update(kernels: Any, rule: str, shard: FlatShard, scalars: StepScalars) -> N
     kernels.lamb_apply(shard, CONSTANTS, scalars, ratios)
 
 
-def ratios_of(shard: FlatShard, squares: Tensor) -> Tensor:
+def ratios_of(shard, squares):
     """The factor of each tensor's update."""
     norms = squares.sqrt()
     return torch.where(shard.adapted, trust_ratio(norms[:, 0], norms[:, 1]), 1.0)
@@ -114,14 +112,14 @@ def ratios_of(shard: FlatShard, squares: Tensor) -> Tensor:
 class Reference:
     """Each tensor for itself, in float64."""
 
-    def __init__(self, case: Case, rule: str) -> None:
+    def __init__(self, case, rule):
         self.rule = rule
         self.state = {
             tensor: [getattr(case.shard, name)[own].double().cpu() for name in STATE]
             for tensor, own in case.elements.items()
         }
 
-    def update(self, case: Case, step: int) -> None:
+    def update(self, case, step):
         factor = float(torch.tensor(FACTOR))
         decays = case.shard.weight_decay.tolist()
         for tensor, (masters, exp_avg, exp_avg_sq) in self.state.items():
@@ -146,7 +144,7 @@ class Reference:
 STATE = ("masters", "exp_avg", "exp_avg_sq")
 
 
-def check_updates(kernels: Any, rule: str, dtypes: str, device: str) -> None:
+def check_updates(kernels, rule, dtypes, device):
     """Several steps, with tensors whose trust ratio is 1, and one that is elsewhere."""
     case = make_case(dtypes, device)
     shard = case.shard
@@ -175,7 +173,7 @@ def check_updates(kernels: Any, rule: str, dtypes: str, device: str) -> None:
             )
 
 
-def check_rounding(kernels: Any, rule: str, dtypes: str, device: str) -> None:
+def check_rounding(kernels, rule, dtypes, device):
     """16-bit weights are the nearest to their masters."""
     case = make_case(dtypes, device)
     set_gradients(case, 1)
@@ -184,7 +182,7 @@ def check_rounding(kernels: Any, rule: str, dtypes: str, device: str) -> None:
         assert torch.equal(case.shard.weights, case.shard.masters.to(case.shard.weights.dtype))
 
 
-def check_skip(kernels: Any, rule: str, dtypes: str, device: str) -> None:
+def check_skip(kernels, rule, dtypes, device):
     """Gradients that are not finite change nothing under `skip`, and the next step is as ever."""
     case, untouched = make_case(dtypes, device), make_case(dtypes, device)
     for each in (case, untouched):
@@ -205,7 +203,7 @@ def check_skip(kernels: Any, rule: str, dtypes: str, device: str) -> None:
     assert_equal(case.shard, untouched.shard)
 
 
-def check_parts(kernels: Any, rule: str, dtypes: str, device: str) -> None:
+def check_parts(kernels, rule, dtypes, device):
     """A shard updated in parts, cut inside tensors, is the shard updated at once."""
     whole, cut = make_case(dtypes, device), make_case(dtypes, device)
     edges = [BLOCK * number for number in (0, 1, 4, 7, len(cut.shard.tensor_of_block))]
@@ -228,7 +226,7 @@ def check_parts(kernels: Any, rule: str, dtypes: str, device: str) -> None:
     assert_equal(whole.shard, cut.shard)
 
 
-def assert_equal(one: FlatShard, other: FlatShard) -> None:
+def assert_equal(one, other):
     """Bit for bit in all that an update writes."""
     for name in CHANGING:
         values = getattr(one, name)

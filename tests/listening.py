@@ -12,9 +12,9 @@ _WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 _UNIX_LISTENS = 0x10000  # __SO_ACCEPTCON
 
 
-def tree(pid: int) -> list[int]:
+def tree(pid):
     """The process and all its descendants that live, the process first."""
-    children: dict[int, list[int]] = {}
+    children = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -28,9 +28,9 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def listeners(pids: list[int]) -> list[str]:
+def listeners(pids):
     """Sockets open to strangers: `address:port` of TCP and UDP sockets, `unix` of unix ones."""
-    found: set[str] = set()
+    found = set()
     for pid in pids:
         held = _sockets(pid)
         with suppress(OSError):  # it is gone
@@ -38,7 +38,7 @@ def listeners(pids: list[int]) -> list[str]:
     return sorted(found)
 
 
-def _sockets(pid: int) -> set[str]:
+def _sockets(pid):
     """Inodes of the sockets that a process has open; none of one that is gone."""
     found = set()
     with suppress(OSError):
@@ -49,17 +49,17 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
-def is_wildcard(listener: str) -> bool:
+def is_wildcard(listener):
     """Whether every interface of the machine reaches it."""
     return listener != "unix" and ipaddress.ip_address(listener.rpartition(":")[0]).is_unspecified
 
 
-def is_loopback(listener: str) -> bool:
+def is_loopback(listener):
     """Whether no other machine reaches it."""
     return listener == "unix" or ipaddress.ip_address(listener.rpartition(":")[0]).is_loopback
 
 
-def _waiting(pid: int) -> list[tuple[str, str]]:
+def _waiting(pid):
     """Inode and place of every socket that waits, in the network namespace of the process."""
     found = []
     for protocol, state in _WAITING.items():
@@ -74,7 +74,7 @@ def _waiting(pid: int) -> list[tuple[str, str]]:
     return found
 
 
-def _place(text: str) -> str:
+def _place(text):
     """`address:port` of /proc's form: words of four bytes in the machine's order, port in hex."""
     address, port = text.split(":")
     words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]

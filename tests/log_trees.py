@@ -1,8 +1,6 @@
 """Trees of MLPerf logs in the layout of its result repositories, written by our own emitter."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 from bert_tools.common.log_reader import TOKEN
 from support import mlperf_records
@@ -11,14 +9,14 @@ RUNS = 10
 
 
 def write_system(
-    root: Path,
-    system: str,
+    root,
+    system,
     *,
-    minutes: Sequence[float],
-    samples: int,
-    nodes: int = 1,
-    says_ranks: bool = False,
-) -> Path:
+    minutes,
+    samples,
+    nodes=1,
+    says_ranks=False,
+):
     """The runs of one system, below results/, and its description, below systems/."""
     directory = root / "results" / system / "bert"
     directory.mkdir(parents=True)
@@ -38,9 +36,7 @@ def write_system(
     return directory
 
 
-def write_run(
-    path: Path, minutes: float, samples: int, *, ranks: int | None = None, status: str = "success"
-) -> None:
+def write_run(path, minutes, samples, *, ranks=None, status="success"):
     """One run that trains on so many samples in so many minutes."""
     from mlperf_bert.run.mlperf_log import MlperfLog
 

@@ -4,11 +4,9 @@ Shape letters: B sequences, S padded length, T tokens, V vocabulary, P masked po
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
@@ -40,9 +38,7 @@ MODERN = replace(
 )
 
 
-def ragged_batch(
-    lengths: tuple[int, ...], *, vocab_size: int = 99, masked_share: float = 0.15, seed: int = 0
-) -> UnpaddedBatch:
+def ragged_batch(lengths, *, vocab_size=99, masked_share=0.15, seed=0):
     """Random tokens of these lengths; denominators P and B, so that the loss is a mean.
 
     Word 0 is never drawn: `transformers` gives the padding word no embedding gradient.
@@ -72,9 +68,7 @@ def ragged_batch(
     )
 
 
-def scattered_model(
-    config: ModelSection, *, spread: float, dtype: torch.dtype = torch.float32
-) -> BertForPretraining:
+def scattered_model(config, *, spread, dtype=torch.float32):
     """A model whose biases and LayerNorm weights are random too, so that no term is trivial."""
     model = BertForPretraining(replace(config, initializer_range=spread), CPU)
     generator = torch.Generator().manual_seed(1)
@@ -85,7 +79,7 @@ def scattered_model(
     return model.to(dtype)
 
 
-def hugging_face_twin(model: BertForPretraining) -> Any:
+def hugging_face_twin(model):
     """`transformers`' model of this objective, with eager attention and the same weights."""
     if model.config.architecture == "modern":
         return _modern_twin(model)
@@ -123,7 +117,7 @@ def hugging_face_twin(model: BertForPretraining) -> Any:
     return twin.to(next(model.parameters()).dtype).train()
 
 
-def _modern_twin(model: BertForPretraining) -> Any:
+def _modern_twin(model):
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
     ours = model.config
@@ -149,18 +143,18 @@ def _modern_twin(model: BertForPretraining) -> Any:
     return twin.to(next(model.parameters()).dtype).train()
 
 
-def our_loss(model: BertForPretraining, batch: UnpaddedBatch) -> Tensor:
+def our_loss(model, batch):
     """Scalar loss of one batch."""
     return pretraining_loss(model(batch, "loss_sums"), batch)
 
 
-def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
+def gradients(model, loss):
     """Gradient of the loss by parameter name."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
-def worst_gradient_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+def worst_gradient_difference(ours, theirs):
     """Largest L2 distance of one tensor's gradients, over the global norm of theirs."""
     assert ours.keys() == theirs.keys()
     global_norm = torch.stack([gradient.norm() for gradient in theirs.values()]).norm()

@@ -1,24 +1,20 @@
 """A made-up text of a user, and the sets that are prepared of it."""
 
 import random
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import support
 from bert_tools.own_text.prepare import OwnText, prepare_own_text
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.vocabulary.any_vocabulary import FileEncoder, TokenizerFile
+from mlperf_bert.vocabulary.any_vocabulary import FileEncoder
 
 WORDS = [f"w{first}{second}ord" for first in "abcdefghij" for second in "klmnopqrst"]
 
 SETTINGS = ShardSettings(max_seq_length=48, max_predictions=8, dupe_factor=2, seed=12345)
 
 
-def made_up_document(rng: random.Random) -> str:
+def made_up_document(rng):
     """A few sentences."""
     sentences = [
         " ".join(rng.choices(WORDS, k=rng.randint(5, 12))) for _ in range(rng.randint(2, 6))
@@ -26,13 +22,13 @@ def made_up_document(rng: random.Random) -> str:
     return " ".join(sentence.capitalize() + "." for sentence in sentences)
 
 
-def made_up_texts() -> list[str]:
+def made_up_texts():
     """The same documents at every call."""
     rng = random.Random(5)
     return [made_up_document(rng) for _ in range(150)]
 
 
-def write_letters(directory: Path, num_documents: int = 450) -> Path:
+def write_letters(directory, num_documents=450):
     """A directory with a file per document, words of letters alone, each foretelling the next."""
     directory.mkdir()
     path = directory / "0.txt"
@@ -43,7 +39,7 @@ def write_letters(directory: Path, num_documents: int = 450) -> Path:
     return directory
 
 
-def own_text(path: Path, texts: list[str]) -> OwnText:
+def own_text(path, texts):
     """Small settings for documents that are written to `path`."""
     path.write_text("\n\n".join(texts) + "\n")
     return OwnText(
@@ -56,19 +52,19 @@ def own_text(path: Path, texts: list[str]) -> OwnText:
     )
 
 
-def make(wanted: OwnText, out: Path, workers: int = 1) -> Path:
+def make(wanted, out, workers=1):
     assert prepare_own_text(wanted, out, workers=workers)
     return out
 
 
-def contents(out: Path) -> dict[str, bytes]:
+def contents(out):
     """Every file of the sets, and the vocabulary."""
     found = support.contents(out)
     kept = ("train", "eval", "vocab.txt")
     return {name: held for name, held in found.items() if name.split("/")[0] in kept}
 
 
-def encode_lines(file: TokenizerFile, lines: Sequence[str]) -> list[NDArray[Any]]:
+def encode_lines(file, lines):
     """Token ids of each line, as `prepare` has them of a tokenizer's file."""
     encoder = FileEncoder(file)
     return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]

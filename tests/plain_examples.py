@@ -9,32 +9,26 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.documents import Documents
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, token_dtype
-
-Sentence = list[int]
-Document = list[Sentence]
+from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 
-def plain_examples(
-    documents: Documents, vocabulary: Vocabulary, settings: ShardSettings
-) -> ShardArrays:
+def plain_examples(documents, vocabulary, settings):
     """`make_examples`, which has the same signature."""
     return _Maker(vocabulary, settings).make(documents)
 
 
 class _Maker:
-    def __init__(self, vocabulary: Vocabulary, settings: ShardSettings) -> None:
+    def __init__(self, vocabulary, settings):
         self.vocabulary = vocabulary
         self.passes = settings.dupe_factor
         self.room = settings.max_seq_length - 3
         self.max_predictions = settings.max_predictions
         self.rng = random.Random(settings.seed)
-        self.found: list[dict[str, list[int]]] = []
+        self.found = []
 
-    def make(self, documents: Documents) -> ShardArrays:
+    def make(self, documents):
         nested = as_lists(documents)
         self.rng.shuffle(nested)
         for _ in range(self.passes):
@@ -43,12 +37,12 @@ class _Maker:
         self.rng.shuffle(self.found)
         return self.arrays()
 
-    def add_document(self, documents: list[Document], number: int) -> None:
+    def add_document(self, documents, number):
         document = documents[number]
         target = self.room
         if self.rng.random() < 0.1:
             target = self.rng.randint(2, self.room)
-        chunk: list[Sentence] = []
+        chunk = []
         length = 0
         i = 0
         while i < len(document):
@@ -67,21 +61,21 @@ class _Maker:
                 length = 0
             i += 1
 
-    def random_segment(self, documents: list[Document], number: int, wanted: int) -> Sentence:
+    def random_segment(self, documents, number, wanted):
         for _ in range(10):
             other = self.rng.randint(0, len(documents) - 1)
             if other != number:
                 break
         sentences = documents[other]
         start = self.rng.randint(0, len(sentences) - 1)
-        segment: Sentence = []
+        segment = []
         for sentence in sentences[start:]:
             segment += sentence
             if len(segment) >= wanted:
                 break
         return segment
 
-    def add_example(self, segment_a: Sentence, segment_b: Sentence, next_label: int) -> None:
+    def add_example(self, segment_a, segment_b, next_label):
         segment_a, segment_b = list(segment_a), list(segment_b)
         while len(segment_a) + len(segment_b) > self.room:
             longer = segment_a if len(segment_a) > len(segment_b) else segment_b
@@ -100,7 +94,7 @@ class _Maker:
             }
         )
 
-    def mask(self, tokens: Sentence, fixed: set[int]) -> dict[int, int]:
+    def mask(self, tokens, fixed):
         """Mask `tokens` in place; the original tokens by position."""
         candidates = [position for position in range(len(tokens)) if position not in fixed]
         self.rng.shuffle(candidates)
@@ -114,7 +108,7 @@ class _Maker:
                 tokens[position] = self.rng.randint(0, len(self.vocabulary) - 1)
         return labels
 
-    def arrays(self) -> ShardArrays:
+    def arrays(self):
         dtype = token_dtype(len(self.vocabulary))
         return ShardArrays(
             input_ids=self.flat("input_ids", dtype),
@@ -126,19 +120,19 @@ class _Maker:
             next_sentence_label=self.flat("next_sentence_label", np.uint8),
         )
 
-    def flat(self, key: str, dtype: np.typing.DTypeLike) -> np.ndarray:
+    def flat(self, key, dtype):
         return np.array(joined([example[key] for example in self.found]), dtype=dtype)
 
-    def offsets(self, key: str) -> np.ndarray:
+    def offsets(self, key):
         lengths = [len(example[key]) for example in self.found]
         return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def joined(lists: list[list[int]]) -> list[int]:
+def joined(lists):
     return [number for one in lists for number in one]
 
 
-def as_lists(documents: Documents) -> list[Document]:
+def as_lists(documents):
     tokens = documents.tokens.tolist()
     ends = documents.sentence_offsets.tolist()
     sentences = [tokens[start:end] for start, end in pairwise(ends)]
@@ -146,7 +140,7 @@ def as_lists(documents: Documents) -> list[Document]:
     return [sentences[start:end] for start, end in pairwise(ends)]
 
 
-def as_documents(nested: list[Document], vocab_size: int) -> Documents:
+def as_documents(nested, vocab_size):
     sentences = [sentence for document in nested for sentence in document]
     return Documents(
         tokens=np.array(joined(sentences), dtype=token_dtype(vocab_size)),

@@ -1,22 +1,19 @@
 """The masking rule in plain Python: the readable reference of `data/compiled_masking.py`."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from mlperf_bert.model.dropout_keys import philox
 
 
 def plain_masks(
-    tokens: Sequence[int],
+    tokens,
     *,
-    sample: int,
-    count: int,
-    special: Sequence[int],
-    mask_id: int,
-    vocab_size: int,
-    number: int,
-    seed: int,
-) -> tuple[list[int], list[int], list[int]]:
+    sample,
+    count,
+    special,
+    mask_id,
+    vocab_size,
+    number,
+    seed,
+):
     """One sequence masked: its tokens then, the masked positions ascending, what was there."""
     masked = list(tokens)
     candidates = [place for place, token in enumerate(tokens) if token not in special]
@@ -35,8 +32,8 @@ def plain_masks(
     return masked, positions, [tokens[position] for position in positions]
 
 
-def random_words(draw: int, sample: int, number: int, seed: int) -> tuple[int, int, int]:
+def random_words(draw, sample, number, seed):
     """Three words of 32 bits, from the readable Philox of the model."""
-    counter: Any = (draw, sample & 0xFFFFFFFF, number, sample >> 32)
+    counter = (draw, sample & 0xFFFFFFFF, number, sample >> 32)
     a, b, c, _ = philox(counter, seed)  # of plain integers, which it takes as it takes tensors
     return int(a), int(b), int(c)

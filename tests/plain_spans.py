@@ -4,13 +4,9 @@ Written from the definition, one rule after the other, to hold `squad/answers.py
 """
 
 import math
-from collections.abc import Sequence
-
-from bert_tools.squad.questions import Questions
-from bert_tools.squad.windows import Windows
 
 
-def most_context(spans: Sequence[tuple[int, int]], token: int) -> int:
+def most_context(spans, token):
     """Which of the pieces of a text, first token and number of tokens, shows most around a token.
 
     The smaller of the two sides counts, and a hundredth of the piece's length; the first of equals.
@@ -26,12 +22,12 @@ def most_context(spans: Sequence[tuple[int, int]], token: int) -> int:
 
 
 def plain_answers(
-    questions: Questions,
-    windows: Windows,
-    start_scores: Sequence[float],
-    end_scores: Sequence[float],
-    max_answer_length: int,
-) -> list[tuple[str, float, float]]:
+    questions,
+    windows,
+    start_scores,
+    end_scores,
+    max_answer_length,
+):
     """For each question the best text, its score, and the score of no answer."""
     found = []
     offsets = windows.offsets.tolist()

@@ -1,30 +1,23 @@
 """Step planners over made-up lengths, fixtures of `plan`, and counts against expected ones."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from bert_tools.common.length_histogram import masked_counts_of
-from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.sampler import make_sampler
 
-Asked = Callable[..., Any]  # facts, or with `told` lines, by the words of a question
-
 
 def planner_of(
-    lengths: NDArray[Any],
-    global_batch_size: int,
-    sampler: SamplerName = "uniform",
+    lengths,
+    global_batch_size,
+    sampler="uniform",
     *,
-    seed: int = 3,
-    masked_counts: NDArray[Any] | None = None,
-    world_size: int = 1,
-    **options: Any,
-) -> StepPlanner:
+    seed=3,
+    masked_counts=None,
+    world_size=1,
+    **options,
+):
     """A planner over these lengths; without `masked_counts` 15 % of them, 76 at most."""
     if masked_counts is None:
         masked_counts = masked_counts_of(lengths, 76)
@@ -43,7 +36,7 @@ def planner_of(
     )
 
 
-def is_likely(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
+def is_likely(counts, expected):
     """Whether counts [K] can be of these expectations: Pearson's chi-square at a level of 0.001."""
     assert counts.sum() == np.round(expected.sum())
     statistic = ((counts - expected) ** 2 / expected).sum()

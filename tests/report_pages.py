@@ -4,7 +4,6 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 from bert_tools.report.page import report_page
 from bert_tools.report.run import find_runs, read_run
@@ -29,53 +28,53 @@ class Page(HTMLParser):
     is not closed in its turn.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.texts: list[str] = []
+        self.tags = []
+        self.attributes = []
+        self.texts = []
         self.style = ""
-        self._open: list[str] = []
+        self._open = []
         self.feed(text)
         self.close()
         assert not self._open, self._open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag not in UNCLOSED:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         self._open.pop()
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open and self._open.pop() == tag, tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._open[-1:] == ["style"]:
             self.style += data
         elif data.strip():
             self.texts.append(data.strip())
 
     @property
-    def words(self) -> str:
+    def words(self):
         """All that a reader reads."""
         return "\n".join(self.texts)
 
-    def charts(self) -> dict[str, str]:
+    def charts(self):
         """For each chart its title and its description for readers who cannot see it."""
         said = [text for text in self.texts if " over samples: " in text]
         return dict(text.split(" over samples: ", 1) for text in said)
 
 
-def page_of(*paths: Path) -> str:
+def page_of(*paths):
     """As `mlperf_bert report page` makes it."""
     return report_page([read_run(path, label) for label, path in find_runs(paths).items()])
 
 
-def checked(text: str) -> Page:
+def checked(text):
     """The page, which is of known elements, runs nothing and loads nothing."""
     page = Page(text)
     assert set(page.tags) <= TAGS

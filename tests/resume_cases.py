@@ -1,7 +1,5 @@
 """Short runs in this process, which begin anew or go on."""
 
-from pathlib import Path
-
 from mlperf_bert.__main__ import main
 
 MISSED = 3
@@ -14,13 +12,13 @@ MODERN = (
 
 
 def run_train(
-    config: Path,
-    data: Path,
-    directory: Path,
-    *settings: str,
-    resume: str | Path | None = None,
-    extra: tuple[str, ...] = (),
-) -> int:
+    config,
+    data,
+    directory,
+    *settings,
+    resume=None,
+    extra=(),
+):
     sets = [word for setting in settings for word in ("--set", setting)]
     if resume is not None:
         extra = (*extra, "--resume", str(resume))
@@ -28,14 +26,14 @@ def run_train(
     return main(["train", "--config", str(config), *places, *sets, *extra])
 
 
-def weights(directory: Path) -> bytes:
+def weights(directory):
     return _saved(directory, "model")
 
 
-def random_streams(directory: Path) -> bytes:
+def random_streams(directory):
     """Torch's, which only kernels of others draw from: losses and weights need not show them."""
     return _saved(directory, "rank_states")
 
 
-def _saved(directory: Path, what: str) -> bytes:
+def _saved(directory, what):
     return (directory / f"run_0/checkpoints/step_00000020/{what}.safetensors").read_bytes()

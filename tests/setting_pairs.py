@@ -11,7 +11,6 @@ al., "The AETG System" (IEEE TSE 23, 1997).
 import random
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from itertools import combinations, product
@@ -21,9 +20,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
 
 Value = str | int | float
-Row = dict[str, Value]  # setting, like "data.balance" -> its value
 Pair = frozenset[tuple[str, Value]]
-IsAllowed = Callable[[Row], None]  # raises ConfigError
 
 # Settings that say where a run takes place or what it is called, not what it computes.
 LEFT_OUT = {
@@ -35,7 +32,7 @@ LEFT_OUT = {
     "mlperf.submission_status": "a word in the log",
 }
 # Numbers that switch something on: values that differ in what runs. The first is the plain one.
-NUMBERS: dict[str, tuple[Value, ...]] = {
+NUMBERS = {
     "run.warm_up_steps": (1, 0),
     "model.hidden_dropout": (0.0, 0.2),
     "model.attention_dropout": (0.0, 0.2),
@@ -48,9 +45,9 @@ NUMBERS: dict[str, tuple[Value, ...]] = {
 _MOST_REPAIRS = 3  # settings that may change beside a pair so that the config takes it
 
 
-def choices(kind: type = RunConfig) -> dict[str, tuple[Value, ...]]:
+def choices(kind=RunConfig):
     """All factors with their values, the default (or the first) in front."""
-    found: dict[str, tuple[Value, ...]] = {}
+    found = {}
     for section, of_section in typing.get_type_hints(kind).items():
         hints = typing.get_type_hints(of_section)
         for field in fields(of_section):
@@ -62,12 +59,12 @@ def choices(kind: type = RunConfig) -> dict[str, tuple[Value, ...]]:
     return found | NUMBERS
 
 
-def pair(one: tuple[str, Value], other: tuple[str, Value]) -> Pair:
+def pair(one, other):
     """Two values that meet in a row."""
     return frozenset((one, other))
 
 
-def pairs_of(row: Row) -> set[Pair]:
+def pairs_of(row):
     """All pairs that meet in a row."""
     return {pair(*each) for each in combinations(row.items(), 2)}
 
@@ -82,13 +79,11 @@ class Array:
         covered: number of pairs that meet.
     """
 
-    def __init__(
-        self, factors: Mapping[str, Sequence[Value]], is_allowed: IsAllowed, *, seed: int = 1
-    ) -> None:
+    def __init__(self, factors, is_allowed, *, seed=1):
         self._is_allowed = is_allowed
         self._refusal = cache(self._ask)
         self._random = random.Random(seed)
-        self._plain: Row = {name: values[0] for name, values in factors.items()}
+        self._plain = {name: values[0] for name, values in factors.items()}
         self._factors = dict(factors)
         self.alone = [
             (name, value)
@@ -100,8 +95,8 @@ class Array:
             name: tuple(each for each in values if (name, each) not in self.alone)
             for name, values in factors.items()
         }
-        self.rows: list[Row] = []
-        self.refused: set[Pair] = set()
+        self.rows = []
+        self.refused = set()
         wanted = {
             pair((one, first), (other, second))
             for one, other in combinations(self._factors, 2)
@@ -121,7 +116,7 @@ class Array:
             wanted -= pairs_of(row)
         self.covered -= len(self.refused)
 
-    def _fill(self, row: Row, fixed: set[str], wanted: set[Pair]) -> None:
+    def _fill(self, row, fixed, wanted):
         """Give every other factor the value that adds most wanted pairs and is allowed."""
         names = [name for name in row if name not in fixed]
         self._random.shuffle(names)
@@ -140,7 +135,7 @@ class Array:
                     break
             fixed.add(name)
 
-    def _completed(self, given: Row) -> Row | None:
+    def _completed(self, given):
         """A whole row that the config takes, as plain as it can be; None if there is none."""
         row = {**self._plain, **given}
         for repairs in range(_MOST_REPAIRS + 1):
@@ -149,7 +144,7 @@ class Array:
                 return found
         return None
 
-    def _repaired(self, row: Row, fixed: frozenset[str], repairs: int) -> Row | None:
+    def _repaired(self, row, fixed, repairs):
         """The row with at most so many settings changed: those that refusals name, at last any."""
         refusal = self._refused(row)
         if refusal is None or not repairs:
@@ -165,10 +160,10 @@ class Array:
                         return found
         return None
 
-    def _refused(self, row: Row) -> str | None:
+    def _refused(self, row):
         return self._refusal(tuple(row.items()))
 
-    def _ask(self, items: tuple[tuple[str, Value], ...]) -> str | None:
+    def _ask(self, items):
         try:
             self._is_allowed(dict(items))
         except ConfigError as error:
@@ -176,11 +171,11 @@ class Array:
         return None
 
 
-def _is_named(name: str, refusal: str) -> bool:
+def _is_named(name, refusal):
     field = name.partition(".")[2]
     return re.search(rf"\b{re.escape(field)}\b", refusal) is not None
 
 
-def sorted_key(pair: Pair) -> list[tuple[str, str]]:
+def sorted_key(pair):
     """The order in which pairs are taken: the same in every process."""
     return sorted((name, str(value)) for name, value in pair)

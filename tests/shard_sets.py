@@ -1,9 +1,6 @@
 """Small prepared sets of made-up samples, any number of shards, written without text."""
 
-from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +9,7 @@ from bert_tools.bench.training_run import synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
-from mlperf_bert.data.shards import Samples, ShardArrays
+from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.build import write_shard
 
 MAX_LENGTH = 40
@@ -20,14 +17,14 @@ MAX_PREDICTIONS = 6
 VOCAB_SIZES = {"<u2": 1000, "<u4": 100_000}  # by the dtype of the tokens
 
 
-def settings_of(**changes: Any) -> ShardSettings:
+def settings_of(**changes):
     """The settings of these sets' shards."""
     same = {"dupe_factor": 1, "split_sentences": False, "pick_eval": None, "seed": 1}
     limits = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS}
     return ShardSettings(**{"vocabulary_sha256": "0" * 64, **limits, **same, **changes})
 
 
-def manifest_of(shards: tuple[ShardEntry, ...], **changes: Any) -> Manifest:
+def manifest_of(shards, **changes):
     """The manifest of a set of made-up samples, without what `write_index` fills in."""
     ids = {name: n for n, name in enumerate(("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"))}
     same = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS, "dupe_factor": 1}
@@ -36,7 +33,7 @@ def manifest_of(shards: tuple[ShardEntry, ...], **changes: Any) -> Manifest:
     return Manifest(**{"vocab_size": 1000, **ids, **same, **known, **changes})
 
 
-def as_examples(samples: Samples, dtype: str) -> ShardArrays:
+def as_examples(samples, dtype):
     """The samples as a shard holds them; `dtype` is that of the words."""
     return ShardArrays(
         input_ids=samples.input_ids.astype(dtype),
@@ -49,7 +46,7 @@ def as_examples(samples: Samples, dtype: str) -> ShardArrays:
     )
 
 
-def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Manifest:
+def write_set(set_dir, shards, seed):
     """Write shards of (samples, dtype of the tokens) and their index."""
     (set_dir / "shards").mkdir(parents=True)
     made, entries = [], []
@@ -78,7 +75,7 @@ def write_set(set_dir: Path, shards: Sequence[tuple[int, str]], seed: int) -> Ma
     )
 
 
-def assert_same_batch(batch: UnpaddedBatch, expected: UnpaddedBatch) -> None:
+def assert_same_batch(batch, expected):
     """Equal dtypes, shapes and contents."""
     for field in fields(UnpaddedBatch):
         value, wanted = getattr(batch, field.name), getattr(expected, field.name)

@@ -1,18 +1,14 @@
 """Question sets, windows, a small model and records of runs that tests of fine-tuning share."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bert_tools.squad.questions import Questions, parse_questions
+from bert_tools.squad.questions import parse_questions
 from bert_tools.squad.settings import SquadSettings, parse_engine
 from bert_tools.squad.windows import Windows
 from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary, parse_vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 
 VOCABULARY = 64
 LONGEST = 24
@@ -30,12 +26,12 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def windows_of(
-    input_ids: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    segment_b_start: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> Windows:
+    input_ids,
+    lengths,
+    segment_b_start,
+    starts,
+    ends,
+):
     """Windows of no text."""
     return Windows(
         input_ids=input_ids,
@@ -51,7 +47,7 @@ def windows_of(
     )
 
 
-def made_up_windows(count: int) -> Windows:
+def made_up_windows(count):
     """Random words; the answer, where there is one, begins at a word of its own: learnable."""
     random = np.random.default_rng(5)
     lengths = random.integers(8, LONGEST + 1, count)
@@ -68,19 +64,19 @@ def made_up_windows(count: int) -> Windows:
     return windows_of(input_ids, lengths, segment_b_start, starts, ends)
 
 
-def small_settings(engine: str, **changes: object) -> SquadSettings:
+def small_settings(engine, **changes):
     """A short run."""
     same = {"global_batch": 8, "microbatches": 4, "learning_rate": 1e-3, "updates": 50}
     same |= {"max_length": LONGEST}
-    return SquadSettings(engine=parse_engine(engine), **{**same, **changes})  # type: ignore[arg-type]
+    return SquadSettings(engine=parse_engine(engine), **{**same, **changes})
 
 
-def vocabulary_of(*words: str) -> Vocabulary:
+def vocabulary_of(*words):
     """The special tokens, 0 to 4, and then the words, which are 5, 6 and so on."""
     return parse_vocabulary("\n".join([*SPECIAL_TOKENS, *words]).encode(), "vocab.txt")
 
 
-def qa(identity: str, question: str, *answers: tuple[str, int], **more: Any) -> dict[str, Any]:
+def qa(identity, question, *answers, **more):
     """A question of v2.0 with its answers, text and first character; impossible without any."""
     return {
         "id": identity,
@@ -91,23 +87,21 @@ def qa(identity: str, question: str, *answers: tuple[str, int], **more: Any) -> 
     }
 
 
-def set_of(*paragraphs: tuple[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def set_of(*paragraphs):
     """A set of one article; a paragraph is a context and its questions."""
     found = [{"context": context, "qas": list(qas)} for context, qas in paragraphs]
     return {"version": "v2.0", "data": [{"title": "Title", "paragraphs": found}]}
 
 
-def questions_of(*paragraphs: tuple[str, Sequence[dict[str, Any]]]) -> Questions:
+def questions_of(*paragraphs):
     """`set_of`, as it is read."""
     return parse_questions(json.dumps(set_of(*paragraphs)).encode(), "set.json")
 
 
-def record(
-    engine: str = "single", *, seed: int = 1, ranks: int = 1, **changes: Any
-) -> dict[str, Any]:
+def record(engine="single", *, seed=1, ranks=1, **changes):
     """A record of 10 updates of 16 windows in 20 s on a CPU of two cores."""
     numbers = {"global_batch": 16, "microbatches": 4, "learning_rate": 1e-3, "stride": 128}
-    found: dict[str, Any] = {
+    found = {
         "schema_version": 3,
         "engine": engine,
         "ranks": ranks,
@@ -143,7 +137,7 @@ def record(
     return found | changes
 
 
-def pipeline_timeline(stages: int, microbatches: int) -> list[dict[str, Any]]:
+def pipeline_timeline(stages, microbatches):
     """GPipe with forwards of 1 s and backwards of 2 s on stages that never wait for a message."""
     spans = []
     end_of_forwards = microbatches + stages - 1
@@ -158,7 +152,7 @@ def pipeline_timeline(stages: int, microbatches: int) -> list[dict[str, Any]]:
     return spans
 
 
-def write_record(directory: Path, found: dict[str, Any]) -> Path:
+def write_record(directory, found):
     """As a run leaves it; the run's directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "squad_result.json").write_text(json.dumps(found), encoding="utf-8")

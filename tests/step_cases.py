@@ -1,26 +1,19 @@
 """The optimizer and the step of a run, made of the same parts as in `train`."""
 
-import torch
-
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
-from mlperf_bert.step.captured import CapturedStep, Step
+from mlperf_bert.step.captured import CapturedStep
 from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 
 
 def make_step(
-    model: BertForPretraining,
-    config: RunConfig,
-    info: RankInfo,
-    device: torch.device,
-    shapes: tuple[StaticShape, ...] = (),
-) -> tuple[FlatOptimizer, Step]:
+    model,
+    config,
+    info,
+    device,
+    shapes=(),
+):
     """The optimizer of this rank's part of the state, and the step; captured if it has shapes."""
     averaged, initial = make_data_parallel(model, config, info, device)
     optimizer = make_optimizer(

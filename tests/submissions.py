@@ -1,11 +1,8 @@
 """A synthetic repository with a submission in it: ten runs of each of two systems."""
 
 import json
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 
@@ -34,7 +31,7 @@ BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
 TENSOR_NAMES = [tensorflow_name(name) for name in BERT_LARGE.state_dict()]
 
 
-def write_repository(root: Path, divisions: Mapping[str, str]) -> None:
+def write_repository(root, divisions):
     """Code, a description of each system, and ten good runs of it."""
     for name in (*CODE_FILES, *(f"{directory}/README.md" for directory in CODE_DIRECTORIES)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,17 +47,17 @@ def write_repository(root: Path, divisions: Mapping[str, str]) -> None:
             write_log(log_of(root, number, system), division, 100 + number, minutes)
 
 
-def system_fields() -> tuple[str, ...]:
+def system_fields():
     """The fields of a description in systems/, which MLCommons' checker takes, in their order."""
     (path, *_) = sorted((REPOSITORY / "systems").glob("*.json"))
     return tuple(json.loads(path.read_text(encoding="utf-8")))
 
 
-def log_of(root: Path, number: int, system: str = OPEN) -> Path:
+def log_of(root, number, system=OPEN):
     return root / "results" / system / "bert" / f"result_{number}.txt"
 
 
-def describe(root: Path, system: str = OPEN, division: str = "open", **changed: object) -> None:
+def describe(root, system=OPEN, division="open", **changed):
     """Write the description of one node with 8 accelerators; None leaves a field out."""
     known = {
         "submitter": "Acme",
@@ -81,12 +78,12 @@ def describe(root: Path, system: str = OPEN, division: str = "open", **changed: 
     (root / "systems" / f"{system}.json").write_text(json.dumps(kept))
 
 
-def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
+def write_log(path, division, seed, minutes):
     """A whole run of BERT-large through the public methods, its times then set.
 
     Runs with seeds up to 999 begin an hour after one another.
     """
-    tables: dict[str, dict[str, Any]] = {
+    tables = {
         "run": {"max_steps": 6000},
         "parallel": {"local_batch_size": 56, "ranks_per_node": 8},
         "optim": {"name": "lamb", "learning_rate": 4e-4},
@@ -130,9 +127,7 @@ def write_log(path: Path, division: str, seed: int, minutes: float) -> None:
     write_records(path, _timed(mlperf_records(path), start_ms, steps_ms))
 
 
-def _timed(
-    contents: list[dict[str, Any]], start_ms: int, steps_ms: list[int]
-) -> list[dict[str, Any]]:
+def _timed(contents, start_ms, steps_ms):
     """The records of a run that trained so long before each evaluation."""
     now_ms, steps = start_ms, iter(steps_ms)
     for record in contents:
@@ -142,16 +137,16 @@ def _timed(
     return contents
 
 
-def write_records(path: Path, contents: list[dict[str, Any]]) -> None:
+def write_records(path, contents):
     path.write_text("".join(f"{TOKEN}{json.dumps(record)}\n" for record in contents))
 
 
-def change(path: Path, key: str, **members: Any) -> None:
+def change(path, key, **members):
     """Give the last record of that key other members."""
     contents = mlperf_records(path)
     [record for record in contents if record["key"] == key][-1].update(members)
     write_records(path, contents)
 
 
-def drop(path: Path, key: str) -> None:
+def drop(path, key):
     write_records(path, [record for record in mlperf_records(path) if record["key"] != key])

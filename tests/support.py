@@ -7,17 +7,12 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
-
-import pytest
 
 import bert_tools
 import mlperf_bert
 from mlperf_bert.__main__ import main
-from mlperf_bert.data.index import Manifest, ShardSettings
+from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
@@ -31,7 +26,7 @@ REDUCED = (  # what makes a command of the README that trains end soon
 )
 
 
-def load_study(folder: str, name: str) -> ModuleType:
+def load_study(folder, name):
     """A script beside its log, as a module; it finds its neighbours as when it is started."""
     path = str(REPOSITORY / "logs" / folder)
     sys.path.insert(0, path)
@@ -41,7 +36,7 @@ def load_study(folder: str, name: str) -> ModuleType:
         sys.path.remove(path)
 
 
-def run_study(tool: ModuleType, *words: object) -> int:
+def run_study(tool, *words):
     """The exit status of a script's `main` with these arguments."""
     usual = sys.argv
     sys.argv = [f"{tool.__name__}.py", *map(str, words)]
@@ -54,14 +49,12 @@ def run_study(tool: ModuleType, *words: object) -> int:
     return 0
 
 
-def run_cli(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments, **environ):
     """Run `python -m mlperf_bert ...` in a process of its own, with one CPU thread."""
     return run_process(sys.executable, "-m", "mlperf_bert", *arguments, **environ)
 
 
-def run_process(
-    *command: object, limit_s: float = 280, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def run_process(*command, limit_s=280, **environ):
     """Run a command with its output captured; after `limit_s` it counts as hanging."""
     inherited = {
         name: value
@@ -79,7 +72,7 @@ def run_process(
     )
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refusal(capsys, *words):
     """The one line of a command that is refused, run in this process."""
     capsys.readouterr()
     assert main([str(word) for word in words]) == 2
@@ -88,13 +81,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return error
 
 
-def contents(directory: Path) -> dict[str, bytes]:
+def contents(directory):
     """Name below a directory -> what the file holds."""
     paths = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
-def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
+def write_synthetic_text(path, num_documents, seed):
     """Documents of made-up words, each of which foretells the next, so that models can learn."""
     rng = random.Random(seed)
     documents = []
@@ -111,7 +104,7 @@ def write_synthetic_text(path: Path, num_documents: int, seed: int) -> None:
     path.write_text("\n".join(documents), encoding="utf-8")
 
 
-def make_synthetic_data(directory: Path) -> Path:
+def make_synthetic_data(directory):
     """A data directory with train/ and eval/ of a few hundred short examples each."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = directory / "words.txt"
@@ -132,14 +125,14 @@ def make_synthetic_data(directory: Path) -> Path:
 
 
 def prepare_small(
-    texts: Sequence[Path],
-    vocabulary: Path,
-    out: Path,
+    texts,
+    vocabulary,
+    out,
     *,
-    workers: int = 1,
-    with_baseline: bool = False,
-    **settings: Any,
-) -> Manifest:
+    workers=1,
+    with_baseline=False,
+    **settings,
+):
     """`prepare_text`, quietly, in this process if not told otherwise."""
     how = ShardSettings(**{"seed": 12345, **settings})
     places = (texts, vocabulary, out)
@@ -181,14 +174,14 @@ enforce_rules = false
 """
 
 
-def make_tiny_inputs(directory: Path) -> tuple[Path, Path]:
+def make_tiny_inputs(directory):
     """Synthetic data, and a config of 20 steps that fits it, as the fixtures of those names."""
     config = directory / "tiny.toml"
     config.write_text(TINY_CONFIG, encoding="utf-8")
     return make_synthetic_data(directory), config
 
 
-def copy_checkout(target: Path) -> Path:
+def copy_checkout(target):
     """Copy what git knows or would take of this repository, with this environment as its .venv."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -200,7 +193,7 @@ def copy_checkout(target: Path) -> Path:
     return target
 
 
-def run_shell(command: str, directory: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_shell(command, directory, timeout):
     """Run a line of the README in `directory`, as a user's shell would."""
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
@@ -213,27 +206,27 @@ def run_shell(command: str, directory: Path, timeout: float) -> subprocess.Compl
     )
 
 
-def metrics_records(run_dir: Path, index: int = 0) -> list[dict[str, Any]]:
+def metrics_records(run_dir, index=0):
     """The records of a run, one an interval."""
     lines = (run_dir / f"run_{index}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
-def metrics_losses(run_dir: Path, index: int = 0) -> list[float]:
+def metrics_losses(run_dir, index=0):
     """Their losses."""
     return [record["loss"] for record in metrics_records(run_dir, index)]
 
 
-def mlperf_records(log: Path, key: str | None = None) -> list[dict[str, Any]]:
+def mlperf_records(log, key=None):
     """The records of an MLPerf log, or those of one key."""
     lines = log.read_text(encoding="ascii").splitlines()
     records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     return [record for record in records if key in (None, record["key"])]
 
 
-def snapshot(directory: Path) -> dict[str, tuple[int, ...] | bytes]:
+def snapshot(directory):
     """Everything in a directory: which file or link it is, what it holds and since when."""
-    found: dict[str, tuple[int, ...] | bytes] = {}
+    found = {}
     for path in sorted(directory.rglob("*")):
         state = path.lstat()
         found[str(path)] = (state.st_ino, state.st_mode)

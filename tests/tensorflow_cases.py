@@ -22,10 +22,10 @@ OBJECTS = FIXTURES / "objects_v2" / "ckpt-1"
 SCORES = FIXTURES / "bert_scores.npz"  # what TensorFlow's operators make of V2 and `inputs`
 
 
-def layer_shapes(number: int) -> dict[str, tuple[int, ...]]:
+def layer_shapes(number):
     """The tensors of one layer of the encoder."""
     prefix = f"bert/encoder/layer_{number}"
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes = {}
     for part in ("attention/self/query", "attention/self/key", "attention/self/value"):
         shapes[f"{prefix}/{part}/kernel"] = (HIDDEN, HIDDEN)
         shapes[f"{prefix}/{part}/bias"] = (HIDDEN,)
@@ -41,9 +41,9 @@ def layer_shapes(number: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def weight_shapes() -> dict[str, tuple[int, ...]]:
+def weight_shapes():
     """All weights of the BERT, with both heads."""
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes = {
         "bert/embeddings/word_embeddings": (VOCAB_SIZE, HIDDEN),
         "bert/embeddings/token_type_embeddings": (2, HIDDEN),
         "bert/embeddings/position_embeddings": (POSITIONS, HIDDEN),
@@ -65,9 +65,9 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     }
 
 
-def bert_values() -> dict[str, np.ndarray]:
+def bert_values():
     """Weights, the optimizer's slots (the second moments all equal), and the step."""
-    values: dict[str, np.ndarray] = {"global_step": np.array(STEP, np.int64)}
+    values = {"global_step": np.array(STEP, np.int64)}
     for name, shape in weight_shapes().items():
         values[name] = drawn(name, shape)
         values[f"{name}/adam_m"] = drawn(f"{name}/adam_m", shape)
@@ -75,7 +75,7 @@ def bert_values() -> dict[str, np.ndarray]:
     return values
 
 
-def inputs() -> dict[str, np.ndarray]:
+def inputs():
     """Two sequences of 12 and 7 tokens, padded to 12: int64 [2, 12]."""
     ids = np.arange(24).reshape(2, 12) * 7 % (VOCAB_SIZE - 5) + 5
     mask = np.arange(12) < np.array([[12], [7]])
@@ -84,14 +84,14 @@ def inputs() -> dict[str, np.ndarray]:
     return {name: array.astype(np.int64) for name, array in arrays.items()}
 
 
-def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+def drawn(name, shape):
     """Multiples of 2**-16 between -0.5 and 0.5 that look random: float32 [shape]."""
     size = int(np.prod(shape, dtype=np.int64))
     mixed = (np.arange(size) + zlib.crc32(name.encode())) * 2654435761 % 2**32 >> 16
     return (mixed / 2**16 - 0.5).astype(np.float32).reshape(shape)
 
 
-def odd_values() -> dict[str, np.ndarray]:
+def odd_values():
     """A scalar, an empty one, and other dtypes; bfloat16 as float32."""
     return {
         "scalar": drawn("scalar", ()),
@@ -111,6 +111,6 @@ def odd_values() -> dict[str, np.ndarray]:
 PARTITIONED = {"rows": (3, 0), "columns": (2, 1)}  # parts, axis
 
 
-def partitioned_values() -> dict[str, np.ndarray]:
+def partitioned_values():
     """Variables that are kept in parts: along the first axis, and along the second."""
     return {"rows": drawn("rows", (10, 3)), "columns": drawn("columns", (4, 9))}

@@ -7,8 +7,6 @@ table that need a cluster, a study, or published weights.
 
 import json
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ FULL_RUN = "./run_and_time.sh"
 NEEDS_MORE = ("sbatch ", "mlperf_bert tune ", "mlperf_bert own-text ")
 
 
-def commands_to_test() -> list[str]:
+def commands_to_test():
     blocks = [block for reason, block in BLOCK.findall(README) if not reason]
     commands = [line for block in blocks for line in block.splitlines()]
     rows = [row for row in table() if not row.startswith(NEEDS_MORE)]
@@ -29,11 +27,11 @@ def commands_to_test() -> list[str]:
     return [command for command in commands if command != "./run_tests.sh"]
 
 
-def table() -> list[str]:
+def table():
     return ROW.findall(README)
 
 
-def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def run_reduced(command, directory):
     if "run_and_time.sh" in command:
         command += (" --" if " -- " not in command else "") + REDUCED
     elif " bench " in command:
@@ -45,9 +43,7 @@ def run_reduced(command: str, directory: Path) -> subprocess.CompletedProcess[st
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", commands_to_test())
-def test_command(
-    command: str, checkout: Path, cpu_tiny_run: subprocess.CompletedProcess[str]
-) -> None:
+def test_command(command, checkout, cpu_tiny_run):
     done = cpu_tiny_run if command == FULL_RUN else run_reduced(command, checkout)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     if "RESUME" in command:
@@ -60,7 +56,7 @@ def test_command(
         assert "target reached" in done.stdout
 
 
-def test_the_first_screen_has_the_first_command() -> None:
+def test_the_first_screen_has_the_first_command():
     assert commands_to_test()[0] == FULL_RUN
     assert len(table()) > 15
     assert "own-text my_text" in README.split("## You want")[0]
@@ -70,7 +66,7 @@ def test_the_first_screen_has_the_first_command() -> None:
 RECORDING = REPOSITORY / "logs" / "2026-11-23-first-run"
 
 
-def test_what_you_see_is_what_was_recorded() -> None:
+def test_what_you_see_is_what_was_recorded():
     shown = re.search(r"```text\n(.*?)```.*?recording\]\((.+?)README\.md\)", README, re.DOTALL)
     assert shown is not None and REPOSITORY / shown[2] == RECORDING
     events = [json.loads(line) for line in (RECORDING / "first.cast").read_text().splitlines()[1:]]
@@ -79,7 +75,7 @@ def test_what_you_see_is_what_was_recorded() -> None:
     assert [line for line in lines if line in quoted] == quoted
 
 
-def test_the_first_and_second_runs_times_are_those_recorded() -> None:
+def test_the_first_and_second_runs_times_are_those_recorded():
     words = " ".join(README.split("## You want")[0].split())
     said = "the first step of training starts after {} s and the result comes after {} s"
     again = "When everything is installed, it is {} s and {} s"

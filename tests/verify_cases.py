@@ -3,9 +3,7 @@
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,34 +18,33 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.files import write_json
 from mlperf_bert.prepare.build import write_shard
-from mlperf_bert.prepare.verify import Report, verify
+from mlperf_bert.prepare.verify import verify
 from support import NUM_WORDS, prepare_small, write_synthetic_text
 
-Arrays = dict[str, np.ndarray]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ("a", "b", "c", "held")
 VOCAB_SIZE = len(SPECIAL) + NUM_WORDS
 
 
-def write_vocabulary(path: Path, special: list[str] = SPECIAL) -> Path:
+def write_vocabulary(path, special=SPECIAL):
     path.write_text("\n".join([*special, *(f"w{n}" for n in range(NUM_WORDS))]) + "\n")
     return path
 
 
-def prepare_set(texts: list[Path], out: Path, **changes: Any) -> Manifest:
+def prepare_set(texts, out, **changes):
     """`prepare_text` with settings that give masks enough choices to tell copies from chance."""
     vocab = changes.pop("vocab", None) or write_vocabulary(out.parent / "words.txt")
     options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 2}
     return prepare_small(texts, vocab, out, **{**options, **changes})
 
 
-def write_text(path: Path, name: str) -> Path:
+def write_text(path, name):
     """Write the text of which `make_pair` makes the shard of that name."""
     write_synthetic_text(path, 40, seed=TEXTS.index(name))
     return path
 
 
-def make_pair(directory: Path) -> Path:
+def make_pair(directory):
     """`directory/pair` with train (three shards) and eval (one shard and a baseline)."""
     texts = {name: write_text(directory / f"{name}.txt", name) for name in TEXTS}
     (directory / "pair").mkdir()
@@ -58,15 +55,15 @@ def make_pair(directory: Path) -> Path:
     return directory / "pair"
 
 
-def copy_of(pair: Path, target: Path) -> Path:
+def copy_of(pair, target):
     return Path(shutil.copytree(pair, target / "pair"))
 
 
-def shard(directory: Path, name: str = "b", part: str = "train") -> Path:
+def shard(directory, name="b", part="train"):
     return directory / part / "shards" / f"{name}.hdf5"
 
 
-def flip(path: Path, bit: int) -> None:
+def flip(path, bit):
     with path.open("r+b") as file:
         file.seek(bit // 8)
         value = file.read(1)[0]
@@ -74,7 +71,7 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([value ^ 1 << bit % 8]))
 
 
-def flip_words(path: Path) -> None:
+def flip_words(path):
     """Flip the lowest bit of most words of a shard: thousands of bits, each number possible."""
     place = read_sidecar(path).datasets["input_ids"]
     ids = np.memmap(path, place.dtype, mode="r+", offset=place.offset, shape=(place.count,))
@@ -84,7 +81,7 @@ def flip_words(path: Path) -> None:
     ids.flush()
 
 
-def spoil(path: Path, change: Callable[[Arrays], None], **settings: Any) -> None:
+def spoil(path, change, **settings):
     """Change the arrays of a shard, then make every digest of its set right again."""
     before = Shard(path)
     mapped = before.arrays()
@@ -103,7 +100,7 @@ def spoil(path: Path, change: Callable[[Arrays], None], **settings: Any) -> None
     mend_digests(path.parents[1])
 
 
-def mend_digests(set_dir: Path, **changes: Any) -> None:
+def mend_digests(set_dir, **changes):
     """Write manifest and index anew over whatever shards there are, as a forger would."""
     manifest = dataclasses.replace(Manifest.load(set_dir), **changes)
     paths = sorted((set_dir / "shards").glob("*.hdf5"))
@@ -120,7 +117,7 @@ def mend_digests(set_dir: Path, **changes: Any) -> None:
     )
 
 
-def sign(set_dir: Path) -> None:
+def sign(set_dir):
     """Make all digests of a set right again, whatever its files hold; change nothing else."""
     manifest = Manifest.load(set_dir)
     paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
@@ -136,21 +133,21 @@ def sign(set_dir: Path) -> None:
     (set_dir / "index" / "dataset.json").write_bytes(changed.to_json())
 
 
-def sha256(path: Path) -> str:
+def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def write_signed(path: Path, values: dict[str, Any]) -> None:
+def write_signed(path, values):
     """Write a manifest of these values with its own digest right, whatever they are."""
     values.pop(OWN_DIGEST)
     digest = hashlib.sha256(write_json(values)).hexdigest()
     path.write_bytes(write_json({**values, OWN_DIGEST: digest}))
 
 
-def check(directory: Path, *, full: bool = False, workers: int = 1) -> Report:
+def check(directory, *, full=False, workers=1):
     return verify(directory, full=full, workers=workers, quiet=True)
 
 
-def problems(directory: Path, *, full: bool = False) -> str:
+def problems(directory, *, full=False):
     """All problems that `verify` finds, a line each."""
     return "\n".join(map(str, check(directory, full=full).problems))

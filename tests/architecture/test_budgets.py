@@ -2,7 +2,6 @@
 
 import ast
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
     "train.py": ("train", 275),
     "fine_tune.py": ("fine_tune", 100),
 }
-MAX_TOTAL_LINES = {"submission": 22_890, "tools": 15_180, "tests": 41_710}  # of .py, studies apart
+MAX_TOTAL_LINES = {"submission": 22_890, "tools": 15_180, "tests": 40_430}  # of .py, studies apart
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(
@@ -22,7 +21,7 @@ FILES = sorted(
 )
 
 
-def test_file_and_functions_are_within_budget() -> None:
+def test_file_and_functions_are_within_budget():
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= MAX_FILE_LINES, path
@@ -34,7 +33,7 @@ def test_file_and_functions_are_within_budget() -> None:
                 assert lines <= limit, f"{path}: {node.name} has {lines} lines"
 
 
-def test_each_house_is_within_budget() -> None:
+def test_each_house_is_within_budget():
     totals = dict.fromkeys(MAX_TOTAL_LINES, 0)
     for path in tracked("*.py", ":!logs"):
         in_tests = path.is_relative_to(REPOSITORY / "tests")
@@ -46,14 +45,14 @@ def test_each_house_is_within_budget() -> None:
     )
 
 
-def test_the_tracked_tree_is_small() -> None:
+def test_the_tracked_tree_is_small():
     """It travels whole to a machine with a GPU, and to everyone who clones it."""
     paths = tracked()
     assert len(paths) > 1000
     assert sum(path.lstat().st_size for path in paths) < MAX_TREE_BYTES
 
 
-def tracked(*patterns: str) -> list[Path]:
+def tracked(*patterns):
     """Paths that git knows and that are there."""
     command = ["git", "ls-files", "-z", "--", *patterns]
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True)

@@ -4,8 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,23 +25,23 @@ TABLE = "| a |\n|---|\n| 1 |\n"
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory):
     """A copy of what git knows or would take, so nothing that it ignores."""
     return copy_checkout(tmp_path_factory.mktemp("clone") / "tree")
 
 
-def docs_tables(tree: Path, *words: object) -> tuple[int, str, str]:
+def docs_tables(tree, *words):
     command = [sys.executable, REPOSITORY / "tools" / "docs_tables.py", "--root", tree, *words]
     done = run_process(*command)
     return done.returncode, done.stdout, done.stderr
 
 
-def test_docs_tables_changes_nothing(clone: Path) -> None:
+def test_docs_tables_changes_nothing(clone):
     assert docs_tables(clone, "--check") == (0, "", "")
     assert "<!-- made by: " in (REPOSITORY / "docs" / "how" / "speed.md").read_text()
 
 
-def test_a_table_is_made_again(tmp_path: Path) -> None:
+def test_a_table_is_made_again(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{MADE}| a |\n|---|\n| 2 |\n<!-- end -->\nafter\n")
     line = f"page.md:3: {MADE.partition(': ')[2].replace(' -->', '')}"
@@ -64,7 +62,7 @@ def test_a_table_is_made_again(tmp_path: Path) -> None:
         ("<!-- made by: true -->\n<!-- end -->\n", "prints nothing"),
     ],
 )
-def test_what_cannot_be_made_changes_no_page(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_made_changes_no_page(tmp_path, text, said):
     before = {"a.md": MADE + "<!-- end -->\n", "b.md": text}
     for name, each in before.items():
         (tmp_path / name).write_text(each)
@@ -73,7 +71,7 @@ def test_what_cannot_be_made_changes_no_page(tmp_path: Path, text: str, said: st
     assert {name: (tmp_path / name).read_text() for name in before} == before
 
 
-def typed_tables(page: Path) -> Iterator[str]:
+def typed_tables(page):
     """Heads of the tables most of whose cells are figures, and that no command makes."""
     text = re.sub(MADE_BY_A_COMMAND, "", page.read_text())
     for head, rows in re.findall(r"(?m)^(\|.*)\n\|[-:| ]+\|\n((?:\|.*\n?)+)", text):
@@ -83,14 +81,14 @@ def typed_tables(page: Path) -> Iterator[str]:
             yield head
 
 
-def test_no_table_of_figures_is_typed() -> None:
+def test_no_table_of_figures_is_typed():
     pages = {*REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("logs/**/README.md")}
     pages -= {REPOSITORY / "logs" / "2026-11-21-cpu-tiny" / "README.md"}  # read off the screen then
     typed = [f"{page}: {head}" for page in pages for head in typed_tables(page)]
     assert [each for each in typed if not each.partition(": ")[2].startswith(TYPED)] == []
 
 
-def commands(kind: str) -> list[str]:
+def commands(kind):
     """Lines of the logs' fenced blocks of a kind."""
     blocks = (
         block for page in PAGES.values() for found, block in BLOCK.findall(page) if found == kind
@@ -98,7 +96,7 @@ def commands(kind: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
-def test_every_command_of_a_log_says_whether_it_measures() -> None:
+def test_every_command_of_a_log_says_whether_it_measures():
     """And stands in a fence: no block is made by four spaces."""
     for name, page in PAGES.items():
         kinds = {kind for kind, _ in BLOCK.findall(page)}
@@ -107,7 +105,7 @@ def test_every_command_of_a_log_says_whether_it_measures() -> None:
 
 
 @pytest.mark.parametrize("kind", [READS[0], pytest.param(READS[1], marks=pytest.mark.longest)])
-def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> None:
+def test_commands_of_logs_work_on_committed_files(kind, clone):
     """They fail without those files, and write again what is there; pictures are not compared."""
     before = written(clone)
     packages = f"{clone}/benchmarks/bert/implementations/pytorch:{clone}/tools"
@@ -120,12 +118,12 @@ def test_commands_of_logs_work_on_committed_files(kind: str, clone: Path) -> Non
     assert commands(kind) and changed == []
 
 
-def written(tree: Path) -> dict[str, bytes]:
+def written(tree):
     files = contents(tree / "logs").items()
     return {name: each for name, each in files if not name.endswith((".png", ".pyc"))}
 
 
-def test_git_takes_whatever_a_study_writes() -> None:
+def test_git_takes_whatever_a_study_writes():
     """`runs/` without a slash before it once left out the records of two studies."""
     folders = ("runs", "build", "dist", "results", "checkpoints", "data", ".cache")
     names = [f"logs/2026-01-01-study/{folder}/record.json" for folder in folders]

@@ -2,8 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ FOLDERS = sorted(path.name for path in TESTS.iterdir() if path.is_dir())
 NAMED = re.compile(rf"(?:tests/)?((?:[\w/]+/)?test_\w+\.py|(?:{'|'.join(FOLDERS)})/[\w/]+)")
 
 
-def named_tests(document: Path) -> Iterator[str]:
+def named_tests(document):
     """Paths below `tests` that stand in backticks, in a command or alone."""
     for quoted in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):
         for word in quoted.split():
@@ -24,24 +22,24 @@ def named_tests(document: Path) -> Iterator[str]:
                 yield match[1]
 
 
-def is_there(name: str) -> bool:
+def is_there(name):
     return (TESTS / name).exists() if "/" in name else any(TESTS.rglob(name))
 
 
-def test_every_test_that_a_document_names_exists() -> None:
+def test_every_test_that_a_document_names_exists():
     for document in DOCUMENTS:
         assert [name for name in named_tests(document) if not is_there(name)] == [], document
 
 
-def test_documents_name_tests() -> None:
+def test_documents_name_tests():
     found = set(named_tests(REPOSITORY / "docs" / "reference" / "reliability.md"))
     assert {"reliability/test_kills.py", "unit/checkpoint/test_resume.py"} <= found
     assert len(found) > 20
     assert "test_files.py" in set(named_tests(REPOSITORY / "docs" / "reference" / "security.md"))
 
 
-def test_commits_that_pages_and_logs_name_exist() -> None:
-    def git(*words: str, text: str = "") -> str:
+def test_commits_that_pages_and_logs_name_exist():
+    def git(*words, text=""):
         command = ["git", "-C", str(REPOSITORY), *words]
         return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FILE = re.compile(r"`([\w/.]+/[\w.]+\.(?:py|sh|toml|md))`")
 
 
-def pages() -> list[Path]:
+def pages():
     listed = subprocess.run(
         ["git", "ls-files", "-z", "*.md"], cwd=REPOSITORY, capture_output=True, check=False
     )
@@ -29,7 +28,7 @@ def pages() -> list[Path]:
     return [path for path in paths if path.exists()]
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Heading names as a web view of the repository makes them."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -39,7 +38,7 @@ def anchors(page: Path) -> set[str]:
     return {each.replace(" ", "-") for each in plain}
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_leads_somewhere():
     wrong = []
     for page in pages():
         for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
@@ -51,7 +50,7 @@ def test_every_link_leads_somewhere() -> None:
     assert wrong == []
 
 
-def test_every_page_is_found_from_the_index() -> None:
+def test_every_page_is_found_from_the_index():
     index = DOCS / "index.md"
     linked = {(DOCS / target).resolve() for target, _ in LINK.findall(index.read_text("utf-8"))}
     rooms = [
@@ -61,7 +60,7 @@ def test_every_page_is_found_from_the_index() -> None:
     assert [page for page in rooms if page.resolve() not in linked] == []
 
 
-def test_files_and_make_targets_that_front_pages_name_are_there() -> None:
+def test_files_and_make_targets_that_front_pages_name_are_there():
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     roots = [REPOSITORY, *PACKAGES, *(root / "mlperf_bert" for root in PACKAGES[:1])]
     found = 0
@@ -76,7 +75,7 @@ def test_files_and_make_targets_that_front_pages_name_are_there() -> None:
     assert found > 30
 
 
-def test_a_line_that_a_page_quotes_stands_there() -> None:
+def test_a_line_that_a_page_quotes_stands_there():
     quoted = re.compile(r"\]\(([^)#\s]+\.py)#L(\d+)\)[^`|\n]*`([^`\n]+)`")
     found = [
         (page, target, int(number), text)

@@ -10,13 +10,13 @@ from support import PACKAGE, REPOSITORY, TOOLS
 PIP_INSTALL = r"\bpip3? .*install\b"
 
 
-def names_a_package(line: str) -> bool:
+def names_a_package(line):
     """True if a word after `pip install` is no option, path of the checkout or variable."""
     words = re.split(PIP_INSTALL, line, maxsplit=1)[-1].partition("`")[0].split()
     return any(re.match(r"['\"]?\w", word) for word in words)
 
 
-def unsafe(code: str) -> list[str]:
+def unsafe(code):
     """Unsafe calls without a ruff rule: code builtins, pickled arrays, a variable `shell`."""
     if not any(word in code for word in ("compile(", "__import__", "allow_pickle", "shell=")):
         return []
@@ -31,7 +31,7 @@ def unsafe(code: str) -> list[str]:
     return found
 
 
-def test_no_data_becomes_code() -> None:
+def test_no_data_becomes_code():
     """By the ways that ruff has no rule for; the others stand in pyproject.toml."""
     for path in [*PACKAGE.rglob("*.py"), *TOOLS.rglob("*.py")]:
         assert unsafe(path.read_text(encoding="utf-8")) == [], path
@@ -39,7 +39,7 @@ def test_no_data_becomes_code() -> None:
     assert unsafe("re.compile(x); run(x, shell=False)") == []
 
 
-def test_no_line_says_to_install_a_name() -> None:
+def test_no_line_says_to_install_a_name():
     """Only from the checkout: the name mlperf-bert on the index is not ours, others are locked."""
     here = Path(__file__).relative_to(REPOSITORY)
     but = [f":!{path}" for path in ("logs", "docs/log.md", here)]
@@ -50,7 +50,7 @@ def test_no_line_says_to_install_a_name() -> None:
     assert told == []
 
 
-def test_what_names_a_package() -> None:
+def test_what_names_a_package():
     lines = {
         "run: pip install 'mlperf-bert[tune]'": True,
         "`pip3 install -U mlperf-logging`": True,
@@ -63,7 +63,7 @@ def test_what_names_a_package() -> None:
     assert {line: names_a_package(line) for line in lines} == lines
 
 
-def test_the_container_does_not_run_as_root() -> None:
+def test_the_container_does_not_run_as_root():
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users and users[-1].isdecimal() and int(users[-1]) >= 1000

@@ -39,7 +39,7 @@ for words in sys.argv[1:]:
 """
 
 
-def refused(code: list[str]) -> list[str]:
+def refused(code):
     """The lines that ruff refuses in the package because of their use of data."""
     command = [RUFF, "check", "--output-format=json", f"--stdin-filename={PACKAGE}/x.py", "-"]
     text = "\n".join([IMPORTS, *code])
@@ -49,20 +49,20 @@ def refused(code: list[str]) -> list[str]:
     return [line for row, line in enumerate(code, start=2) if row in rows]
 
 
-def test_it_would_be_seen() -> None:
+def test_it_would_be_seen():
     assert refused(REFUSED) == REFUSED
 
 
-def test_what_is_harmless_is_not_named() -> None:
+def test_what_is_harmless_is_not_named():
     assert refused(HARMLESS) == []
 
 
-def test_files_that_may_more_are_there() -> None:
+def test_files_that_may_more_are_there():
     lint = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
     assert [name for name in lint["per-file-ignores"] if not any(REPOSITORY.glob(name))] == []
 
 
-def test_planning_and_parsing_need_neither_torch_nor_numba() -> None:
+def test_planning_and_parsing_need_neither_torch_nor_numba():
     """As they run; what they could import, a contract says."""
     lines = [
         "--help",

@@ -3,19 +3,15 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal
 
-Scheme = Literal["light", "dark"]
 PHONE, DESK = 390, 1280  # CSS pixels across
 _HEIGHT = 844
 _MOST_HEIGHT = 16_000
 
 
-def missing() -> str | None:
+def missing():
     """Why no browser can be started here; None where one can."""
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if absent:
@@ -26,18 +22,18 @@ def missing() -> str | None:
 class Tab:
     """One page in a browser of its own."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver):
         self.driver = driver
 
-    def run(self, script: str, *arguments: object) -> Any:
+    def run(self, script, *arguments):
         """Run a script in the page; return its result."""
         return self.driver.execute_script(script, *arguments)
 
-    def console(self) -> list[str]:
+    def console(self):
         """The page's console messages since the last call, refused requests included."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def requests(self) -> list[str]:
+    def requests(self):
         """Every address asked for since the last call, whether or not it was answered."""
         entries = (json.loads(entry["message"]) for entry in self.driver.get_log("performance"))
         messages = [entry["message"] for entry in entries]
@@ -47,7 +43,7 @@ class Tab:
             if message["method"] == "Network.requestWillBeSent"
         ]
 
-    def picture(self, height: int | None = None) -> bytes:
+    def picture(self, height=None):
         """A PNG of the page from its top, whole where no height is given."""
         size = self.run("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": min(height or size[1], _MOST_HEIGHT)}
@@ -57,7 +53,7 @@ class Tab:
 
 
 @contextmanager
-def opened(page: Path, scheme: Scheme, width: int) -> Iterator[Tab]:
+def opened(page, scheme, width):
     """The page as a person with that scheme and that width sees it; a phone where it is narrow."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service

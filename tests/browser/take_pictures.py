@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from chromium import DESK, PHONE, Scheme, opened
+from chromium import DESK, PHONE, opened
 
-PICTURES: tuple[tuple[int, str, Scheme, int, int], ...] = (  # which page, file, scheme, pixels
+PICTURES = (  # which page, file, scheme, pixels
     (1, "report_light.png", "light", DESK, 1280),
     (0, "report_dark.png", "dark", DESK, 1280),
     (0, "report_phone.png", "light", PHONE, 1280),

@@ -1,12 +1,11 @@
 """Reports in a real Chromium: quiet, by themselves, readable in both schemes and on a phone."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import chromium
-from chromium import DESK, PHONE, Scheme, opened
+from chromium import DESK, PHONE, opened
 from mlperf_bert.config.files import config_to_toml, load_config
 from report_pages import page_of
 from support import TINY_CONFIG
@@ -20,7 +19,7 @@ LEAST_CONTRAST = 4.5  # of WCAG 2.2, level AA
 STEPS = 240
 
 
-def write_run(root: Path, rate: float) -> Path:
+def write_run(root, rate):
     """A run directory of some hundred records, an evaluation in ten."""
     run = root / "run_0"
     run.mkdir(parents=True)
@@ -53,7 +52,7 @@ def write_run(root: Path, rate: float) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     """A report of one run, and one of three with long names."""
     root = tmp_path_factory.mktemp("runs")
     one = write_run(root / "one", 1e-3)
@@ -67,9 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["one", "several"])
-def test_a_page_is_quiet_alone_and_fits(
-    pages: dict[str, Path], name: str, scheme: Scheme, width: int
-) -> None:
+def test_a_page_is_quiet_alone_and_fits(pages, name, scheme, width):
     with opened(pages[name], scheme, width) as tab:
         tab.run("for (const each of document.querySelectorAll('details')) each.open = true")
         assert tab.console() == []
@@ -80,7 +77,7 @@ def test_a_page_is_quiet_alone_and_fits(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_stand_out_in_both_schemes(pages: dict[str, Path], scheme: Scheme) -> None:
+def test_texts_stand_out_in_both_schemes(pages, scheme):
     with opened(pages["several"], scheme, DESK) as tab:
         contrasts = tab.run(CONTRASTS)
         assert len(contrasts) > 100
@@ -89,14 +86,14 @@ def test_texts_stand_out_in_both_schemes(pages: dict[str, Path], scheme: Scheme)
         assert is_light == (scheme == "light")
 
 
-def test_curves_are_told_apart_in_both_schemes(pages: dict[str, Path]) -> None:
+def test_curves_are_told_apart_in_both_schemes(pages):
     for scheme in ("light", "dark"):
         with opened(pages["several"], scheme, DESK) as tab:
             strokes = tab.run(STROKES)
             assert len(set(strokes)) == 3
 
 
-def test_nothing_of_a_hostile_run_runs(tmp_path: Path) -> None:
+def test_nothing_of_a_hostile_run_runs(tmp_path):
     attack = "<img src=http://127.0.0.1:9/x onerror=\"document.title='ran'\">"
     attack += "</script></title><script>document.title='ran'</script>"
     root = write_run(tmp_path / "<svg onload=document.title='ran'>", 1e-3)
@@ -110,7 +107,7 @@ def test_nothing_of_a_hostile_run_runs(tmp_path: Path) -> None:
         assert tab.run("return document.images.length") == 0
 
 
-def test_the_policy_stops_a_script_that_came_in(pages: dict[str, Path], tmp_path: Path) -> None:
+def test_the_policy_stops_a_script_that_came_in(pages, tmp_path):
     page = tmp_path / "page.html"
     text = pages["one"].read_text("utf-8")
     injected = "<body><script>document.title = 'ran'</script><img src='http://127.0.0.1:9/x'>"

@@ -8,11 +8,8 @@ target with all 24.
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,23 +57,21 @@ division = "closed"
 enforce_rules = false
 """
 
-Record = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return make_easy_data(tmp_path_factory.mktemp("easy"))
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "closed.toml"
     path.write_text(CONFIG, encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
-def run_dir(data: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(data, config, tmp_path_factory):
     """The finished run of two layers, from weights that were drawn and saved."""
     target = tmp_path_factory.mktemp("run") / "closed"
     drawn, device = load_config(config), torch.device("cpu")
@@ -93,9 +88,7 @@ def run_dir(data: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def deep_log(
-    run_dir: Path, data: Path, config: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def deep_log(run_dir, data, config, tmp_path_factory):
     """The log of a run of 24 layers, started from the weights of the first one."""
     root = tmp_path_factory.mktemp("deep")
     deepen(run_dir / "run_0" / "checkpoints", root / "deepened", data)
@@ -113,7 +106,7 @@ def deep_log(
     return root / "run" / "result_0.txt"
 
 
-def deepen(shallow: Path, target: Path, data: Path) -> None:
+def deepen(shallow, target, data):
     """Write a checkpoint of 24 layers that computes what the shallow one does.
 
     A post-norm layer whose two halves add nothing is a LayerNorm of what it gets, and LayerNorms
@@ -143,7 +136,7 @@ def deepen(shallow: Path, target: Path, data: Path) -> None:
     save_checkpoint(target, optimizer, config, state, read_rank_info(), device)
 
 
-def _moved(name: str, added: int) -> str:
+def _moved(name, added):
     head, found, tail = name.partition("encoder.layer.")
     if not found:
         return name
@@ -151,12 +144,12 @@ def _moved(name: str, added: int) -> str:
     return f"{head}{found}{int(number) + added}.{rest}"
 
 
-def value(log: Path, key: str) -> Any:
+def value(log, key):
     (record,) = mlperf_records(log, key)
     return record["value"]
 
 
-def check(log: Path, ruleset: str, tmp_path: Path) -> tuple[int, str]:
+def check(log, ruleset, tmp_path):
     """Status and output of the compliance checker, warnings taken as errors."""
     checker = [sys.executable, "-W", "ignore", "-m", "mlperf_logging.compliance_checker"]
     options = ["--usage", "training", "--ruleset", ruleset, "--werror"]
@@ -165,7 +158,7 @@ def check(log: Path, ruleset: str, tmp_path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("ruleset", RULESETS_WITH_TENSORS + RULESETS)
-def test_logs_are_accepted(ruleset: str, run_dir: Path, deep_log: Path, tmp_path: Path) -> None:
+def test_logs_are_accepted(ruleset, run_dir, deep_log, tmp_path):
     status, output = check(deep_log, ruleset, tmp_path)
     assert status == 0 and "SUCCESS" in output, output
     status, output = check(run_dir / "result_0.txt", ruleset, tmp_path)
@@ -177,9 +170,7 @@ def test_logs_are_accepted(ruleset: str, run_dir: Path, deep_log: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_log_of_cpu_tiny_is_accepted_and_tells_its_story(
-    cpu_tiny_run: subprocess.CompletedProcess[str], checkout: Path, tmp_path: Path
-) -> None:
+def test_a_log_of_cpu_tiny_is_accepted_and_tells_its_story(cpu_tiny_run, checkout, tmp_path):
     assert cpu_tiny_run.returncode == 0, cpu_tiny_run.stdout + cpu_tiny_run.stderr
     log = min((checkout / "runs").glob("*-cpu_tiny/result_0.txt"))  # README's others come later
     for ruleset in RULESETS_WITH_TENSORS + RULESETS:
@@ -195,7 +186,7 @@ def test_a_log_of_cpu_tiny_is_accepted_and_tells_its_story(
     assert len(throughputs) == len(accuracies) and min(throughputs) > 0
 
 
-def test_the_target_is_reached_by_learning(run_dir: Path, data: Path) -> None:
+def test_the_target_is_reached_by_learning(run_dir, data):
     log = run_dir / "result_0.txt"
     accuracies = [record["value"] for record in mlperf_records(log, "eval_accuracy")]
     assert max(accuracies[:-1]) < CLOSED_TARGET_ACCURACY <= accuracies[-1]
@@ -209,7 +200,7 @@ def test_the_target_is_reached_by_learning(run_dir: Path, data: Path) -> None:
     assert reached["mask_only_accuracy"] > 8 * baseline.mask_only_accuracy
 
 
-def test_evaluations_stand_at_multiples_of_the_interval(run_dir: Path) -> None:
+def test_evaluations_stand_at_multiples_of_the_interval(run_dir):
     log = run_dir / "result_0.txt"
     samples = [record["metadata"]["epoch_num"] for record in mlperf_records(log, "eval_accuracy")]
     interval = INTERVAL_STEPS * BATCH_SIZE
@@ -219,7 +210,7 @@ def test_evaluations_stand_at_multiples_of_the_interval(run_dir: Path) -> None:
     assert stop["metadata"]["status"] == "success"
 
 
-def test_the_log_says_under_which_conditions(run_dir: Path, deep_log: Path) -> None:
+def test_the_log_says_under_which_conditions(run_dir, deep_log):
     log = run_dir / "result_0.txt"
     assert value(log, "quality_target") == CLOSED_TARGET_ACCURACY
     assert (value(log, "rules_enforced"), value(log, "resumed")) == (False, False)
@@ -227,7 +218,7 @@ def test_the_log_says_under_which_conditions(run_dir: Path, deep_log: Path) -> N
     assert value(log, "initial_weights") == value(deep_log, "initial_weights") == "checkpoint"
 
 
-def test_a_reserved_word_stands_only_in_its_own_record(run_dir: Path) -> None:
+def test_a_reserved_word_stands_only_in_its_own_record(run_dir):
     lines = (run_dir / "result_0.txt").read_text().splitlines()
     for word in RESERVED_WORDS:
         keys = {json.loads(line.split(":::MLLOG ")[1])["key"] for line in lines if word in line}
@@ -235,9 +226,7 @@ def test_a_reserved_word_stands_only_in_its_own_record(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("from_train_samples", [False, True])
-def test_the_rcp_checker_reads_our_numbers(
-    from_train_samples: bool, run_dir: Path, tmp_path: Path
-) -> None:
+def test_the_rcp_checker_reads_our_numbers(from_train_samples, run_dir, tmp_path):
     log = run_dir / "result_0.txt"
     copies = [tmp_path / f"result_{number}.txt" for number in range(10)]
     for copy in copies:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ from support import REPOSITORY
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     """A repository with ten good runs in each division. Not to be changed."""
     root = tmp_path_factory.mktemp("repository")
     write_repository(root, DIVISIONS)
@@ -36,7 +35,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(repository: Path, tmp_path: Path) -> Path:
+def root(repository, tmp_path):
     """A copy with the open system alone, to be spoiled."""
     copy = tmp_path / "repository"
     ignore = shutil.ignore_patterns(CLOSED, f"{CLOSED}.json")
@@ -44,7 +43,7 @@ def root(repository: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def call(*arguments: object) -> tuple[int, str]:
+def call(*arguments):
     """Status and stdout of `mlperf_bert package`."""
     with redirect_stdout(StringIO()) as output:
         status = main(["package", *map(str, arguments)])
@@ -52,7 +51,7 @@ def call(*arguments: object) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def accepted(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def accepted(repository, tmp_path_factory):
     """The package of both systems, checked under the three rulesets, and what was printed."""
     out = tmp_path_factory.mktemp("out") / "deep" / "submission"
     status, output = call("--root", repository, "--out", out)
@@ -60,12 +59,12 @@ def accepted(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return out, output.splitlines()
 
 
-def test_both_divisions_are_accepted_by_every_checker(accepted: tuple[Path, list[str]]) -> None:
+def test_both_divisions_are_accepted_by_every_checker(accepted):
     out, said = accepted
     assert said[-1] == f"accepted under 5.0.0, 4.1.0, 2.0.0: FOUND NO ERRORS, SUCCESS; {out}"
 
 
-def test_the_score_is_the_mean_of_the_middle_eight(accepted: tuple[Path, list[str]]) -> None:
+def test_the_score_is_the_mean_of_the_middle_eight(accepted):
     said = accepted[1]
     assert len(said) == 3 * len(DIVISIONS) + 1
     for name, division in DIVISIONS.items():
@@ -77,9 +76,7 @@ def test_the_score_is_the_mean_of_the_middle_eight(accepted: tuple[Path, list[st
         )
 
 
-def test_the_package_holds_what_a_submission_consists_of(
-    accepted: tuple[Path, list[str]], repository: Path
-) -> None:
+def test_the_package_holds_what_a_submission_consists_of(accepted, repository):
     out, _ = accepted
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     code = {*CODE_FILES, *(f"{directory}/README.md" for directory in CODE_DIRECTORIES)}
@@ -91,7 +88,7 @@ def test_the_package_holds_what_a_submission_consists_of(
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_log_that_olympic_scoring_would_swallow_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_log_that_olympic_scoring_would_swallow_is_refused(root, tmp_path):
     drop(log_of(root, 3), "cache_clear")
     out = tmp_path / "submission"
     status, output = call("--root", root, "--out", out, "--ruleset", "5.0.0")
@@ -102,7 +99,7 @@ def test_a_log_that_olympic_scoring_would_swallow_is_refused(root: Path, tmp_pat
     assert f"{log}: compliance_checker of 5.0.0 says: {words}; mend it and ask" in output
 
 
-def test_a_refusal_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+def test_a_refusal_leaves_nothing_behind(root, tmp_path):
     (log_of(root, 0).parent / ".DS_Store").write_text("")
     out = tmp_path / "out" / "submission"
     status, output = call("--root", root, "--out", out)
@@ -112,9 +109,7 @@ def test_a_refusal_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == []
 
 
-def test_mistakes_have_status_2(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_have_status_2(root, tmp_path, capsys):
     mistakes = [
         (("--root", tmp_path, "--out", tmp_path / "new"), "is no directory; name the repository"),
         (("--root", root, "--results", root / "no", "--out", tmp_path / "new"), "is no directory"),
@@ -127,15 +122,13 @@ def test_mistakes_have_status_2(
     assert not (tmp_path / "new").exists() and not (root / "results" / "new").exists()
 
 
-def test_missing_checkers_are_a_mistake(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_checkers_are_a_mistake(root, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"is not installed; run in the checkout: tools/venv\.sh"):
         make_package(root, root / "results", tmp_path / "tree", ("5.0.0",))
 
 
-def test_the_export_of_this_repository_is_what_git_knows(repository: Path, tmp_path: Path) -> None:
+def test_the_export_of_this_repository_is_what_git_knows(repository, tmp_path):
     tree = tmp_path / "tree"
     _, problems = export(REPOSITORY, repository / "results", tree)
     assert {problem.args[0] for problem in problems} == {f"systems/{s}.json" for s in DIVISIONS}

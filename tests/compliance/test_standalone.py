@@ -27,7 +27,7 @@ FITS_OWN_TEXT = (
 )
 
 
-def install(source: Path, directory: Path) -> Path:
+def install(source, directory):
     """Build a wheel from a tree and install it into a new environment; its programs are there."""
     call(sys.executable, "-m", "venv", "--without-pip", directory)
     (packages,) = directory.glob("lib/python*/site-packages")
@@ -40,7 +40,7 @@ def install(source: Path, directory: Path) -> Path:
     return directory / "bin"
 
 
-def call(*command: object, **environ: str) -> str:
+def call(*command, **environ):
     """The output of a command without this checkout on the path."""
     done = run_process(*command, PYTHONPATH="", CLEAR_CACHES="0", **environ)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -48,7 +48,7 @@ def call(*command: object, **environ: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The programs of an environment that has the wheel."""
     directory = tmp_path_factory.mktemp("wheel")
     parts = ("pyproject.toml", "README.md", "LICENSE", PACKAGE, TOOLS)
@@ -59,9 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(directory / "tree", directory / "installed")
 
 
-def test_a_wheel_has_all_commands_and_the_configs(
-    wheel: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_has_all_commands_and_the_configs(wheel, synthetic_data, tmp_path):
     code = "import bert_tools, mlperf_bert; print(bert_tools.__file__, mlperf_bert.__file__)"
     places = call(wheel / "python", "-c", code).split()
     assert all(Path(place).is_relative_to(wheel.parent) for place in places)
@@ -76,7 +74,7 @@ def test_a_wheel_has_all_commands_and_the_configs(
 
 
 @pytest.mark.longest
-def test_a_wheel_makes_a_model_of_own_text_and_goes_on_from_it(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_makes_a_model_of_own_text_and_goes_on_from_it(wheel, tmp_path):
     write_letters(tmp_path / "text")
     program, options = wheel / "mlperf_bert", FITS_OWN_TEXT.split()
     words = ("own-text", tmp_path / "text", "--out")
@@ -91,7 +89,7 @@ def test_a_wheel_makes_a_model_of_own_text_and_goes_on_from_it(wheel: Path, tmp_
 
 
 @pytest.fixture(scope="module")
-def submission(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def submission(tmp_path_factory):
     """The exported tree's entry, and an interpreter that has it installed."""
     directory = tmp_path_factory.mktemp("submission")
     tree = directory / "tree"
@@ -101,7 +99,7 @@ def submission(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.real
-def test_the_submission_trains_without_the_tools(submission: tuple[Path, str]) -> None:
+def test_the_submission_trains_without_the_tools(submission):
     entry, python = submission
     said = call(entry, "--", *REDUCED.split(), PYTHON=python)
     assert "RESULT,bert," in said and "accepted" in said

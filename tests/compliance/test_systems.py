@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
@@ -19,13 +18,13 @@ FOR_ANY_MACHINE = {
 SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x(\d+)x\d+x\d+")  # the rule of systems/README.md
 
 
-def described(path: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+def described(path):
+    found = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
-def test_a_description(path: Path) -> None:
+def test_a_description(path):
     description = described(path)
     assert check_description(description) == []
     assert tuple(description) == system_fields()
@@ -44,7 +43,7 @@ def test_a_description(path: Path) -> None:
         ("h200", [1, 2, 8, 32]),
     ],
 )
-def test_sizes_of_one_system_differ_in_their_number_only(system: str, expected: list[int]) -> None:
+def test_sizes_of_one_system_differ_in_their_number_only(system, expected):
     paths = [path for path in SYSTEMS if re.fullmatch(rf"{system}_n\d+_pytorch", path.stem)]
     sizes = [described(path) for path in paths]
     nodes = sorted(int(size.pop("number_of_nodes")) for size in sizes)
@@ -55,7 +54,7 @@ def test_sizes_of_one_system_differ_in_their_number_only(system: str, expected: 
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_config_has_its_system(path: Path) -> None:
+def test_every_config_has_its_system(path):
     match = SIZED.fullmatch(path.stem)
     if match is None:
         assert path.stem in FOR_ANY_MACHINE

@@ -8,10 +8,8 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -77,7 +75,7 @@ esac
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory):
     """A copy of this repository with `text`, as download_dataset.sh leaves it, and the config."""
     tree = copy_checkout(tmp_path_factory.mktemp("walk") / "tree")
     text = tree / "text"
@@ -99,14 +97,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def one_word_mostly(words: list[str], documents: int, rng: random.Random) -> str:
+def one_word_mostly(words, documents, rng):
     """Text whose commonest word is nine in ten, so that 0.72 is reached within a second."""
     weights = [9.0, *[1 / len(words)] * (len(words) - 1)]
     lines = (" ".join(rng.choices(words, weights, k=rng.randint(6, 12))) for _ in range(10**6))
     return "\n\n".join("\n".join(next(lines) for _ in range(6)) for _ in range(documents)) + "\n"
 
 
-def commands() -> list[str]:
+def commands():
     """The page's, with the small config's name in place of a shipped one's."""
     text = (CONFIGS.parents[1] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"command by command\n.*?```sh\n(.*?)```", text, re.DOTALL)
@@ -115,7 +113,7 @@ def commands() -> list[str]:
     return [line for line in small.splitlines() if line.strip()]
 
 
-def shell(tree: Path, command: str) -> subprocess.CompletedProcess[str]:
+def shell(tree, command):
     if "init_datasets.sh" in command:
         command += f" --max-seq-length {POSITIONS} --max-predictions 2 --dupe-factor 2"
         command = f"ONLY=eval {command} --pick-eval 100 && ONLY=train {command}"
@@ -126,7 +124,7 @@ def shell(tree: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.real
 @pytest.mark.timeout(600)
-def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree: Path) -> None:
+def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree):
     *steps, launch, copy, package = commands()
     assert ["convert" in steps[0], "init_datasets" in steps[1], len(steps)] == [True, True, 2]
     said = ""

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.longest, pytest.mark.timeout(1800)]
 class Builder:
     """buildah with a storage of its own; works without daemon, namespaces and overlays."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         conf = directory / "storage.conf"
         conf.write_text(
             f'[storage]\ndriver = "vfs"\ngraphroot = "{directory}/storage"\n'
@@ -41,10 +40,10 @@ class Builder:
             "BUILDAH_ISOLATION": "chroot",
         }
 
-    def __call__(self, *words: object) -> str:
+    def __call__(self, *words):
         return self.run("buildah", *words).strip()
 
-    def run(self, *words: object, **variables: str) -> str:
+    def run(self, *words, **variables):
         """The command's stdout; its stderr goes to the test's own output."""
         command = [str(word) for word in words]
         environ = self.environ | variables
@@ -53,7 +52,7 @@ class Builder:
         assert done.returncode == 0, f"{command} ended with {done.returncode}"
         return done.stdout
 
-    def start(self, container: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, container, *words):
         return subprocess.Popen(
             ["buildah", "run", container, "--", *words],
             env=self.environ,
@@ -63,12 +62,12 @@ class Builder:
         )
 
 
-def pip_volumes(directory: Path) -> list[str]:
+def pip_volumes(directory):
     """Options that give this machine's pip configuration, and local indexes of it, to a build."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
-    sections: dict[str, dict[str, str]] = defaultdict(dict)
+    sections = defaultdict(dict)
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
@@ -89,7 +88,7 @@ def pip_volumes(directory: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+def builder(tmp_path_factory):
     for tool in ("buildah", "debootstrap"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}")
@@ -104,7 +103,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 
 @pytest.fixture(scope="module")
-def container(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> str:
+def container(builder, tmp_path_factory):
     """A container of the image, which `tools/build_image.sh` made on a new Debian base."""
     base = builder("from", "scratch")
     builder.run(
@@ -124,11 +123,11 @@ def container(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> str
     return builder("from", IMAGE)
 
 
-def of_image(builder: Builder, container: str, field: str) -> str:
+def of_image(builder, container, field):
     return builder("inspect", "--format", f"{{{{.OCIv1.Config.{field}}}}}", container)
 
 
-def inside(root: Path) -> list[int]:
+def inside(root):
     """Processes whose root directory is `root`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -140,7 +139,7 @@ def inside(root: Path) -> list[int]:
     return found
 
 
-def test_what_the_image_says(builder: Builder, container: str) -> None:
+def test_what_the_image_says(builder, container):
     assert of_image(builder, container, "User") == str(USER)
     assert of_image(builder, container, "Cmd") == "[./run_and_time.sh]"
     assert of_image(builder, container, "Entrypoint") == "[]"
@@ -151,7 +150,7 @@ def test_what_the_image_says(builder: Builder, container: str) -> None:
     assert not {"tests", "docs", "logs", ".git", "Dockerfile"} & set(kept.split())
 
 
-def test_the_command_reaches_the_target_as_nobody_special(builder: Builder, container: str) -> None:
+def test_the_command_reaches_the_target_as_nobody_special(builder, container):
     with builder.start(container, "./run_and_time.sh") as process:
         printed = process.communicate()[0]
     print(printed)
@@ -165,7 +164,7 @@ def test_the_command_reaches_the_target_as_nobody_special(builder: Builder, cont
     builder("umount", container)
 
 
-def test_term_ends_python(builder: Builder, container: str) -> None:
+def test_term_ends_python(builder, container):
     root = Path(builder("mount", container))
     with builder.start(container, "./run_and_time.sh") as process:
         assert process.stdout is not None

@@ -19,7 +19,7 @@ import tensorflow_cases as cases
 SPREAD = 0.02
 
 
-def write(prefix: Path) -> None:
+def write(prefix):
     """Save all tensors under the names of the first release."""
     sizes = {"VOCAB_SIZE": 30522, "POSITIONS": 512, "HIDDEN": 1024, "INTERMEDIATE": 4096}
     for name, value in {**sizes, "LAYERS": 24}.items():

@@ -6,9 +6,7 @@ tensorflow-cpu 2.21.0 is installed: `PYTHONPATH=tests python THIS_FILE OUT`.
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -20,7 +18,7 @@ import tensorflow as tf
 import tensorflow_cases as cases
 
 
-def write_all(out: Path) -> None:
+def write_all(out):
     """Write every fixture below a directory."""
     with tf.Graph().as_default():
         for name, value in cases.bert_values().items():
@@ -33,7 +31,7 @@ def write_all(out: Path) -> None:
     np.savez_compressed(out / cases.SCORES.name, **scores(cases.bert_values()))
 
 
-def make_odd_variables(values: dict[str, np.ndarray]) -> None:
+def make_odd_variables(values):
     """Unusual variables on two devices, of which each saves a shard, and some in parts."""
     get = tf.compat.v1.get_variable
     with tf.device("/cpu:0"):
@@ -46,10 +44,10 @@ def make_odd_variables(values: dict[str, np.ndarray]) -> None:
             get(name, value.shape, initializer=_part_of(value), partitioner=partitioner)
 
 
-def _part_of(value: np.ndarray) -> Callable[..., np.ndarray]:
+def _part_of(value):
     """An initializer that gives each part of a variable its own part of `value`."""
 
-    def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> np.ndarray:
+    def initialize(shape, dtype=None, partition_info=None):
         starts = partition_info.var_offset
         ranges = zip(starts, shape, strict=True)
         return value[tuple(slice(start, start + size) for start, size in ranges)]
@@ -57,7 +55,7 @@ def _part_of(value: np.ndarray) -> Callable[..., np.ndarray]:
     return initialize
 
 
-def save(path: Path, *, sharded: bool) -> None:
+def save(path, *, sharded):
     """Save the variables of the current graph."""
     path.parent.mkdir(parents=True)
     variables = tf.compat.v1.global_variables()
@@ -68,7 +66,7 @@ def save(path: Path, *, sharded: bool) -> None:
         saver.save(session, str(path), write_meta_graph=False, write_state=False)
 
 
-def write_objects(path: Path) -> None:
+def write_objects(path):
     """A checkpoint of TensorFlow 2's own kind, which is refused."""
     path.parent.mkdir(parents=True)
     model = tf.Module()
@@ -77,7 +75,7 @@ def write_objects(path: Path) -> None:
     (path.parent / "checkpoint").unlink()
 
 
-def scores(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def scores(weights):
     """The outputs of BERT (arXiv 1810.04805) for two padded sequences, from float64 weights."""
     wide = {name: tf.constant(value, tf.float64) for name, value in weights.items()}
     inputs = cases.inputs()
@@ -100,7 +98,7 @@ def scores(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _layer(hidden: Any, mask: np.ndarray, weights: dict[str, Any], prefix: str) -> Any:
+def _layer(hidden, mask, weights, prefix):
     heads = {}
     for part in ("query", "key", "value"):
         projected = _dense(hidden, weights, f"{prefix}/attention/self/{part}")
@@ -119,19 +117,19 @@ def _layer(hidden: Any, mask: np.ndarray, weights: dict[str, Any], prefix: str) 
     )
 
 
-def _dense(values: Any, weights: dict[str, Any], prefix: str) -> Any:
+def _dense(values, weights, prefix):
     return (
         tf.einsum("...i,io->...o", values, weights[f"{prefix}/kernel"]) + weights[f"{prefix}/bias"]
     )
 
 
-def _normed(values: Any, weights: dict[str, Any], prefix: str) -> Any:
+def _normed(values, weights, prefix):
     mean, variance = tf.nn.moments(values, axes=[-1], keepdims=True)
     gamma, beta = (weights[f"{prefix}/LayerNorm/{name}"] for name in ("gamma", "beta"))
     return (values - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
 
 
-def _gelu(values: Any) -> Any:
+def _gelu(values):
     return values * 0.5 * (1.0 + tf.math.erf(values / 2**0.5))
 
 

@@ -13,19 +13,19 @@ from bert_tools.convert.tensorflow import open_tensorflow
 MIB = 2**20
 
 
-def memory_mib(field: str) -> float:
+def memory_mib(field):
     """A field of this process's status: VmRSS, or VmHWM, the peak since `forget_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (text,) = (line for line in lines if line.startswith(f"{field}:"))
     return int(text.split()[1]) / 1024
 
 
-def forget_peak() -> None:
+def forget_peak():
     """Let peaks count from here; the kernel's other count goes on from the parent's."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(prefix: Path) -> dict[str, float]:
+def measure(prefix):
     """Open and read."""
     forget_peak()
     before, start, processor_start = memory_mib("VmRSS"), time.monotonic(), time.process_time()

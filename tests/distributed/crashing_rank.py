@@ -7,9 +7,8 @@ the third step or after it, and when it comes is printed.
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,7 +28,7 @@ SETTINGS = (
     "checkpoint.interval_steps=3",
 )
 WARM_UPS = 3
-PLACES: dict[str, tuple[Any, str, int]] = {  # what is called, and which call it is
+PLACES = {  # what is called, and which call it is
     "loader": (Staging, "send", 3),  # in the loader's thread
     "forward": (BertForPretraining, "forward", WARM_UPS + 3),
     "backward": (eager, "pretraining_loss", WARM_UPS + 3),
@@ -38,19 +37,19 @@ PLACES: dict[str, tuple[Any, str, int]] = {  # what is called, and which call it
 }
 
 
-def crash(*_: object) -> NoReturn:
+def crash(*_):
     """Raise the error, and print when."""
     print(f"crashed at {time.time()}", flush=True)
     raise RuntimeError(SAID)
 
 
-def plant(place: str) -> None:
+def plant(place):
     """Have the call raise it; in "backward" the backward of what it returns."""
     owner, name, number = PLACES[place]
-    usual: Callable[..., Any] = getattr(owner, name)
+    usual = getattr(owner, name)
     calls = 0
 
-    def planted(*arguments: Any, **options: Any) -> Any:
+    def planted(*arguments, **options):
         nonlocal calls
         calls += 1
         if calls == number and place != "backward":
@@ -72,7 +71,7 @@ class Crash(NamedTuple):
     printed: str  # from the error on
 
 
-def crash_a_run(config: Path, data: Path, directory: Path, policy: str, place: str) -> Crash:
+def crash_a_run(config, data, directory, policy, place):
     """Train on two ranks without a launcher, of which rank 1 meets the error in `place`."""
     words = ["train", "--config", config, "--data", data, "--run-dir", directory]
     words += [word for each in (*SETTINGS, f"data.balance={policy}") for word in ("--set", each)]

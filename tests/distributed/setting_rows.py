@@ -9,10 +9,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +21,7 @@ from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.choices import choose_attention
 from mlperf_bert.run.outcome import read_outcome
-from setting_pairs import Array, Row, choices
+from setting_pairs import Array, choices
 from setting_runs import RANKS, Job, run_jobs
 from support import NUM_WORDS, prepare_small
 
@@ -32,7 +30,7 @@ TOLERANCE = 2e-5  # relative, of the loss of a step
 # The longest sequence; documents, and words of one. Published strata are of long sequences; the
 # interpreter of fused blocks takes 0.03 s of a core for a token.
 SETS = {"tiny": (8, 90, (1, 6)), "short": (16, 60, (3, 14)), "long": (512, 64, (20, 500))}
-FIXED: dict[str, Any] = {
+FIXED = {
     **{"run.seed": 11, "run.device": "cpu", "run.max_steps": STEPS, "run.log_interval_steps": 1},
     **{"model.vocab_size": NUM_WORDS + 5, "model.hidden_size": 32},
     **{"model.num_heads": 2, "model.intermediate_size": 64, "model.initializer_range": 0.2},
@@ -50,14 +48,14 @@ APART = (*("run.warm_up_steps", "data.loader", "checkpoint.interval_steps"),)
 SHARED_OUT = (*("data.balance", "data.counts_per_rank", "parallel.grad_accum_steps"),)
 
 
-def plainest(row: Row) -> Row:
+def plainest(row):
     """The plainest row that must have the losses of `row`.
 
     In fp32 it is without all that only changes how a step is computed. Where something is rounded
     to fewer bits, every change of order shows, so there it is the same row with an optimizer that
     is whole on each rank, without what has no part in a step.
     """
-    plain: Row = {name: values[0] for name, values in choices().items()}
+    plain = {name: values[0] for name, values in choices().items()}
     found = row | {name: plain[name] for name in APART}
     by_bucket = row["clip.policy"] == "bucket_before_allreduce"
     # torch cuts its buckets by the order in which gradients come, which kernels change.
@@ -77,19 +75,19 @@ def plainest(row: Row) -> Row:
     return found
 
 
-def is_rounded(row: Row) -> bool:
+def is_rounded(row):
     """True if weights, gradients or products are rounded to fewer bits than float32 has."""
     return row["model.precision"] != "fp32" or row["parallel.allreduce_dtype"] != "as_gradients"
 
 
-def set_of(row: Row) -> str:
+def set_of(row):
     """The name of the sets that a row is trained on."""
     if row["data.sampler"] in PUBLISHED_STRATA:
         return "long"
     return "tiny" if row["model.kernels"] == "fused" else "short"
 
 
-def tables_of(row: Row, sets: str) -> dict[str, Any]:
+def tables_of(row, sets):
     """The config of a row on these sets, as tables."""
     longest = SETS[sets][0]
     settings = FIXED | {
@@ -102,19 +100,19 @@ def tables_of(row: Row, sets: str) -> dict[str, Any]:
         # that is clipped, and may flip a weight's rounding: 1e-3 of a loss in 16 bits.
         **({"clip.max_norm": 1e3} if is_rounded(row) and by_norm(row) else {}),
     }
-    tables: dict[str, Any] = {}
+    tables = {}
     for name, value in (settings | row).items():
         section, _, field = name.partition(".")
         tables.setdefault(section, {})[field] = value
     return tables
 
 
-def by_norm(row: Row) -> bool:
+def by_norm(row):
     """True if gradients are clipped by the norm of what was received."""
     return row["clip.policy"] == "after_allreduce"
 
 
-def make_sets(directory: Path) -> Path:
+def make_sets(directory):
     """Prepare the sets of SETS below a directory."""
     vocabulary = directory / "words.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -128,7 +126,7 @@ def make_sets(directory: Path) -> Path:
     return directory
 
 
-def _documents(random: random.Random, count: int, words: tuple[int, int]) -> list[str]:
+def _documents(random, count, words):
     """Texts of sentences of up to nine words; as many texts in each part of the range `words`."""
     texts = []
     for number in range(count):
@@ -144,12 +142,12 @@ def _documents(random: random.Random, count: int, words: tuple[int, int]) -> lis
     return texts
 
 
-def open_indexes(sets: Path) -> dict[str, LengthIndex]:
+def open_indexes(sets):
     """The training sets' indexes, by name."""
     return {name: LengthIndex.open(sets / name / "train") for name in SETS}
 
 
-def is_allowed(indexes: dict[str, LengthIndex], row: Row) -> None:
+def is_allowed(indexes, row):
     """Raise ConfigError if the program refuses the row, or it cannot be run here."""
     config = config_from_tables(tables_of(row, set_of(row)), "row")
     choose_attention(config.model, torch.device("cpu"), torch.float32)
@@ -159,7 +157,7 @@ def is_allowed(indexes: dict[str, LengthIndex], row: Row) -> None:
         raise ConfigError("model.kernels", problem, "use a GPU")
 
 
-def make_arrays(sets: Path) -> tuple[Array, Array]:
+def make_arrays(sets):
     """The covering array of all settings, and that of those that round to no fewer bits.
 
     Of the latter every pair is compared with a run that is plain in both settings. `sets` are those
@@ -170,11 +168,9 @@ def make_arrays(sets: Path) -> tuple[Array, Array]:
     return Array(choices(), check), Array(choices() | exact, check)
 
 
-def run_pairs(
-    pairs: Sequence[tuple[Row, Row]], sets: Path, directory: Path, *, waits: bool = True
-) -> list[dict[str, Any]]:
+def run_pairs(pairs, sets, directory, *, waits=True):
     """Train both rows of each pair on the sets of the first; what they came to."""
-    jobs: dict[str, Job] = {}
+    jobs = {}
     for row, plain in pairs:
         for each in (row, plain):
             place = directory / str(len(jobs))
@@ -202,16 +198,16 @@ def run_pairs(
     return found
 
 
-def run_rows(rows: Sequence[Row], sets: Path, directory: Path) -> list[dict[str, Any]]:
+def run_rows(rows, sets, directory):
     """Train each row and its plainest; what each pair came to."""
     return run_pairs([(row, plainest(row)) for row in rows], sets, directory)
 
 
-def _key(row: Row, sets: str) -> str:
+def _key(row, sets):
     return json.dumps([row, sets], sort_keys=True)
 
 
-def _job(row: Row, of: str, sets: Path, place: Path, *, waits: bool) -> Job:
+def _job(row, of, sets, place, *, waits):
     """The run of a row on the sets of this name, in a directory that is made for it."""
     place.mkdir(parents=True, exist_ok=True)
     config, tables = place / "row.toml", tables_of(row, of)
@@ -225,7 +221,7 @@ def _job(row: Row, of: str, sets: Path, place: Path, *, waits: bool) -> Job:
     )
 
 
-def _compared(held_out: LengthIndex, output: Path, plain_output: Path) -> dict[str, Any]:
+def _compared(held_out, output, plain_output):
     """What two runs came to; `difference` is the largest of a step's loss, as a share of it."""
     (losses, accuracy), (plain_losses, plain_accuracy) = map(_found, (output, plain_output))
     far = [abs(one / other - 1) for one, other in zip(losses, plain_losses, strict=True)]
@@ -239,7 +235,7 @@ def _compared(held_out: LengthIndex, output: Path, plain_output: Path) -> dict[s
     }
 
 
-def _found(output: Path) -> tuple[list[float], float]:
+def _found(output):
     """Losses of all steps (NaN where the file has none), and the last accuracy."""
     run = output.with_name("run") / "run_0"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -250,7 +246,7 @@ def _found(output: Path) -> tuple[list[float], float]:
     return losses, accuracy
 
 
-def main(records: Path) -> None:
+def main(records):
     """Train all rows and write what the arrays hold, then a record for each row."""
     with tempfile.TemporaryDirectory() as name:
         sets = Path(name) / "sets"

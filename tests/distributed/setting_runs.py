@@ -21,10 +21,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -32,10 +31,8 @@ import torch
 import dali_stand_in
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.__main__ import main
-from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.distributed import flat_reducer
 from mlperf_bert.model import bert
-from mlperf_bert.model.blocks import Blocks
 
 RANKS = 2
 _LONGEST_S = 240.0  # of a job
@@ -53,31 +50,27 @@ class Job(NamedTuple):
 class LateGather:
     """The handle of an all-gather that begins, and ends, when it is waited for."""
 
-    def __init__(
-        self, gather: Callable[..., Any], whole: torch.Tensor, piece: torch.Tensor, group: Any
-    ) -> None:
+    def __init__(self, gather, whole, piece, group):
         self._gather = gather
         self._whole, self._piece, self._group = whole, piece, group
         with torch.no_grad():
             whole.fill_(torch.nan)
 
-    def wait(self) -> None:
+    def wait(self):
         with torch.no_grad():
             self._gather(self._whole, self._piece, group=self._group)
 
 
-def make_gathers_late(patch: pytest.MonkeyPatch) -> None:
+def make_gathers_late(patch):
     """Make every gather of weights a late one."""
     usual = flat_reducer.renamed
 
-    def renamed(old: str, new: str) -> Callable[..., Any]:
+    def renamed(old, new):
         collective = usual(old, new)
         if old != "all_gather_into_tensor":
             return collective
 
-        def gather(
-            whole: torch.Tensor, piece: torch.Tensor, group: Any = None, async_op: bool = False
-        ) -> Any:
+        def gather(whole, piece, group=None, async_op=False):
             if not async_op:  # random streams for a checkpoint
                 return collective(whole, piece, group=group)
             return LateGather(collective, whole, piece, group)
@@ -87,21 +80,21 @@ def make_gathers_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(flat_reducer, "renamed", renamed)
 
 
-def hasten_the_interpreter() -> None:
+def hasten_the_interpreter():
     """Have Triton's interpreter patch its language once, not at every call: twice as fast."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    both: Any = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    both = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     interpreter._patch_lang(both)
     interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
 
 
-def train(words: Sequence[str], *, waits: bool = True) -> int:
+def train(words, *, waits=True):
     """The status of the command in this process."""
     usual = bert.choose_blocks
 
-    def choose_blocks(config: ModelSection, *arguments: Any) -> Blocks:
+    def choose_blocks(config, *arguments):
         if config.kernels != "fused":
             return usual(config, *arguments)
         from mlperf_bert.model.fused_blocks import FusedBlocks
@@ -120,7 +113,7 @@ def train(words: Sequence[str], *, waits: bool = True) -> int:
         return main(list(words))
 
 
-def _fork(job: Job) -> list[int]:
+def _fork(job):
     """The statuses of its ranks."""
     port, children = free_port(), []
     for rank in range(RANKS):
@@ -143,13 +136,13 @@ def _fork(job: Job) -> list[int]:
     return [_status(child) for child in children]
 
 
-def _print_to(output: str) -> None:
+def _print_to(output):
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
 
 
-def _status(child: int) -> int:
+def _status(child):
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -161,7 +154,7 @@ def _status(child: int) -> int:
     return -9
 
 
-def _by_mpi(job: Job) -> list[int]:
+def _by_mpi(job):
     with open(job.output, "ab") as output:
         process = subprocess.Popen(
             [*mpiexec_of(2 * RANKS), __file__, *job.words],
@@ -178,7 +171,7 @@ def _by_mpi(job: Job) -> list[int]:
             return [process.wait()]
 
 
-def run_jobs(jobs: Sequence[Job], directory: Path) -> Iterator[list[int]]:
+def run_jobs(jobs, directory):
     """Run them one after the other, in a process of their own; yield the exit statuses of each."""
     with subprocess.Popen(
         [sys.executable, __file__],
@@ -200,7 +193,7 @@ def run_jobs(jobs: Sequence[Job], directory: Path) -> Iterator[list[int]]:
     assert process.returncode == 0
 
 
-def _main() -> None:
+def _main():
     if len(sys.argv) > 1:
         sys.exit(train(sys.argv[1:]))
     jobs = [Job(**each) for each in json.load(sys.stdin)]

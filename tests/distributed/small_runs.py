@@ -1,17 +1,15 @@
 """Short runs of a small BERT that is built as a config says, on any number of ranks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import make_model
@@ -38,13 +36,13 @@ class Run:
     optimizer: FlatOptimizer
     step: EagerStep
 
-    def micro_batches(self, step: int) -> tuple[UnpaddedBatch, ...]:
+    def micro_batches(self, step):
         """This rank's share of an update's."""
         share = self.config.parallel.grad_accum_steps
         mine = range(self.info.rank * share, (self.info.rank + 1) * share)
         return tuple(micro_batch(step, number, share) for number in mine)
 
-    def steps(self, first: int, last: int) -> dict[str, Tensor]:
+    def steps(self, first, last):
         """Take them; of each, the update's loss, what was clipped here, and what was skipped."""
         results = [
             self.step(number, self.micro_batches(number)) for number in range(first, last + 1)
@@ -60,12 +58,12 @@ class Run:
 
 
 def start(
-    config: Path,
-    info: RankInfo,
-    overrides: Sequence[str],
-    dtype: torch.dtype = torch.float32,
-    seed: int = 1,
-) -> Run:
+    config,
+    info,
+    overrides,
+    dtype=torch.float32,
+    seed=1,
+):
     """Start a run of a config file with SMALL and `overrides`."""
     local = info.local_world_size
     ranks = (
@@ -77,7 +75,7 @@ def start(
     return Run(case, info, model, *make_step(model, case, info, CPU))
 
 
-def micro_batch(step: int, number: int, forwards: int) -> UnpaddedBatch:
+def micro_batch(step, number, forwards):
     """Random words in sequences of several lengths; `forwards` are those of a rank and update."""
     random = np.random.default_rng([step, number])
     lengths = random.integers(4, 12, SEQUENCES)

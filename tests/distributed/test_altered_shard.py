@@ -32,7 +32,7 @@ SETTINGS = (
 MISTAKE, LOST = 2, 70
 
 
-def move_boundaries(data: Path, name: str) -> None:
+def move_boundaries(data, name):
     """Move every third boundary that can be moved unseen."""
     (path,) = (data / "train" / "shards").glob("*.hdf5")
     shard = Shard(path)
@@ -54,9 +54,7 @@ def move_boundaries(data: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module", params=ALTERED)
-def altered(
-    request: pytest.FixtureRequest, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def altered(request, synthetic_data, tmp_path_factory):
     """The data, and a setting with which nothing else would tell."""
     data = tmp_path_factory.mktemp("altered") / "data"
     shutil.copytree(synthetic_data, data)
@@ -67,9 +65,7 @@ def altered(
 @pytest.mark.parametrize(
     "loader", ["thread", *(pytest.param(each, marks=pytest.mark.longest) for each in LOADERS[1:])]
 )
-def test_every_policy_refuses_it_in_one_line(
-    tiny_config: Path, altered: tuple[Path, str], tmp_path: Path, loader: str
-) -> None:
+def test_every_policy_refuses_it_in_one_line(tiny_config, altered, tmp_path, loader):
     data, masking = altered
     jobs = {}
     for policy in POLICIES:
@@ -93,9 +89,7 @@ def test_every_policy_refuses_it_in_one_line(
         )
 
 
-def test_flipped_bits_are_one_line_and_leave_no_result(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_flipped_bits_are_one_line_and_leave_no_result(tiny_config, synthetic_data, tmp_path):
     """A new run and a resumed one; the first step ends with an evaluation and a checkpoint."""
     checkpoint = tmp_path / "good/run_0/checkpoints/step_00000002"
     jobs = {"good": Job([], "")}

@@ -9,27 +9,23 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_tools.plan.buckets import backward_order
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ClipSection
 from mlperf_bert.distributed.bucket_plan import (
-    FlatLayout,
     ddp_bucket_cap_mb,
     plan_buckets,
     plan_in_reverse,
@@ -37,18 +33,14 @@ from mlperf_bert.distributed.bucket_plan import (
 )
 from mlperf_bert.distributed.clipping import (
     PUBLISHED_BUCKETS,
-    ClipOutcome,
-    Clipping,
     ClipState,
     clip_hook,
     make_clipping,
     wire_dtype,
 )
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
-from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.layers import loss_sums, pretraining_loss
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.step.captured import synthetic_batch
@@ -77,7 +69,7 @@ LAST_STEP = ALL_SPOILT_FROM + MAX_SKIPPED_IN_A_ROW - 1
 WARM_UP_STEPS = 3  # run.warm_up_steps' default: the hook is called in them too
 
 
-def make_model() -> nn.Module:
+def make_model():
     """A model that is equal on every rank; bucket sizes differ."""
     torch.manual_seed(1)
     return nn.Sequential(
@@ -85,26 +77,26 @@ def make_model() -> nn.Module:
     )
 
 
-def loss_of(model: nn.Module, rank: int, forward: int, scale: float) -> Tensor:
+def loss_of(model, rank, forward, scale):
     """A loss that differs between ranks and forwards, in size too."""
     generator = torch.Generator().manual_seed(10 * rank + forward)
     inputs = torch.randn(6, 8, generator=generator).to(next(model.parameters()).dtype)
-    outputs: Tensor = model(inputs)
+    outputs = model(inputs)
     return scale * (1 + rank) * outputs.float().square().sum()
 
 
-def local_gradients(dtype: str, rank: int, scale: float) -> list[dict[str, Tensor]]:
+def local_gradients(dtype, rank, scale):
     """This rank's gradients, of each forward alone, in float64."""
     found = []
     for forward in range(FORWARDS):
         model = make_model().to(DTYPES[dtype])
         loss_of(model, rank, forward, scale).backward()
         named = model.named_parameters()
-        found.append({name: each.grad.double() for name, each in named})  # type: ignore[union-attr]
+        found.append({name: each.grad.double() for name, each in named})
     return found
 
 
-def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
+def layout_of(model, num_shards):
     """The bucket layout that `step/data_parallel.py` plans."""
     named = dict(model.named_parameters())
     numel = {name: each.numel() for name, each in named.items()}
@@ -114,7 +106,7 @@ def layout_of(model: nn.Module, num_shards: int) -> FlatLayout:
     return plan_layout(shapes, buckets, num_shards)
 
 
-def groups(info: RankInfo) -> dict[str, ShardGroup]:
+def groups(info):
     """The groups that differ on this number of ranks."""
     counts = {"flat": 1, "shard_world": info.world_size}
     if info.world_size > 2:
@@ -127,20 +119,20 @@ class Reduction:
 
     def __init__(
         self,
-        clip: ClipSection,
-        dtype: str,
-        allreduce_dtype: Any,
-        info: RankInfo,
-        group: ShardGroup | None,
-    ) -> None:
+        clip,
+        dtype,
+        allreduce_dtype,
+        info,
+        group,
+    ):
         self.model = make_model().to(DTYPES[dtype])
         self._rank = info.rank
         wire = wire_dtype(DTYPES[dtype], allreduce_dtype)
         self._group = group
         if group is None:
             ddp = wrapped(self.model, view=True)
-            self._called: nn.Module = ddp
-            self._clipping: Clipping = make_clipping(clip, ddp, wire)
+            self._called = ddp
+            self._clipping = make_clipping(clip, ddp, wire)
             self.update(1.0)  # then its buckets are rebuilt
             return
         self._called = self.model
@@ -152,12 +144,12 @@ class Reduction:
             self.model, self._buffers, clip, group, wire, info.world_size
         )
 
-    def update(self, scale: float) -> dict[str, Any]:
+    def update(self, scale):
         """Reduced gradients, (first element, values in float64) of each tensor, and the outcome."""
         if self._group is not None:
             self._buffers.begin_update()
         self.model.zero_grad()
-        sent: list[Tensor] = []
+        sent = []
         with recorded(sent):
             for forward in range(FORWARDS):
                 with self._clipping.forward(is_last=forward == FORWARDS - 1):
@@ -171,27 +163,27 @@ class Reduction:
             "skip": float(outcome.skip),
         }
 
-    def _reduced(self, outcome: ClipOutcome) -> dict[str, tuple[int, Tensor]]:
+    def _reduced(self, outcome):
         factor = outcome.gradient_factor.double()
         if self._group is None:
             named = self.model.named_parameters()
-            return {name: (0, each.grad.double().flatten() * factor) for name, each in named}  # type: ignore[union-attr]
+            return {name: (0, each.grad.double().flatten() * factor) for name, each in named}
         mine = self._reducer.shard_gradients.double() * factor
         segments = self._layout.segments(self._group.index)
         return {each.tensor.name: (each.first, mine[each.in_shard]) for each in segments}
 
 
-def wrapped(model: nn.Module, *, view: bool) -> DistributedDataParallel:
+def wrapped(model, *, view):
     """The model wrapped in DDP, with several buckets once rebuilt."""
     return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB, gradient_as_bucket_view=view)
 
 
 @contextmanager
-def recorded(sent: list[Tensor]) -> Iterator[None]:
+def recorded(sent):
     """Keep a copy of all that Python code gives to all_reduce meanwhile."""
     all_reduce = dist.all_reduce
 
-    def recording(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+    def recording(tensor, *arguments, **options):
         sent.append(tensor.clone())
         return all_reduce(tensor, *arguments, **options)
 
@@ -202,9 +194,7 @@ def recorded(sent: list[Tensor]) -> Iterator[None]:
         dist.all_reduce = all_reduce
 
 
-def several_updates(
-    rank: int, prepare: Callable[[DistributedDataParallel], Any], view: bool
-) -> Any:
+def several_updates(rank, prepare, view):
     """Weights after five updates under limits that nothing reaches."""
     ddp = wrapped(make_model(), view=view)
     state = prepare(ddp)
@@ -218,10 +208,10 @@ def several_updates(
     return copy.deepcopy(ddp.module.state_dict())
 
 
-def with_hook(policy: Any) -> Callable[[DistributedDataParallel], ClipState]:
+def with_hook(policy):
     """Registers the hook by itself, as docs/how/clipping.md does."""
 
-    def prepare(ddp: DistributedDataParallel) -> ClipState:
+    def prepare(ddp):
         clip = ClipSection(policy=policy, max_norm=1e6)
         state = ClipState(clip, ddp.parameters(), dist.get_world_size())
         ddp.register_comm_hook(state, clip_hook)
@@ -230,7 +220,7 @@ def with_hook(policy: Any) -> Callable[[DistributedDataParallel], ClipState]:
     return prepare
 
 
-def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+def spoilt_run(config, data, output, info):
     """A run in which the last rank's gradient of one tensor is bad in some steps, then in all."""
     settings = (
         *(f"parallel.ranks_per_node={info.world_size}", "parallel.local_batch_size=4"),
@@ -239,20 +229,20 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
     )
     case = load_config(config, settings)
     step = -WARM_UP_STEPS
-    optimizers: list[FlatOptimizer] = []
+    optimizers = []
 
-    def hook(gradient: Tensor) -> Tensor:
+    def hook(gradient):
         nonlocal step
         step += 1
         if not is_spoilt(step):
             return gradient
         return torch.full_like(gradient, SPOILT_STEPS.get(step, math.nan))
 
-    def made_optimizer(*arguments: Any) -> FlatOptimizer:
+    def made_optimizer(*arguments):
         optimizers.append(make_optimizer(*arguments))
         return optimizers[0]
 
-    def made_spoilt(model: nn.Module, *arguments: Any) -> Any:
+    def made_spoilt(model, *arguments):
         made = make_data_parallel(model, *arguments)
         if info.rank == info.world_size - 1:
             named = model.named_parameters()
@@ -261,7 +251,7 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
         models.append(model)
         return made
 
-    models: list[nn.Module] = []
+    models = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlperf_bert.train.make_data_parallel", made_spoilt)
         patch.setattr("mlperf_bert.train.make_optimizer", made_optimizer)
@@ -274,16 +264,16 @@ def spoilt_run(config: Path, data: Path, output: Path, info: RankInfo) -> dict[s
     }
 
 
-def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict[str, Any]]:
+def buckets_of_a_step(config, dtype, cap_mb):
     """DDP's own buckets of a BERT, as its hook got them in the third step."""
     model = BertForPretraining(config.model, torch.device("cpu")).to(DTYPES[dtype])
     names = {parameter: name for name, parameter in model.named_parameters()}
     ddp = DistributedDataParallel(
         model, bucket_cap_mb=ddp_bucket_cap_mb(cap_mb), gradient_as_bucket_view=True
     )
-    seen: list[dict[str, Any]] = []
+    seen = []
 
-    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(_, bucket):
         buffer = bucket.buffer()
         start = buffer.storage_offset()
         seen.append(
@@ -305,13 +295,13 @@ def buckets_of_a_step(config: RunConfig, dtype: str, cap_mb: float) -> list[dict
     return seen
 
 
-def is_spoilt(step: int) -> bool:
+def is_spoilt(step):
     return step in SPOILT_STEPS or step >= ALL_SPOILT_FROM
 
 
-def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+def all_cases(config, data, output, info):
     """Gradients of small models, local and reduced; then a whole run, which leaves a directory."""
-    seen: dict[str, Any] = {}
+    seen = {}
     for dtype in DTYPES:
         buckets = layout_of(make_model().to(DTYPES[dtype]), 1).buckets
         seen[f"buckets {dtype}"] = [[each.name for each in bucket.tensors] for bucket in buckets]
@@ -338,16 +328,15 @@ def all_cases(config: Path, data: Path, output: Path, info: RankInfo) -> dict[st
 TOLERANCE = 1e-6
 
 Array = NDArray[np.float64]
-Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def job(
-    request: pytest.FixtureRequest,
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, Seen]:
+    request,
+    tiny_config,
+    synthetic_data,
+    tmp_path_factory,
+):
     """The ranks' run directory and observations; the ranks are started once for all tests."""
     output = tmp_path_factory.mktemp("clip")
     seen = what_ranks_saw(__file__, (tiny_config, synthetic_data), request.param, output)
@@ -355,22 +344,22 @@ def job(
 
 
 @pytest.fixture(scope="module")
-def seen(job: tuple[Path, Seen]) -> Seen:
+def seen(job):
     return job[1]
 
 
-def modes(seen: Seen) -> tuple[str, ...]:
+def modes(seen):
     return ("ddp", "flat", "shard_world", *(["shard_node"] if len(seen) > 2 else []))
 
 
-def limited(gradient: Array, limit: float) -> Array:
+def limited(gradient, limit):
     return gradient * min(1.0, limit / float(np.linalg.norm(gradient)))
 
 
 class Formula:
     """The policies' formulas in float64, from every rank's local gradients."""
 
-    def __init__(self, seen: Seen, size: str, dtype: str = "fp32") -> None:
+    def __init__(self, seen, size, dtype="fp32"):
         self.buckets = seen[0][f"buckets {dtype}"]
         self.names = [name for bucket in self.buckets for name in bucket]
         # By rank and forward: the gradient's parts, by bucket.
@@ -380,12 +369,12 @@ class Formula:
         ]
         self.numel = sum(part.size for part in self.local[0][0])
 
-    def gradient(self, case: str) -> Array:
+    def gradient(self, case):
         clip = CASES[case]
         mean = np.mean([self.contribution(case, rank) for rank in range(len(self.local))], axis=0)
         return limited(mean, clip.max_norm) if clip.policy == "after_allreduce" else mean
 
-    def contribution(self, case: str, rank: int) -> Array:
+    def contribution(self, case, rank):
         """A rank's part of the mean, not divided by the ranks."""
         clip, parts = CASES[case], self.accumulated(rank)
         if clip.policy == "whole_before_allreduce":
@@ -395,24 +384,24 @@ class Formula:
             return np.concatenate(list(map(limited, parts, limits)))
         return np.concatenate(parts)
 
-    def accumulated(self, rank: int) -> list[Array]:
+    def accumulated(self, rank):
         """The sum of its forwards, by bucket."""
         return [np.sum(each, axis=0) for each in zip(*self.local[rank], strict=True)]
 
-    def limit(self, case: str, numel: int) -> float:
+    def limit(self, case, numel):
         clip = CASES[case]
         if clip.bucket_limit == "equal_share":
             return clip.max_norm / PUBLISHED_BUCKETS**0.5
         return clip.max_norm * (numel / self.numel) ** 0.5
 
 
-def joined(gradients: dict[str, Tensor], names: list[str]) -> Array:
+def joined(gradients, names):
     return np.concatenate([gradients[name].numpy().ravel() for name in names])
 
 
-def found_by(seen: Seen, case: str, formula: Formula) -> Array:
+def found_by(seen, case, formula):
     """The gradient that each rank has a part of: its own part, and the others' from elsewhere."""
-    whole: dict[str, Array] = {}
+    whole = {}
     for rank in seen:
         assert rank[case]["skip"] == 0
         for name, (first, values) in rank[case]["gradients"].items():
@@ -425,7 +414,7 @@ def found_by(seen: Seen, case: str, formula: Formula) -> Array:
 
 
 @pytest.mark.parametrize("case", range(len(DDP_CASES)))
-def test_the_plan_is_what_ddp_does(seen: Seen, tiny_config: Path, case: int) -> None:
+def test_the_plan_is_what_ddp_does(seen, tiny_config, case):
     dtype, cap_mb = DDP_CASES[case]
     config = load_config(tiny_config, WIDER)
     gradients = backward_order(config.model, num_tokens=32, num_masked=5)
@@ -446,7 +435,7 @@ def test_the_plan_is_what_ddp_does(seen: Seen, tiny_config: Path, case: int) -> 
 
 @pytest.mark.parametrize("size", SCALES)
 @pytest.mark.parametrize("case", CASES)
-def test_each_policy_equals_its_formula(seen: Seen, case: str, size: str) -> None:
+def test_each_policy_equals_its_formula(seen, case, size):
     formula = Formula(seen, size)
     expected = formula.gradient(case)
     for mode in modes(seen):
@@ -454,7 +443,7 @@ def test_each_policy_equals_its_formula(seen: Seen, case: str, size: str) -> Non
         assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-def test_policies_differ_where_some_is_above_its_limit(seen: Seen) -> None:
+def test_policies_differ_where_some_is_above_its_limit(seen):
     formula = Formula(seen, "mixed")
     gradients = [formula.gradient(case) for case in CASES]
     for number, one in enumerate(gradients):
@@ -463,14 +452,14 @@ def test_policies_differ_where_some_is_above_its_limit(seen: Seen) -> None:
     assert len(formula.buckets) > 2
 
 
-def unit(*dtypes: str) -> float:
+def unit(*dtypes):
     """Largest relative error of rounding to the coarsest of them."""
     return max(torch.finfo(DTYPES[dtype]).eps for dtype in dtypes) / 2
 
 
 @pytest.mark.parametrize(("dtype", "wire"), WIRES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_dtypes_of_gradients_and_wire(seen: Seen, policy: str, dtype: str, wire: str) -> None:
+def test_dtypes_of_gradients_and_wire(seen, policy, dtype, wire):
     """Elements are off by so many units of the largest that a rank sends at most."""
     # The sum of two forwards, what is sent, a sum for each rank, and the result are rounded.
     roundings = (3 + len(seen)) * unit(dtype, dtype if wire == "as_gradients" else wire)
@@ -484,16 +473,14 @@ def test_dtypes_of_gradients_and_wire(seen: Seen, policy: str, dtype: str, wire:
 
 @pytest.mark.parametrize("view", [True, False])
 @pytest.mark.parametrize("policy", BEFORE)
-def test_under_the_limit_training_is_plain_ddp_bit_for_bit(
-    seen: Seen, policy: str, view: bool
-) -> None:
+def test_under_the_limit_training_is_plain_ddp_bit_for_bit(seen, policy, view):
     for rank in seen:
         plain, hooked = rank[f"plain {view}"], rank[f"{policy} {view}"]
         assert all(torch.equal(plain[name], hooked[name]) for name in plain)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case].policy in BEFORE])
-def test_no_rank_sends_more_than_its_share(seen: Seen, case: str) -> None:
+def test_no_rank_sends_more_than_its_share(seen, case):
     formula = Formula(seen, "over")
     for rank in seen:
         sent = [bucket.double().numpy() for bucket in rank[f"ddp {case} over"]["sent"]]
@@ -509,7 +496,7 @@ def test_no_rank_sends_more_than_its_share(seen: Seen, case: str) -> None:
 
 
 @pytest.mark.parametrize("policy", BEFORE)
-def test_clipped_share_and_own_norm_are_counted(seen: Seen, policy: str) -> None:
+def test_clipped_share_and_own_norm_are_counted(seen, policy):
     formula = Formula(seen, "mixed")
     shares = []
     for number, rank in enumerate(seen):
@@ -527,7 +514,7 @@ def test_clipped_share_and_own_norm_are_counted(seen: Seen, policy: str) -> None
     assert 0 < sum(shares) < len(shares)
 
 
-def test_all_ranks_skip_spoilt_steps_and_stop_after_ten_in_a_row(job: tuple[Path, Seen]) -> None:
+def test_all_ranks_skip_spoilt_steps_and_stop_after_ten_in_a_row(job):
     output, seen = job
     skipped = [int(is_spoilt(step)) for step in range(1, LAST_STEP + 1)]
     lines = (output / "run/run_0/metrics.jsonl").read_text().splitlines()

@@ -5,7 +5,6 @@ No launcher is there to end the other one. What a launcher does: test_ranks.py.
 
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -26,8 +25,8 @@ CRASHED, LOST = 1, 70
     ],
 )
 def test_both_ranks_end_and_the_first_line_is_the_cause(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, policy: str, place: str
-) -> None:
+    tiny_config, synthetic_data, tmp_path, policy, place
+):
     crash = crash_a_run(tiny_config, synthetic_data, tmp_path, policy, place)
     assert crash.seconds <= MOST_S
     assert crash.statuses == [LOST, CRASHED], crash.printed

@@ -3,8 +3,6 @@
 With BERT's architecture and with ModernBERT's.
 """
 
-from pathlib import Path
-
 import pytest
 
 from forked_ranks import free_port, mpiexec_of
@@ -22,13 +20,13 @@ RECIPE = (
 
 
 @pytest.fixture(scope="module", params=["bert", "modern"])
-def recipe(request: pytest.FixtureRequest) -> tuple[str, ...]:
+def recipe(request):
     """Settings of a run with this architecture."""
     return (*RECIPE, *MODERN, "optim.name=muon") if request.param == "modern" else RECIPE
 
 
 @pytest.fixture(scope="module")
-def data(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(synthetic_data, tmp_path_factory):
     """Sets of single segments, of as many words as the sets of pairs."""
     directory = tmp_path_factory.mktemp("single")
     for name, documents, seed in (("train", 150, 1), ("eval", 40, 2)):
@@ -48,11 +46,11 @@ def data(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def whole(
-    tiny_config: Path,
-    data: Path,
-    recipe: tuple[str, ...],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+    tiny_config,
+    data,
+    recipe,
+    tmp_path_factory,
+):
     """A run of one rank, which reads by itself and computes as it goes."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     saved = ("checkpoint.interval_steps=8", "checkpoint.keep_last=9")
@@ -61,19 +59,17 @@ def whole(
     return directory
 
 
-def assert_same(found: Path, expected: Path) -> None:
+def assert_same(found, expected):
     assert metrics_losses(found) == pytest.approx(
         metrics_losses(expected), abs=LOSS_TOLERANCE, rel=0
     )
 
 
-def words(settings: tuple[str, ...]) -> list[str]:
+def words(settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def test_a_captured_step_on_two_ranks_that_exchange(
-    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
-) -> None:
+def test_a_captured_step_on_two_ranks_that_exchange(tiny_config, data, recipe, whole, tmp_path):
     settings = (*recipe, "data.balance=exchange_global", "run.step_mode=captured")
     places = ["--config", tiny_config, "--data", data, "--run-dir", tmp_path / "run"]
     done = run_process(*torchrun(2), "train", *places, *words(settings), *sizes(2, 8))
@@ -81,9 +77,7 @@ def test_a_captured_step_on_two_ranks_that_exchange(
     assert_same(tmp_path / "run", whole)
 
 
-def test_reader_processes(
-    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
-) -> None:
+def test_reader_processes(tiny_config, data, recipe, whole, tmp_path):
     pytest.importorskip("mpi4py")
     run_dir = tmp_path / "run"
     settings = (*recipe, "data.balance=exchange_local", "data.loader=mpi_readers")
@@ -102,9 +96,7 @@ def test_reader_processes(
     assert "train.hdf5" in {name for _, name, _ in after}
 
 
-def test_it_goes_on_bit_for_bit(
-    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
-) -> None:
+def test_it_goes_on_bit_for_bit(tiny_config, data, recipe, whole, tmp_path):
     saved = whole / "run_0/checkpoints/step_00000008"
     status = run_train(tiny_config, data, tmp_path / "run", *recipe, resume=saved)
     assert status == MISSED
@@ -115,14 +107,14 @@ def test_it_goes_on_bit_for_bit(
     "setting", ["model.objective=mlm_nsp", "data.masking=static", "data.masking_rate=0.2"]
 )
 def test_another_recipe_does_not_go_on(
-    tiny_config: Path,
-    data: Path,
-    recipe: tuple[str, ...],
-    whole: Path,
-    tmp_path: Path,
-    setting: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    data,
+    recipe,
+    whole,
+    tmp_path,
+    setting,
+    capsys,
+):
     saved = whole / "run_0/checkpoints/step_00000008"
     if recipe is not RECIPE and setting == "model.objective=mlm_nsp":
         setting = "model.architecture=bert"
@@ -138,12 +130,12 @@ def test_another_recipe_does_not_go_on(
 
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 def test_pairs_serve_masked_lm_alone(
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    masking: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    synthetic_data,
+    tmp_path,
+    masking,
+    capsys,
+):
     """And a model of either kind is evaluated with the masks of its held-out set."""
     settings = ("model.objective=mlm", f"data.masking={masking}", "run.max_steps=4")
     run = tmp_path / "run"
@@ -157,9 +149,7 @@ def test_pairs_serve_masked_lm_alone(
     assert found[0] == found[1] != ""
 
 
-def test_single_segments_have_no_next_sentences(
-    tiny_config: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_single_segments_have_no_next_sentences(tiny_config, data, tmp_path, capsys):
     assert run_train(tiny_config, data, tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -167,8 +157,8 @@ def test_single_segments_have_no_next_sentences(
 
 
 def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(
-    tiny_config: Path, data: Path, recipe: tuple[str, ...], whole: Path, tmp_path: Path
-) -> None:
+    tiny_config, data, recipe, whole, tmp_path
+):
     few = ("run.max_steps=3", "schedule.decay_steps=20")
     runs = {
         "same": (),

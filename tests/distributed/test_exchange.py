@@ -5,7 +5,6 @@ import itertools
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ import torch.distributed as dist
 import dali_stand_in
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import StepPlanner, make_planner
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.balance import make_planner
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.make_loader import make_loader
-from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.run.directory import RunDirectory
@@ -55,7 +52,7 @@ class BrokenReader(SampleReader):
 
     reads = 0
 
-    def read(self, ids: np.ndarray) -> Samples:
+    def read(self, ids):
         """Read, or fail."""
         self.reads += 1
         if dist.get_rank() == 3 and self.reads > 1:
@@ -63,7 +60,7 @@ class BrokenReader(SampleReader):
         return super().read(ids)
 
 
-def digest(batch: UnpaddedBatch) -> str:
+def digest(batch):
     """One digest of all that a batch holds, types included."""
     contents = hashlib.sha256()
     for field in fields(batch):
@@ -74,15 +71,13 @@ def digest(batch: UnpaddedBatch) -> str:
     return contents.hexdigest()
 
 
-def open_planned(config: RunConfig, data: Path) -> tuple[StepPlanner, SampleReader]:
+def open_planned(config, data):
     """The planner of a config, and a reader of its samples."""
     index = LengthIndex.open(data / "train")
     return make_planner(config, index, seed=5), SampleReader(data / "train", index.manifest)
 
 
-def planned_batches(
-    config: RunConfig, data: Path, info: RankInfo, steps: range = STEPS
-) -> list[str]:
+def planned_batches(config, data, info, steps=STEPS):
     """Digests of what the plan, the policy's single-process definition, gives to this rank."""
     planner, reader = open_planned(config, data)
     found = []
@@ -92,7 +87,7 @@ def planned_batches(
     return found
 
 
-def exchanged_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
+def exchanged_batches(config, data, info):
     """Digests of what this rank gets by exchange."""
     planner, reader = open_planned(config, data)
     group = make_exchange_group(config.data.balance, info, config.parallel.ranks_per_node)
@@ -106,7 +101,7 @@ def exchanged_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str
     return found
 
 
-def loaded_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
+def loaded_batches(config, data, info):
     """Digests of what the loader of a captured run brings to this rank, padded."""
     planner, reader = open_planned(config, data)
     loader, shapes = make_loader(config, planner, reader, 5, info, CPU, None, 1)
@@ -117,7 +112,7 @@ def loaded_batches(config: RunConfig, data: Path, info: RankInfo) -> list[str]:
     return list(map(digest, batches))
 
 
-def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> str:
+def error_of_a_broken_reader(config, data, info):
     """The error of this rank when rank 3 cannot read."""
     planner, reader = open_planned(config, data)
     broken = BrokenReader(reader.set_dir, reader.manifest)
@@ -134,7 +129,7 @@ def error_of_a_broken_reader(config: RunConfig, data: Path, info: RankInfo) -> s
     return ""
 
 
-def error_of_other_nodes(info: RankInfo) -> str:
+def error_of_other_nodes(info):
     """The error of this rank on a node that the config does not have."""
     try:
         elsewhere = replace(info, node_rank=1 - info.node_rank)
@@ -146,17 +141,16 @@ def error_of_other_nodes(info: RankInfo) -> str:
 
 RANKS = 4
 LOSS_TOLERANCE = 1e-5
-Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job(tmp_path_factory):
     """The directory of the runs."""
     return tmp_path_factory.mktemp("exchange")
 
 
 @pytest.fixture(scope="module")
-def seen(job: Path, tiny_config: Path, synthetic_data: Path) -> Seen:
+def seen(job, tiny_config, synthetic_data):
     """Observations of the four ranks, which are started once for all tests."""
     places = (tiny_config, synthetic_data)
     return what_ranks_saw(__file__, places, RANKS, job, ranks_per_node=RANKS // 2)
@@ -166,9 +160,7 @@ def seen(job: Path, tiny_config: Path, synthetic_data: Path) -> Seen:
     ("policy", "definition"),
     [("exchange_local", "presort_local"), ("exchange_global", "exchange_global")],
 )
-def test_exchanged_batches_are_those_of_the_definition(
-    seen: Seen, policy: str, definition: str
-) -> None:
+def test_exchanged_batches_are_those_of_the_definition(seen, policy, definition):
     for of_rank in seen:
         received = of_rank[f"{policy} received"]
         assert len(received) == 2 * len(STEPS)
@@ -176,7 +168,7 @@ def test_exchanged_batches_are_those_of_the_definition(
         assert received != of_rank["none"]
 
 
-def test_dali_brings_every_policys_batches_to_captured_steps(seen: Seen) -> None:
+def test_dali_brings_every_policys_batches_to_captured_steps(seen):
     for of_rank in seen:
         brought = [of_rank[f"{policy} by thread"] for policy in POLICIES]
         assert [of_rank[f"{policy} by dali"] for policy in POLICIES] == brought
@@ -186,34 +178,34 @@ def test_dali_brings_every_policys_batches_to_captured_steps(seen: Seen) -> None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same_losses(seen: object, job: Path, policy: str) -> None:
+def test_every_policy_gives_the_same_losses(seen, job, policy):
     expected = metrics_losses(job / "none")
     assert len(expected) == TRAIN_STEPS
     assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
-def test_means_of_ranks_depend_on_the_policy(seen: object, job: Path) -> None:
+def test_means_of_ranks_depend_on_the_policy(seen, job):
     runs = [metrics_losses(job / f"per_rank {policy}") for policy in ("none", "exchange_global")]
     assert np.abs(np.subtract(*runs)).max() > 100 * LOSS_TOLERANCE
 
 
-def test_a_rank_that_cannot_read_is_named_by_the_others(seen: Seen) -> None:
+def test_a_rank_that_cannot_read_is_named_by_the_others(seen):
     said = [of_rank["broken"] for of_rank in seen]
     assert said[3] == "shard: is broken; mend it"
     assert len(set(said[:3])) == 1
     assert "rank 3 could not read" in said[0]
 
 
-def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen: Seen) -> None:
+def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen):
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
     assert said.pop().startswith("data.balance: 'exchange_local' needs nodes of 2 consecutive")
 
 
-def all_cases(config_path: Path, data: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+def all_cases(config_path, data, output, info):
     """Batches and errors; then whole runs, which leave directories of their own."""
     config = load_config(config_path, (*SIZES, "data.balance=exchange_global"))
-    found: dict[str, Any] = {
+    found = {
         "broken": error_of_a_broken_reader(config, data, info),
         "nodes": error_of_other_nodes(info),
     }

@@ -9,19 +9,17 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from forked_ranks import free_port, mpiexec_of
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.make_loader import run_reader
 from mlperf_bert.data.mpi_readers import MpiSource, Pair
-from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.launch import read_rank_info
-from mlperf_bert.distributed.reader_roles import MpiProcess, mpi_process
+from mlperf_bert.distributed.reader_roles import mpi_process
 from mlperf_bert.errors import DataError
 from resume_cases import run_train
 from support import run_process
@@ -36,7 +34,7 @@ SEED = 5
 STEPS = range(1, 10)  # more than a reader sends ahead
 
 
-def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -> list[str]:
+def received(config, data, process, steps):
     """Digests of a trainer's batches, then what it says where they end early."""
     planner = make_planner(config, LengthIndex.open(data / "train"), SEED)
     pair = Pair(process.world, process.role.partner)
@@ -52,21 +50,21 @@ def received(config: RunConfig, data: Path, process: MpiProcess, steps: range) -
     return found
 
 
-def fail_after(reads: int) -> None:
+def fail_after(reads):
     """Let no reader read more often than that."""
     read = SampleReader.read
     ids_read = []
 
-    def limited(self: SampleReader, ids: np.ndarray) -> Samples:
+    def limited(self, ids):
         if len(ids_read) == reads:
             raise DataError("shard", "is broken", "mend it")
         ids_read.append(ids)
         return read(self, ids)
 
-    SampleReader.read = limited  # type: ignore[method-assign]
+    SampleReader.read = limited
 
 
-def main(config_path: Path, data: Path, output: Path) -> int:
+def main(config_path, data, output):
     """Do everything one after the other, as trainer or as reader; trainers write what they saw."""
     with mpi_process(read_rank_info()) as process:
         info, seen = process.role.info, {}
@@ -104,7 +102,7 @@ WITH_READERS = tuple(
 
 
 @pytest.fixture(scope="module")
-def mpiexec() -> list[str]:
+def mpiexec():
     """The command that starts two trainers and two readers."""
     pytest.importorskip("mpi4py")
     return mpiexec_of(4)
@@ -112,11 +110,11 @@ def mpiexec() -> list[str]:
 
 @pytest.fixture(scope="module")
 def seen(
-    mpiexec: list[str],
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[dict[str, list[str]]]:
+    mpiexec,
+    tiny_config,
+    synthetic_data,
+    tmp_path_factory,
+):
     """Observations of both trainers in one job."""
     output = tmp_path_factory.mktemp("readers")
     job = (__file__, tiny_config, synthetic_data, output)
@@ -126,15 +124,13 @@ def seen(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_readers_deliver_what_the_direct_loader_reads(
-    seen: list[dict[str, list[str]]], policy: str
-) -> None:
+def test_readers_deliver_what_the_direct_loader_reads(seen, policy):
     for of_trainer in seen:
         assert len(of_trainer[policy]) == 2 * len(STEPS)
         assert of_trainer[policy] == of_trainer[f"{policy} planned"]
 
 
-def test_an_error_in_a_reader_is_its_trainers(seen: list[dict[str, list[str]]]) -> None:
+def test_an_error_in_a_reader_is_its_trainers(seen):
     for rank, of_trainer in enumerate(seen):
         *batches, said = of_trainer["broken"]
         assert batches == of_trainer["none planned"][:2]  # the first step
@@ -144,17 +140,15 @@ def test_an_error_in_a_reader_is_its_trainers(seen: list[dict[str, list[str]]]) 
 
 
 def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
-    seen: list[dict[str, list[str]]],
-) -> None:
+    seen,
+):
     *batches, said = seen[0]["left alone"]
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
     assert said == "reader of rank 0: ended because another rank's did; see that rank's message"
     assert len(seen[1]["left alone"]) == 2
 
 
-def test_an_error_in_a_reader_ends_the_run(
-    mpiexec: list[str], tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_an_error_in_a_reader_ends_the_run(mpiexec, tiny_config, synthetic_data, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(synthetic_data, data)
     shard = data / "train" / "shards" / "train.hdf5"
@@ -170,9 +164,7 @@ def test_an_error_in_a_reader_ends_the_run(
     assert all(line.startswith("mlperf_bert: error: ") for line in lines)
 
 
-def test_without_mpiexec_it_is_one_clear_line(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_mpiexec_it_is_one_clear_line(tiny_config, synthetic_data, tmp_path, capsys):
     run_dir = tmp_path / "run"
     assert run_train(tiny_config, synthetic_data, run_dir, extra=WITH_READERS) == 2
     said = capsys.readouterr().err

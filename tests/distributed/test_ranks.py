@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,7 @@ if os.environ.get("RANK", "0") == "0":  # a slow disk: the other ranks have to w
 """
 
 
-def traced(data: Path, run_dir: Path) -> dict[str, str]:
+def traced(data, run_dir):
     """Variables with which a run's processes write which files of `data` they open, and when.
 
     The audit hook sees every file that Python opens, memory maps included.
@@ -74,7 +73,7 @@ def traced(data: Path, run_dir: Path) -> dict[str, str]:
     }
 
 
-def opened(run_dir: Path) -> tuple[set[str], set[tuple[str, str, str]]]:
+def opened(run_dir):
     """Files opened before `run_start`, and (rank, name, opened by which thread) of those after."""
     lines = (run_dir.parent / "trace.jsonl").read_text().splitlines()
     events = [json.loads(line) | {"name": Path(json.loads(line)["path"]).name} for line in lines]
@@ -83,7 +82,7 @@ def opened(run_dir: Path) -> tuple[set[str], set[tuple[str, str, str]]]:
     return before, {(event["rank"], event["name"], event["thread"]) for event in after}
 
 
-def assert_shards_are_opened_after_run_start_only(run_dir: Path, ranks: int) -> None:
+def assert_shards_are_opened_after_run_start_only(run_dir, ranks):
     before, after = opened(run_dir)
     metadata = {"dataset.json", "lengths.u16", "masked_counts.u8", "order_by_length.u32"}
     assert before == {*metadata, "vocab.txt", "train.hdf5.json", "eval.hdf5.json"}
@@ -96,12 +95,12 @@ def assert_shards_are_opened_after_run_start_only(run_dir: Path, ranks: int) -> 
     }
 
 
-def sizes(ranks: int, batch: int, accumulation: int = 1) -> list[str]:
+def sizes(ranks, batch, accumulation=1):
     values = {"ranks_per_node": ranks, "local_batch_size": batch, "grad_accum_steps": accumulation}
     return [word for key, value in values.items() for word in ("--set", f"parallel.{key}={value}")]
 
 
-def torchrun(ranks: int) -> list[str]:
+def torchrun(ranks):
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
         *("--master-addr", "127.0.0.1", "--master-port", free_port(), "-m", "mlperf_bert"),
@@ -109,15 +108,13 @@ def torchrun(ranks: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def arguments(tiny_config: Path, synthetic_data: Path) -> list[str]:
+def arguments(tiny_config, synthetic_data):
     places = ["--config", str(tiny_config), "--data", str(synthetic_data)]
     return ["train", *places, *(word for setting in DROPOUT for word in ("--set", setting))]
 
 
 @pytest.fixture(scope="module")
-def one_rank(
-    arguments: list[str], synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def one_rank(arguments, synthetic_data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("one") / "run"
     done = run_cli(*arguments, "--run-dir", run_dir, **traced(synthetic_data, run_dir))
     assert done.returncode == 3, done.stderr  # ran to its end, target missed by design
@@ -125,7 +122,7 @@ def one_rank(
     return run_dir
 
 
-def assert_same_losses(run_dir: Path, expected: Path) -> None:
+def assert_same_losses(run_dir, expected):
     assert len(metrics_losses(expected)) == STEPS
     assert metrics_losses(run_dir) == pytest.approx(
         metrics_losses(expected), abs=LOSS_TOLERANCE, rel=0
@@ -140,9 +137,7 @@ def assert_same_losses(run_dir: Path, expected: Path) -> None:
         (4, ("run.step_mode=captured", "parallel.data_parallel=flat", *UNEQUAL)),
     ],
 )
-def test_torchrun_equals_one_rank(
-    ranks: int, settings: tuple[str, ...], arguments: list[str], one_rank: Path, tmp_path: Path
-) -> None:
+def test_torchrun_equals_one_rank(ranks, settings, arguments, one_rank, tmp_path):
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(ranks, 16 // ranks)]
     options += [word for setting in settings for word in ("--set", setting)]
     done = run_process(*torchrun(ranks), *options)
@@ -152,21 +147,19 @@ def test_torchrun_equals_one_rank(
     assert sum(each["unpadded_steps"] for each in records) < STEPS / 2  # most are padded
 
 
-def test_accumulation_equals_one_forward(
-    arguments: list[str], one_rank: Path, tmp_path: Path
-) -> None:
+def test_accumulation_equals_one_forward(arguments, one_rank, tmp_path):
     assert main([*arguments, "--run-dir", str(tmp_path / "run"), *sizes(1, 4, 4)]) == 3
     assert_same_losses(tmp_path / "run", one_rank)
 
 
-def test_mpiexec_equals_one_rank(arguments: list[str], one_rank: Path, tmp_path: Path) -> None:
+def test_mpiexec_equals_one_rank(arguments, one_rank, tmp_path):
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
     done = run_process(*mpiexec_of(2), "-m", "mlperf_bert", *options, MASTER_PORT=free_port())
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
     assert_same_losses(tmp_path / "run", one_rank)
 
 
-def slurm_tasks(*options_of_ranks: Sequence[object]) -> tuple[list[int], list[str]]:
+def slurm_tasks(*options_of_ranks):
     """Exit status and output of each of two tasks of a step."""
     environ = {
         **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"},
@@ -187,18 +180,14 @@ def slurm_tasks(*options_of_ranks: Sequence[object]) -> tuple[list[int], list[st
     return [task.returncode for task in tasks], outputs
 
 
-def test_slurm_variables_equal_one_rank(
-    arguments: list[str], one_rank: Path, tmp_path: Path
-) -> None:
+def test_slurm_variables_equal_one_rank(arguments, one_rank, tmp_path):
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
     statuses, outputs = slurm_tasks(options, options)
     assert statuses == [3, 3], outputs
     assert_same_losses(tmp_path / "run", one_rank)
 
 
-def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(
-    arguments: list[str], synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(arguments, synthetic_data, tmp_path):
     shutil.copytree(synthetic_data, tmp_path / "data")
     next((tmp_path / "data" / "train" / "shards").glob("*.hdf5")).unlink()
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
@@ -212,9 +201,7 @@ def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(
-    one_rank: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(one_rank, synthetic_data, capsys):
     checkpoints = one_rank / "run_0" / "checkpoints"
     state = json.loads((checkpoints / "step_00000020" / "state.json").read_text())
     options = ["evaluate", "--checkpoint", str(checkpoints), "--data", str(synthetic_data)]
@@ -228,8 +215,8 @@ def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(
 
 
 def test_ranks_start_by_themselves_without_a_launcher(
-    arguments: list[str], one_rank: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+    arguments, one_rank, synthetic_data, tmp_path
+):
     run_dir = tmp_path / "run"
     options = [*arguments, "--run-dir", run_dir, *sizes(2, 8)]
     done = run_cli(*options, **traced(synthetic_data, run_dir))
@@ -239,9 +226,7 @@ def test_ranks_start_by_themselves_without_a_launcher(
     assert_shards_are_opened_after_run_start_only(run_dir, 2)
 
 
-def test_wrong_number_of_ranks_is_one_clear_line(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_number_of_ranks_is_one_clear_line(arguments, tmp_path, capsys):
     run_dir = tmp_path / "run"
     assert main([*arguments, "--run-dir", str(run_dir), "--set", "parallel.nodes=2"]) == 2
     said = capsys.readouterr().err
@@ -249,9 +234,7 @@ def test_wrong_number_of_ranks_is_one_clear_line(
     assert not run_dir.exists()
 
 
-def test_a_failing_rank_ends_the_run_with_its_own_words(
-    arguments: list[str], tmp_path: Path
-) -> None:
+def test_a_failing_rank_ends_the_run_with_its_own_words(arguments, tmp_path):
     options = ["--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "model.vocab_size=70"]
     done = run_cli(*arguments, *options)
     assert done.returncode == 2

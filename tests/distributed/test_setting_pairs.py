@@ -5,16 +5,14 @@ stands in logs/2026-11-28-setting-pairs.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import combinations, product
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from setting_pairs import NUMBERS, Array, Row, choices, pair, pairs_of
+from setting_pairs import NUMBERS, choices, pair, pairs_of
 from setting_rows import (
     TOLERANCE,
     is_allowed,
@@ -60,12 +58,12 @@ SHARDED = ("shard_node", "shard_world")
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sets(tmp_path_factory):
     return make_sets(tmp_path_factory.mktemp("sets"))
 
 
 @pytest.fixture(scope="module")
-def arrays(sets: Path) -> tuple[Array, Array]:
+def arrays(sets):
     return make_arrays(sets)
 
 
@@ -80,11 +78,11 @@ class _Config:
     new: _Section
 
 
-def test_a_new_option_is_a_factor_without_being_named() -> None:
+def test_a_new_option_is_a_factor_without_being_named():
     assert choices(_Config) == {"new.how": ("plainly", "by magic"), **NUMBERS}
 
 
-def test_every_pair_that_is_allowed_is_in_a_row(arrays: tuple[Array, Array], sets: Path) -> None:
+def test_every_pair_that_is_allowed_is_in_a_row(arrays, sets):
     array = arrays[0]
     assert set(array.alone) == OF_GPUS
     factors = {
@@ -109,7 +107,7 @@ def test_every_pair_that_is_allowed_is_in_a_row(arrays: tuple[Array, Array], set
         is_allowed(indexes, row)
 
 
-def check_rows(rows: Sequence[Row], sets: Path, directory: Path) -> None:
+def check_rows(rows, sets, directory):
     """Train them, and compare each with its plainest."""
     for found in run_rows(rows, sets, directory):
         assert not found["problems"], (found["row"], found["problems"])
@@ -118,40 +116,40 @@ def check_rows(rows: Sequence[Row], sets: Path, directory: Path) -> None:
         assert found["accuracy_difference"] <= found["one_prediction"], told
 
 
-def sharded_rows() -> list[Row]:
+def sharded_rows():
     """FP8 products read weights by themselves; in buckets of one parameter biases come alone."""
-    plain: Row = {name: values[0] for name, values in choices().items()}
-    fp8: Row = {"model.precision": "fp8", "parallel.bucket_cap_mb": 0.0001}
-    modern: Row = {"model.architecture": "modern", "model.objective": "mlm", "optim.name": "muon"}
+    plain = {name: values[0] for name, values in choices().items()}
+    fp8 = {"model.precision": "fp8", "parallel.bucket_cap_mb": 0.0001}
+    modern = {"model.architecture": "modern", "model.objective": "mlm", "optim.name": "muon"}
     return [
         plain | fp8 | architecture | {"parallel.data_parallel": how}
         for architecture, how in zip((modern, {}), SHARDED, strict=True)
     ]
 
 
-def test_weights_are_waited_for_before_they_are_read(sets: Path, tmp_path: Path) -> None:
+def test_weights_are_waited_for_before_they_are_read(sets, tmp_path):
     check_rows(sharded_rows(), sets, tmp_path)
 
 
-def test_weights_that_are_not_waited_for_would_be_found(sets: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_waited_for_would_be_found(sets, tmp_path):
     row = sharded_rows()[0]
     (found,) = run_pairs([(row, plainest(row))], sets, tmp_path, waits=False)
     assert not found["problems"]
     assert found["difference"] == math.inf
 
 
-def rows_of_a_day(array: Array) -> list[Row]:
+def rows_of_a_day(array):
     """Rows drawn by date; those that the interpreter would take long for are left out."""
     rows = [row for row in array.rows if row["model.kernels"] != "fused"]
     first = date.today().toordinal() * A_DAY
     return [rows[(first + number) % len(rows)] for number in range(A_DAY)]
 
 
-def test_rows_of_the_day(arrays: tuple[Array, Array], sets: Path, tmp_path: Path) -> None:
+def test_rows_of_the_day(arrays, sets, tmp_path):
     check_rows(rows_of_a_day(arrays[0]), sets, tmp_path)
 
 
 @pytest.mark.longest
 @pytest.mark.timeout(3000)
-def test_all_rows(arrays: tuple[Array, Array], sets: Path, tmp_path: Path) -> None:
+def test_all_rows(arrays, sets, tmp_path):
     check_rows([row for array in arrays for row in array.rows], sets, tmp_path)

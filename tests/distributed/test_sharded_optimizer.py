@@ -4,17 +4,14 @@ import copy
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.checkpoint import load
@@ -25,9 +22,8 @@ from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.step.captured import warm_up
-from small_runs import CPU, MICRO_BATCHES, Run, start
+from small_runs import CPU, MICRO_BATCHES, start
 
 STEPS = 30
 RULES = {  # and rates that learn something in STEPS
@@ -50,20 +46,20 @@ FORWARDS = (1, 2)  # an update
 SPOILT_STEPS = max(SPOILT_BY) + 1
 
 
-def modes(info: RankInfo) -> tuple[str, ...]:
+def modes(info):
     """The modes that differ on this number of ranks and nodes."""
     by_node = ("shard_node",) if info.local_world_size < info.world_size else ()
     return ("flat", "shard_world", *by_node)
 
 
-def trained_cases(mode: str) -> list[tuple[str, str]]:
+def trained_cases(mode):
     """Rule and dtype of its long runs: `flat` shares its parts with the others, and has one."""
     return [("adamw", "float64")] if mode == "flat" else list(product(RULES, DTYPES))
 
 
-def trained(run: Run, last: int) -> dict[str, Any]:
+def trained(run, last):
     """The result of steps 1 to `last`."""
-    found: dict[str, Any] = run.steps(1, last)
+    found = run.steps(1, last)
     return {
         **found,
         "weights": run.optimizer.exact_weights(),
@@ -72,13 +68,13 @@ def trained(run: Run, last: int) -> dict[str, Any]:
     }
 
 
-def state_elements(optimizer: FlatOptimizer) -> int:
+def state_elements(optimizer):
     """The number of elements of this rank's state beside the model's own weights."""
     owned = (optimizer.shard.masters, *optimizer.flat_state().values())
     return sum(tensor.numel() for tensor in owned)
 
 
-def spoilt(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, Any]:
+def spoilt(config, info, overrides):
     """A run in which the last rank's gradient is bad: one tensor's, in a step's first forward.
 
     The tensor is of the bucket with the most padding, so that a shard of four has padding alone.
@@ -88,7 +84,7 @@ def spoilt(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, 
     bucket = max(buckets, key=lambda each: each.stop - each.tensors[-1].stop)
     calls = 0
 
-    def hook(gradient: Tensor) -> Tensor:
+    def hook(gradient):
         nonlocal calls
         step, forward = divmod(calls, run.config.parallel.grad_accum_steps)
         calls += 1
@@ -100,7 +96,7 @@ def spoilt(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, 
     return trained(run, SPOILT_STEPS)
 
 
-def warmed_up_and_skipped(config: Path, info: RankInfo, overrides: Sequence[str]) -> dict[str, Any]:
+def warmed_up_and_skipped(config, info, overrides):
     """Weights at the start, after the warm-up, and after a skipped step."""
     run = start(config, info, overrides)
     found = {"at first": copy.deepcopy(run.model.state_dict())}
@@ -115,49 +111,49 @@ def warmed_up_and_skipped(config: Path, info: RankInfo, overrides: Sequence[str]
     return found
 
 
-def order_of_events(run: Run) -> list[str]:
+def order_of_events(run):
     """In one update: "ready" for each gradient that becomes whole, "sent" for each bucket."""
-    events: list[str] = []
+    events = []
     for parameter in run.model.parameters():
         parameter.register_hook(lambda gradient: events.append("ready"))
     reduce = ShardGroup.reduce
 
-    def recording(group: ShardGroup, whole: Tensor, piece: Tensor) -> None:
+    def recording(group, whole, piece):
         events.append("sent")
         reduce(group, whole, piece)
 
-    ShardGroup.reduce = recording  # type: ignore[method-assign]
+    ShardGroup.reduce = recording
     try:
         run.steps(1, 1)
     finally:
-        ShardGroup.reduce = reduce  # type: ignore[method-assign]
+        ShardGroup.reduce = reduce
     return events
 
 
-def waits(run: Run) -> list[int | str]:
+def waits(run):
     """In the forward after an update: buckets waited for, and "embeddings" when they have run."""
     run.steps(1, 1)
-    events: list[int | str] = []
+    events = []
     wait_for = ShardGroup.wait_for
 
-    def recording(group: ShardGroup, number: int) -> None:
+    def recording(group, number):
         if number in group._gathering:
             events.append(number)
         wait_for(group, number)
 
     embeddings = dict(run.model.named_modules())["bert.embeddings"]
     handle = embeddings.register_forward_hook(lambda *_: events.append("embeddings"))
-    ShardGroup.wait_for = recording  # type: ignore[method-assign]
+    ShardGroup.wait_for = recording
     try:
         run.step(2, run.micro_batches(2))
     finally:
-        ShardGroup.wait_for = wait_for  # type: ignore[method-assign]
+        ShardGroup.wait_for = wait_for
         handle.remove()
     run.optimizer.settle()
     return events
 
 
-def save(run: Run, directory: Path) -> dict[str, Any]:
+def save(run, directory):
     """Train to SAVED_AT, save there, and go on."""
     run.steps(1, SAVED_AT)
     state = CheckpointState(
@@ -173,14 +169,14 @@ def save(run: Run, directory: Path) -> dict[str, Any]:
     return go_on(run) | {"stream": torch.get_rng_state()}
 
 
-def load_and_go_on(run: Run, directory: Path) -> dict[str, Any]:
+def load_and_go_on(run, directory):
     """With a checkpoint in place of the run's own beginning."""
     state = load_checkpoint(run.optimizer, directory, VOCABULARY, run.info)
     assert state.step == SAVED_AT
     return go_on(run)
 
 
-def go_on(run: Run) -> dict[str, Any]:
+def go_on(run):
     """From SAVED_AT to LAST, and what there was at first."""
     return {
         "saved": run.optimizer.exact_weights(),
@@ -197,9 +193,9 @@ SAVED = {  # by directory: rule, config options, dtype
 }
 
 
-def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
+def all_cases(config, output, info):
     """Everything that test_sharded_optimizer.py looks at."""
-    seen: dict[str, Any] = {}
+    seen = {}
     for mode in ("ddp", *modes(info)):
         for rule, name in trained_cases(mode):
             options = (f"parallel.data_parallel={mode}", *RULES[rule])
@@ -227,7 +223,7 @@ def all_cases(config: Path, output: Path, info: RankInfo) -> dict[str, Any]:
     return seen
 
 
-def saved_or_loaded(config: Path, output: Path, info: RankInfo, mode: str) -> dict[str, Any]:
+def saved_or_loaded(config, output, info, mode):
     """Four ranks save, and go on; fewer go on from there."""
     seen = {}
     for name, (options, dtype) in SAVED.items():
@@ -246,19 +242,15 @@ TOLERANCES = {"float64": 1e-10, "fp32": 2e-6}
 RANKS = (4, 2)  # the second goes on where the first has saved
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 
-Seen = list[dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(tmp_path_factory):
     """The directory of the four ranks' checkpoints, from which two ranks continue."""
     return tmp_path_factory.mktemp("shard")
 
 
 @pytest.fixture(scope="module")
-def both(
-    output: Path, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Seen]:
+def both(output, tiny_config, tmp_path_factory):
     """Observations of the ranks; each number of ranks is started once for all tests."""
     return {  # four ranks are two nodes
         ranks: what_ranks_saw(
@@ -273,27 +265,27 @@ def both(
 
 
 @pytest.fixture(params=RANKS)
-def seen(request: pytest.FixtureRequest, both: dict[int, Seen]) -> Seen:
+def seen(request, both):
     return both[request.param]
 
 
-def modes_of(seen: Seen) -> tuple[str, ...]:
+def modes_of(seen):
     return modes(RankInfo(0, len(seen), 0, 2, 0, "torchrun"))
 
 
-def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def largest_difference(one, other):
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+def assert_equal(one, other):
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
-def test_sharded_training_is_ddps(seen: Seen, rule: str, dtype: str) -> None:
+def test_sharded_training_is_ddps(seen, rule, dtype):
     expected = seen[0][f"ddp {rule} {dtype}"]
     assert 0 < expected["clipped"].mean() < 1  # after_allreduce: some steps are clipped
     assert expected["losses"][-10:].mean() < 0.9 * expected["losses"][:10].mean()
@@ -307,13 +299,13 @@ def test_sharded_training_is_ddps(seen: Seen, rule: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_two_ranks_train_as_four_do(both: dict[int, Seen], rule: str) -> None:
+def test_two_ranks_train_as_four_do(both, rule):
     four, two = (both[ranks][0][f"shard_world {rule} float64"] for ranks in RANKS)
     torch.testing.assert_close(two["losses"], four["losses"], rtol=0, atol=1e-10)
     assert largest_difference(two["weights"], four["weights"]) <= TOLERANCES["float64"]
 
 
-def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen: Seen) -> None:
+def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen):
     for rank in seen:
         expected = rank["flat buckets"]
         assert 0 < expected["clipped"].mean() < 1
@@ -324,7 +316,7 @@ def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen: Seen) -> None
             assert largest_difference(found["weights"], expected["weights"]) <= 1e-10
 
 
-def test_optimizer_state_shrinks_with_the_ranks(seen: Seen) -> None:
+def test_optimizer_state_shrinks_with_the_ranks(seen):
     whole = seen[0]["flat state"]
     shards = {"ddp": 1, "flat": 1, "shard_world": len(seen), "shard_node": 2}
     for mode in ("ddp", *modes_of(seen)):
@@ -335,7 +327,7 @@ def test_optimizer_state_shrinks_with_the_ranks(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen: Seen, policy: str) -> None:
+def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen, policy):
     skipped = [float(step in SPOILT_BY) for step in range(1, SPOILT_STEPS + 1)]
     for mode, forwards in product(("ddp", *modes_of(seen)), FORWARDS):
         case = f"{mode} {policy} {forwards} spoilt"
@@ -346,7 +338,7 @@ def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen: Seen, policy: str)
             assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values())
 
 
-def test_a_skipped_first_step_leaves_the_initial_weights(seen: Seen) -> None:
+def test_a_skipped_first_step_leaves_the_initial_weights(seen):
     for mode in modes_of(seen):
         for rank in seen:
             found = rank[f"{mode} skip"]
@@ -356,7 +348,7 @@ def test_a_skipped_first_step_leaves_the_initial_weights(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_buckets_are_sent_while_backward_runs(seen: Seen, policy: str) -> None:
+def test_buckets_are_sent_while_backward_runs(seen, policy):
     for mode in modes_of(seen):
         for rank in seen:
             events = rank[f"{mode} {policy} events"]
@@ -373,7 +365,7 @@ def test_buckets_are_sent_while_backward_runs(seen: Seen, policy: str) -> None:
             )
 
 
-def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen: Seen) -> None:
+def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen):
     for mode in modes_of(seen):
         for rank in seen:
             events = rank[f"{mode} waits"]
@@ -386,9 +378,7 @@ def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen: Seen) -> None
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_state_of_four_ranks_continues_on_others(
-    both: dict[int, Seen], output: Path, tiny_config: Path, name: str
-) -> None:
+def test_state_of_four_ranks_continues_on_others(both, output, tiny_config, name):
     expected = both[4][0][f"shard_world {name} saved"]
     alone = start(tiny_config, ONE_RANK, *SAVED[name], seed=9)
     continued = [load_and_go_on(alone, output / name)]
@@ -408,14 +398,12 @@ def test_state_of_four_ranks_continues_on_others(
         assert largest_difference(found["weights"], expected["weights"]) <= 1e-10
 
 
-def test_every_rank_goes_on_from_its_own_random_stream(
-    both: dict[int, Seen], output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_rank_goes_on_from_its_own_random_stream(both, output, monkeypatch):
     monkeypatch.setattr(load, "on_every_rank", lambda info, restore: restore())
     streams = [rank["shard_world lamb saved"]["stream"] for rank in both[4]]
     (step,) = (output / "lamb").glob("step_*")
     state = replace(read_state(step), world_size=len(streams))
-    without_fp8: Any = SimpleNamespace(fp8_state=dict)
+    without_fp8 = SimpleNamespace(fp8_state=dict)
     for number, stream in enumerate(streams):
         assert sum(torch.equal(stream, other) for other in streams) == 1
         torch.manual_seed(99)
@@ -425,9 +413,7 @@ def test_every_rank_goes_on_from_its_own_random_stream(
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "unlist", "mix"])
-def test_damaged_optimizer_state_is_named(
-    both: dict[int, Seen], output: Path, tiny_config: Path, tmp_path: Path, damage: str
-) -> None:
+def test_damaged_optimizer_state_is_named(both, output, tiny_config, tmp_path, damage):
     shutil.copytree(output / "lamb", tmp_path / "lamb")
     (step,) = (tmp_path / "lamb").glob("step_*")
     victim = step / "optimizer" / "rank_00002.safetensors"

@@ -5,13 +5,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bert_tools.squad.batches import UpdatePlan, WindowReader
@@ -19,23 +18,21 @@ from bert_tools.squad.engines import Team, TimedStage, make_engine, make_schedul
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.measures import Span, StageClock, measured_bubble
 from bert_tools.squad.model import Start, draw_weights, make_part, whole
-from bert_tools.squad.settings import Schedule
 from forked_ranks import as_rank, what_ranks_saw
-from mlperf_bert.distributed.launch import RankInfo
 from squad_cases import SMALL, made_up_windows, small_settings
 
 CPU = torch.device("cpu")
 UPDATES = 30
 FIRST = 15  # of them, of cases that show a schedule or another number of ranks
-EXACT: dict[str, Any] = {"precision": "fp64", "noise_every": 15}
-SINGLE: dict[str, Any] = {"precision": "fp32"}
-DROPPED: dict[str, Any] = {
+EXACT = {"precision": "fp64", "noise_every": 15}
+SINGLE = {"precision": "fp32"}
+DROPPED = {
     **{"precision": "fp64", "dropout": 0.1, "updates": 10, "noise_every": 5},
 }
 KINDS = {"fp64": EXACT, "fp32": SINGLE, "dropout": DROPPED}
 OTHER_CUT = {"fsdp:2": 2, "ddp:4": 8}  # microbatches: fsdp is slow on a CPU, four ranks share eight
 # What runs beside each other, on ranks from 0 up. A case whose third word is "first" ends early.
-WAVES: tuple[tuple[str, ...], ...] = (
+WAVES = (
     ("single fp64", "single fp32", "single dropout", "single fp64 first"),
     ("ddp:2 fp64", "ddp:2 fp32"),
     ("pipeline:2 fp64", "pipeline:2 fp32"),
@@ -55,7 +52,7 @@ TOLERANCE = 0.05
 SLEEPERS = ((2, (2, 4, 8)), (4, (4, 8)))  # stages, microbatches
 
 
-def run_case(case: str, mesh: DeviceMesh | None, rank: int, output: Path) -> None:
+def run_case(case, mesh, rank, output):
     """A short run of one engine, as a rank of it."""
     name, kind, *early = case.split()
     changes = dict(KINDS[kind])
@@ -92,13 +89,13 @@ class Sleep(torch.autograd.Function):
     """The identity, which takes its time."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:
+    def forward(ctx, x, weight, seconds):
         ctx.seconds = seconds
         time.sleep(seconds)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, grad):
         time.sleep(2 * ctx.seconds)
         return grad.clone(), torch.zeros(()), None
 
@@ -106,24 +103,22 @@ class Sleep(torch.autograd.Function):
 class Sleeper(nn.Module):
     """A stage of a pipeline that needs no processor."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
         self.seconds = 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
-        slept: Tensor = Sleep.apply(x, self.weight, self.seconds)  # type: ignore[no-untyped-call]
+    def forward(self, x):
+        slept = Sleep.apply(x, self.weight, self.seconds)
         return slept
 
 
-def known_bubble(stages: int, microbatches: int) -> float:
+def known_bubble(stages, microbatches):
     """That of GPipe and 1F1B with equal stages, without communication (arXiv 2104.04473)."""
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def bubble_of(
-    schedule: Schedule, stages: int, microbatches: int, group: dist.ProcessGroup
-) -> float:
+def bubble_of(schedule, stages, microbatches, group):
     """The smallest bubble of some updates, as a busy machine only adds to it."""
     rank = dist.get_rank(group)
     clock = StageClock(rank)
@@ -141,7 +136,7 @@ def bubble_of(
         dist.barrier(group)
         clock.start()
         rows = (torch.ones((microbatches, 4)),) if rank == 0 else ()
-        losses: list[Tensor] = []
+        losses = []
         target = torch.zeros(microbatches)
         of_torch.step(*rows, target=target, losses=losses, return_outputs=False)
         own = torch.tensor(
@@ -160,12 +155,12 @@ def bubble_of(
     return least
 
 
-def bubbles(rank: int) -> dict[str, float]:
+def bubbles(rank):
     """Smallest ones by name; GPipe on the first ranks beside 1F1B on the last, where both fit."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     everybody = dist.new_group([0, 1, 2, 3])
-    found: dict[str, float] = {}
-    schedules: tuple[Schedule, Schedule] = ("gpipe", "1f1b")
+    found = {}
+    schedules = ("gpipe", "1f1b")
     for stages, counts in SLEEPERS:
         for count in counts:
             for number, schedule in enumerate(schedules):
@@ -181,11 +176,10 @@ pytestmark = pytest.mark.timeout(900)  # of minutes on a machine that does much 
 RANKS = 4
 CASES = [case for wave in WAVES for case in wave]
 WITHIN = {"fp64": 1e-10, "dropout": 1e-10, "fp32": 1e-5}
-Found = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     output = tmp_path_factory.mktemp("squad")
     imports = ["bert_tools.squad.fine_tune"]
     seen = what_ranks_saw(__file__, (), RANKS, output, imports=imports, timeout_s=800)
@@ -193,12 +187,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return by_rank | {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
 
 
-def single(case: str) -> str:
+def single(case):
     """The case of the same kind on one rank."""
     return f"single {case.partition(' ')[2]}"
 
 
-def difference(found: Found, case: str, key: str) -> float:
+def difference(found, case, key):
     """The largest, absolute, to one rank's of the same kind."""
     ours, alone = (found[each][key] for each in (case, single(case)))
     assert np.shape(ours) == np.shape(alone)
@@ -206,7 +200,7 @@ def difference(found: Found, case: str, key: str) -> float:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if "single" not in each])
-def test_losses_are_those_of_one_rank(found: Found, case: str) -> None:
+def test_losses_are_those_of_one_rank(found, case):
     kind = case.split()[1]
     losses = found[case]["losses"]
     updates = FIRST if case.endswith("first") else 10 if kind == "dropout" else UPDATES
@@ -216,7 +210,7 @@ def test_losses_are_those_of_one_rank(found: Found, case: str) -> None:
     assert difference(found, case, "scores") < 1e-4  # stored in float32
 
 
-def test_the_runs_learn_and_dropout_drops(found: Found) -> None:
+def test_the_runs_learn_and_dropout_drops(found):
     losses = found["single fp64"]["losses"]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     dropped = found["single dropout"]["losses"]
@@ -224,14 +218,14 @@ def test_the_runs_learn_and_dropout_drops(found: Found) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if "fp64" in each])
-def test_weights_are_gathered_from_all_ranks(found: Found, case: str) -> None:
+def test_weights_are_gathered_from_all_ranks(found, case):
     ours, alone = found[case]["weights"], found[single(case)]["weights"]
     assert list(ours) == list(alone)
     assert max(abs(ours[name] - alone[name]) for name in alone) < 1e-8
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if "fp32" not in each])
-def test_noise_is_measured_alike(found: Found, case: str) -> None:
+def test_noise_is_measured_alike(found, case):
     noise, alone = found[case]["noise"], found[single(case)]["noise"]
     expected = [5, 10] if "dropout" in case else [15, 30]
     assert [each["update"] for each in alone] == (expected[:1] if "first" in case else expected)
@@ -244,7 +238,7 @@ def test_noise_is_measured_alike(found: Found, case: str) -> None:
             assert ours[key] == pytest.approx(value, rel=1e-6), key
 
 
-def test_pipelines_are_clocked(found: Found) -> None:
+def test_pipelines_are_clocked(found):
     for case in CASES:
         ends_before = "pipeline" not in case or case.endswith("first")
         expected = 0 if ends_before else 1 if "dropout" in case else 3
@@ -255,9 +249,7 @@ def test_pipelines_are_clocked(found: Found) -> None:
     ("stages", "microbatches"), [(stages, count) for stages, each in SLEEPERS for count in each]
 )
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_bubble_is_that_of_the_formula(
-    found: Found, schedule: str, stages: int, microbatches: int
-) -> None:
+def test_bubble_is_that_of_the_formula(found, schedule, stages, microbatches):
     name = f"{schedule} {stages} {microbatches}"
     of_ranks = [found[f"bubbles_{rank}"].get(name) for rank in range(RANKS)]
     measured = [each for each in of_ranks if each is not None]
@@ -265,11 +257,11 @@ def test_bubble_is_that_of_the_formula(
     assert abs(measured[0] - known_bubble(stages, microbatches)) < TOLERANCE
 
 
-def all_cases(info: RankInfo, output: Path) -> dict[str, float]:
+def all_cases(info, output):
     """Wave after wave; rank 0 of each engine leaves a file by its case's name. The bubbles seen."""
     for wave in WAVES:
         first = 0
-        mine: tuple[str, DeviceMesh | None] | None = None
+        mine = None
         for case in wave:
             engine = small_settings(case.split()[0]).engine
             ranks = torch.arange(first, first + engine.ranks)

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.metrics import Slowest, SlowestRank
-from small_runs import CPU, Run, start
+from small_runs import CPU, start
 
 WATCHED_STEPS = 3
 SHORT_S, LONG_S = 0.01, 0.15
@@ -22,7 +22,7 @@ RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 
 
-def watched(run: Run, sleep_s: float) -> dict[str, Any]:
+def watched(run, sleep_s):
     """Steps whose forwards sleep on this rank."""
     model = cast(BertForPretraining, run.model)
     slowest = SlowestRank(run.info, model.body.embeddings, CPU, replays=False)
@@ -38,29 +38,29 @@ def watched(run: Run, sleep_s: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tiny_config, tmp_path_factory):
     """Findings of each of two ranks in every mode."""
     return what_ranks_saw(__file__, (tiny_config,), RANKS, tmp_path_factory.mktemp("slowest"))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_rank_that_sleeps_is_named(ranks: list[dict[str, Any]], mode: str) -> None:
+def test_the_rank_that_sleeps_is_named(ranks, mode):
     one, other = (each[mode] for each in ranks)
     assert one == other
     assert one["rank"] == 1 and one["over_median"] > 1.5
 
 
-def test_steps_before_a_comparison_do_not_count_in_the_next(ranks: list[dict[str, Any]]) -> None:
+def test_steps_before_a_comparison_do_not_count_in_the_next(ranks):
     assert all(each[mode]["then"] is None for each in ranks for mode in MODES)
 
 
-def test_one_rank_is_not_compared(tiny_config: Path) -> None:
+def test_one_rank_is_not_compared(tiny_config):
     run = start(tiny_config, ONE_RANK, ())
     model = cast(BertForPretraining, run.model)
     assert SlowestRank(run.info, model.body.embeddings, CPU, replays=False).compare() == Slowest()
 
 
-def all_modes(config: Path, info: RankInfo) -> dict[str, Any]:
+def all_modes(config, info):
     """Who is slow in each way to reduce gradients: rank 1 sleeps longer."""
     sleep_s = LONG_S if info.rank == 1 else SHORT_S
     return {

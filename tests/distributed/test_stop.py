@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +32,17 @@ class Shell:
     run_dir: Path
     output: Path
 
-    def wait_until(self, happens: Callable[[], object]) -> None:
+    def wait_until(self, happens):
         deadline = time.monotonic() + 120
         while not happens():
             assert time.monotonic() < deadline, self.output.read_text()
             assert self.process.poll() is None, self.output.read_text()
             time.sleep(0.05)
 
-    def says(self, pattern: str) -> bool:
+    def says(self, pattern):
         return re.search(pattern, self.output.read_text(), re.MULTILINE) is not None
 
-    def rank(self, number: int) -> int | None:
+    def rank(self, number):
         """Process of a rank."""
         for directory in Path("/proc").glob("[0-9]*"):
             try:
@@ -57,16 +56,14 @@ class Shell:
 
 
 @contextmanager
-def started(
-    data: Path, config: Path, directory: Path, terminal: int | None = None, **environ: str
-) -> Iterator[Shell]:
+def started(data, config, directory, terminal=None, **environ):
     endless = ("run.max_steps=1000000", "eval.interval_samples=100000000")
     two_ranks = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
     sets = [word for setting in (*endless, *two_ranks) for word in ("--set", setting)]
     settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": directory / "run"}
     output = directory / "output"
 
-    def begin() -> None:
+    def begin():
         # A shell cannot trap what was ignored when it began, as under nohup.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -98,9 +95,7 @@ def started(
         process.wait(timeout=60)
 
 
-def test_the_shell_passes_ctrl_c_on(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_the_shell_passes_ctrl_c_on(synthetic_data, tiny_config, tmp_path):
     with started(synthetic_data, tiny_config, tmp_path) as shell:
         shell.wait_until(lambda: shell.says(r"^step \d+/"))
         shell.process.send_signal(signal.SIGINT)
@@ -113,9 +108,7 @@ def test_the_shell_passes_ctrl_c_on(
     assert (tmp_path / "run/run_0/checkpoints/LATEST").exists()
 
 
-def test_before_the_first_step_a_signal_ends_every_rank(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_before_the_first_step_a_signal_ends_every_rank(synthetic_data, tiny_config, tmp_path):
     """One rank is held back, so that the other waits for it: not in Python, where handlers run."""
     with started(synthetic_data, tiny_config, tmp_path) as shell:
         shell.wait_until(lambda: shell.rank(0) and shell.rank(1))
@@ -133,15 +126,13 @@ def test_before_the_first_step_a_signal_ends_every_rank(
 
 
 @pytest.mark.real
-def test_nothing_is_lost_with_a_terminal_or_a_shell(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_with_a_terminal_or_a_shell(synthetic_data, tiny_config, tmp_path):
     """The terminal is closed; the run goes on in another, whose shell is killed."""
     ours, theirs = os.openpty()
     os.set_blocking(ours, False)
     shown, metrics = bytearray(), tmp_path / "run/run_0/metrics.jsonl"
 
-    def trains() -> bool:
+    def trains():
         with suppress(BlockingIOError):
             shown.extend(os.read(ours, 65536))
         return metrics.exists() and metrics.stat().st_size > 0
@@ -169,7 +160,7 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(
     assert (tmp_path / "run/run_0/checkpoints/LATEST").read_text() > checkpoint
 
 
-def has_come(rank: int) -> bool:
+def has_come(rank):
     """True if the rank has reached the meeting point."""
     environ = Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
     place = next(word for word in environ if word.startswith(b"MLPERF_BERT_MEETING="))
@@ -177,9 +168,7 @@ def has_come(rank: int) -> bool:
 
 
 @pytest.mark.real
-def test_ctrl_c_twice_ends_ranks_that_hang(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_twice_ends_ranks_that_hang(synthetic_data, tiny_config, tmp_path):
     with started(synthetic_data, tiny_config, tmp_path) as shell:
         shell.wait_until(lambda: shell.says(r"^step \d+/"))
         hung = shell.rank(1)
@@ -197,9 +186,7 @@ def test_ctrl_c_twice_ends_ranks_that_hang(
 
 
 @pytest.mark.real
-def test_a_killed_rank_is_the_first_cause(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_a_killed_rank_is_the_first_cause(synthetic_data, tiny_config, tmp_path):
     with started(synthetic_data, tiny_config, tmp_path) as shell:
         shell.wait_until(lambda: shell.says(r"^step \d+/"))
         victim = shell.rank(1)

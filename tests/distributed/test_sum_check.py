@@ -6,7 +6,6 @@ As a script it is a command in which rank 1 gets one wrong number from its first
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,11 +22,11 @@ WRONG = r"gloo: the all-reduce gave wrong sums on rank 1 on \S+; look for a brok
 RIGHT = r"all-reduce: 3 ranks over gloo: sums exactly right, [\d.]+ GB/s .* \(64 MiB in [\d.]+ ms\)"
 
 
-def falsify_the_first_sum() -> None:
+def falsify_the_first_sum():
     """Let the next all-reduce of this process add one to its last number."""
     usual = dist.all_reduce
 
-    def falsified(numbers: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+    def falsified(numbers, *arguments, **options):
         found = usual(numbers, *arguments, **options)
         numbers[-1] += 1
         dist.all_reduce = usual
@@ -36,15 +35,13 @@ def falsify_the_first_sum() -> None:
     dist.all_reduce = falsified
 
 
-def the_only_error(printed: str) -> str:
+def the_only_error(printed):
     assert "Traceback" not in printed
     (error,) = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
     return str(error)
 
 
-def test_a_wrong_sum_ends_a_run_before_its_clock(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_sum_ends_a_run_before_its_clock(tiny_config, synthetic_data, tmp_path):
     words = ("train", "--config", tiny_config, "--data", synthetic_data, "--run-dir", tmp_path)
     settings = ("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8")
     statuses, printed = run_ranks(Path(__file__), (*words, *settings), 2)
@@ -53,28 +50,28 @@ def test_a_wrong_sum_ends_a_run_before_its_clock(
     assert mlperf_records(tmp_path / "result_0.txt", "run_start") == []
 
 
-def test_a_wrong_sum_fails_the_network_test(tiny_config: Path) -> None:
+def test_a_wrong_sum_fails_the_network_test(tiny_config):
     statuses, printed = run_ranks(Path(__file__), ("network-test", "--config", tiny_config), 3)
     assert statuses == [MISTAKE] * 3, printed
     assert re.fullmatch(WRONG, the_only_error(printed))
     assert "exactly right" not in printed
 
 
-def test_right_sums_are_one_line_with_the_rate(tiny_config: Path) -> None:
+def test_right_sums_are_one_line_with_the_rate(tiny_config):
     words = ("network-test", "--config", tiny_config)
     statuses, printed = run_ranks("mlperf_bert", words, 3)
     assert (statuses, len(printed.splitlines())) == ([0, 0, 0], 1), printed
     assert re.fullmatch(RIGHT, printed.strip())
 
 
-def test_one_rank_has_nothing_to_sum(tiny_config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_has_nothing_to_sum(tiny_config, capsys):
     alone = RankInfo(0, 1, 0, 1, 0, "single")
     assert session.check_sums(alone, torch.device("cpu")) == 0.0
     assert main(["network-test", "--config", str(tiny_config)]) == 0
     assert capsys.readouterr().out == "all-reduce: one rank, which has nothing to sum\n"
 
 
-def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32() -> None:
+def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32():
     largest = sum(map(session._factor, range(14_000))) * session._LARGEST_NUMBER
     assert largest < 2**24
 
@@ -87,13 +84,13 @@ def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32() -> None:
     ],
 )
 def test_a_rank_that_never_comes_is_one_line(
-    rank: int,
-    said: str,
-    port: int,
-    tiny_config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    rank,
+    said,
+    port,
+    tiny_config,
+    monkeypatch,
+    capfd,
+):
     one_of_two_tasks = {
         **{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
         **{"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": f"node{rank}"},

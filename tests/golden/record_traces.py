@@ -8,7 +8,6 @@ from trace_cases import (
     CASES,
     LOSS_TOLERANCE,
     NORM_TOLERANCE,
-    Trace,
     deviation,
     golden_path,
     is_same_stream,
@@ -18,7 +17,7 @@ from trace_cases import (
 )
 
 
-def main() -> None:
+def main():
     """Record every case on 1 and 2 ranks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -30,7 +29,7 @@ def main() -> None:
                 save(case, ranks, trace)
 
 
-def _difference(case: str, ranks: int, trace: Trace) -> str:
+def _difference(case, ranks, trace):
     if not golden_path(case, ranks).exists():
         return "new"
     golden = load(case, ranks)
@@ -56,7 +55,7 @@ def _difference(case: str, ranks: int, trace: Trace) -> str:
     return f"{verdict} tolerance: " + ", ".join(notes)
 
 
-def _steps(trace: Trace, golden: Trace) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _steps(trace, golden):
     ours = zip(trace.loss, trace.grad_norm, strict=True)
     theirs = zip(golden.loss, golden.grad_norm, strict=True)
     return list(zip(ours, theirs, strict=True))

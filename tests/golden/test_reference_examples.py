@@ -6,7 +6,6 @@ trained. The smaller set in `data/` was made
 by this implementation; its short rows reach cases that long ones do not.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.data.shards import ShardArrays
-from mlperf_bert.prepare.documents import Documents, read_text, tokenize_documents
+from mlperf_bert.prepare.documents import read_text, tokenize_documents
 from mlperf_bert.prepare.examples import make_examples
-from mlperf_bert.vocabulary.word_pieces import Tokenizer, Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from plain_examples import plain_examples
 from support import prepare_small
 
@@ -39,20 +37,19 @@ SETS = {
         "seed": 12345,
     },
 }
-Maker = Callable[[Documents, Vocabulary, ShardSettings], ShardArrays]
 
 
-def made(maker: Maker, text: Path, vocab: Path, **settings: int) -> ShardArrays:
+def made(maker, text, vocab, **settings):
     vocabulary = load_vocabulary(vocab)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
     return maker(documents, vocabulary, ShardSettings(**settings))
 
 
-def as_arrays(examples: ShardArrays) -> dict[str, np.ndarray]:
+def as_arrays(examples):
     return {name: getattr(examples, name) for name in examples.__slots__}
 
 
-def assert_same_as_reference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_same_as_reference(found, expected):
     lengths = np.diff(found["offsets"])
     within = np.arange(lengths.sum()) - np.repeat(found["offsets"][:-1], lengths)
     segment_ids = within >= np.repeat(found["segment_b_start"], lengths)
@@ -66,18 +63,18 @@ def assert_same_as_reference(found: dict[str, np.ndarray], expected: dict[str, n
 
 @pytest.mark.parametrize("maker", [make_examples, plain_examples])
 @pytest.mark.parametrize("name", SETS)
-def test_reference_sets_are_reproduced(name: str, maker: Maker) -> None:
+def test_reference_sets_are_reproduced(name, maker):
     examples = made(maker, TEXT, VOCAB, **SETS[name])
     assert_same_as_reference(as_arrays(examples), dict(np.load(REFERENCE / f"{name}.npz")))
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path) -> None:
+def test_reference_sets_come_out_of_whole_preparations(name, tmp_path):
     # Two texts, or two workers would share out nothing; the reference's arrays fit one of them.
     half = tmp_path / "half.txt"
     documents = TEXT.read_text(encoding="utf-8").split("\n\n")
     half.write_text("\n\n".join(documents[: len(documents) // 2]), encoding="utf-8")
-    shards: dict[int, dict[str, bytes]] = {}
+    shards = {}
     for workers in (1, 2):
         out = tmp_path / str(workers)
         prepare_small([half, TEXT], VOCAB, out, **SETS[name], workers=workers)
@@ -90,7 +87,7 @@ def test_reference_sets_come_out_of_whole_preparations(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("maker", [make_examples, plain_examples])
-def test_own_set_is_reproduced(maker: Maker) -> None:
+def test_own_set_is_reproduced(maker):
     options = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 3, "seed": 12345}
     examples = made(maker, OWN / "own_sentences.txt", OWN / "own_vocab.txt", **options)
     expected = np.load(OWN / "own_seq64_dupe3_seed12345.npz")

@@ -1,7 +1,5 @@
 """Training does what it did: every step's loss and gradient norm, on 1, 2 and 4 ranks."""
 
-from pathlib import Path
-
 import pytest
 
 from trace_cases import (
@@ -9,7 +7,6 @@ from trace_cases import (
     LOSS_TOLERANCE,
     NORM_TOLERANCE,
     STEPS,
-    Trace,
     deviation,
     is_same_stream,
     load,
@@ -23,12 +20,12 @@ WITHOUT_DROPOUT = [case for case in CASES if case != "dropout"]
 class Recorder:
     """Records a case, the same one once; the places are fixed."""
 
-    def __init__(self, config: Path, data: Path, folder: Path) -> None:
+    def __init__(self, config, data, folder):
         self._places = config, data
         self._folder = folder
-        self._traces: dict[tuple[str | int, ...], Trace] = {}
+        self._traces = {}
 
-    def __call__(self, case: str, ranks: int, *extra: str) -> Trace:
+    def __call__(self, case, ranks, *extra):
         key = (case, ranks, *extra)
         if key not in self._traces:
             run_dir = self._folder / f"run_{len(self._traces)}"
@@ -37,19 +34,17 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Recorder:
+def recorded(tiny_config, synthetic_data, tmp_path_factory):
     return Recorder(tiny_config, synthetic_data, tmp_path_factory.mktemp("traces"))
 
 
 @pytest.fixture
-def same_stream() -> None:
+def same_stream():
     if not is_same_stream(load("adamw", 1).stream, stream_of_torch()):
         pytest.skip("this build of torch draws other random numbers than the recorded traces")
 
 
-def is_within_tolerance(trace: Trace, golden: Trace) -> bool:
+def is_within_tolerance(trace, golden):
     loss, norm = deviation(trace, golden)
     return loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE
 
@@ -57,7 +52,7 @@ def is_within_tolerance(trace: Trace, golden: Trace) -> bool:
 @pytest.mark.usefixtures("same_stream")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_the_golden_trace_is_followed(recorded: Recorder, case: str, ranks: int) -> None:
+def test_the_golden_trace_is_followed(recorded, case, ranks):
     trace, golden = recorded(case, ranks), load(case, ranks)
     assert trace.data_sha256 == golden.data_sha256, "other data: the trace says nothing"
     assert len(trace.loss) == STEPS
@@ -69,12 +64,12 @@ def test_the_golden_trace_is_followed(recorded: Recorder, case: str, ranks: int)
 
 @pytest.mark.usefixtures("same_stream")
 @pytest.mark.parametrize("case", WITHOUT_DROPOUT)
-def test_four_ranks_follow_the_trace_of_one(recorded: Recorder, case: str) -> None:
+def test_four_ranks_follow_the_trace_of_one(recorded, case):
     assert is_within_tolerance(recorded(case, 4), load(case, 1))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_same_seed_is_bit_equal_and_another_differs(recorded: Recorder, ranks: int) -> None:
+def test_same_seed_is_bit_equal_and_another_differs(recorded, ranks):
     few = "run.max_steps=10"
     whole, begun = recorded("dropout", ranks), recorded("dropout", ranks, few)
     assert len(begun.loss) == 10
@@ -94,5 +89,5 @@ def test_same_seed_is_bit_equal_and_another_differs(recorded: Recorder, ranks: i
         ("lamb", "optim.weight_decay=0.011"),
     ],
 )
-def test_small_changes_are_noticed(recorded: Recorder, case: str, change: str) -> None:
+def test_small_changes_are_noticed(recorded, case, change):
     assert not is_within_tolerance(recorded(case, 1, change), load(case, 1))

@@ -37,7 +37,7 @@ COMMON = (
     "parallel.bucket_cap_mb=0.05",  # several buckets, so that rebuilding them matters
     "eval.interval_samples=160",
 )
-CASES: dict[str, tuple[str, ...]] = {
+CASES = {
     "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3", "clip.max_norm=1.0"),
     "lamb": ("optim.name=lamb", "optim.learning_rate=2e-2", "parallel.grad_accum_steps=2"),
     "dropout": ("model.hidden_dropout=0.1", "model.attention_dropout=0.1"),
@@ -55,7 +55,7 @@ class Trace:
     grad_norm: list[float]
 
 
-def settings(case: str, ranks: int) -> tuple[str, ...]:
+def settings(case, ranks):
     """The settings of a case; its global batch is the same on any number of ranks."""
     accumulation = 2 if case == "lamb" else 1
     local = GLOBAL_BATCH_SIZE // ranks // accumulation
@@ -67,7 +67,7 @@ def settings(case: str, ranks: int) -> tuple[str, ...]:
     )
 
 
-def record(case: str, ranks: int, config: Path, data: Path, run_dir: Path, *extra: str) -> Trace:
+def record(case, ranks, config, data, run_dir, *extra):
     """Run a case on `ranks` ranks of one thread each; `extra` settings change it."""
     sets = [word for setting in (*settings(case, ranks), *extra) for word in ("--set", setting)]
     options = ["--config", config, "--data", data, "--run-dir", run_dir, *sets]
@@ -88,7 +88,7 @@ def record(case: str, ranks: int, config: Path, data: Path, run_dir: Path, *extr
     )
 
 
-def digest_of(data: Path) -> str:
+def digest_of(data):
     """One digest over all samples of both sets, whatever the format of their files."""
     digest = hashlib.sha256()
     for name in ("train", "eval"):
@@ -99,34 +99,34 @@ def digest_of(data: Path) -> str:
     return digest.hexdigest()
 
 
-def stream_of_torch() -> list[float]:
+def stream_of_torch():
     """Some draws of the generator that a run takes its weights from."""
     generator = torch.Generator().manual_seed(20)
     return [float(draw) for draw in torch.empty(32).normal_(generator=generator)]
 
 
-def is_same_stream(first: list[float], second: list[float]) -> bool:
+def is_same_stream(first, second):
     """Whether two streams are equal but for the last digits, in which vector units differ."""
     return len(first) == len(second) and bool(np.allclose(first, second, rtol=0, atol=1e-4))
 
 
-def golden_path(case: str, ranks: int) -> Path:
+def golden_path(case, ranks):
     """Where the trace of a case is kept."""
     return FOLDER / f"{case}_{ranks}.json"
 
 
-def load(case: str, ranks: int) -> Trace:
+def load(case, ranks):
     """Read a golden trace."""
     return Trace(**json.loads(golden_path(case, ranks).read_text()))
 
 
-def save(case: str, ranks: int, trace: Trace) -> None:
+def save(case, ranks, trace):
     """Write a golden trace, a line a list."""
     lines = [f' "{key}": {json.dumps(value)}' for key, value in asdict(trace).items()]
     golden_path(case, ranks).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def deviation(trace: Trace, golden: Trace) -> tuple[float, float]:
+def deviation(trace, golden):
     """Largest difference of the loss, and of the gradient norm relative to the golden one."""
     loss = np.subtract(trace.loss, golden.loss)
     norm = np.divide(trace.grad_norm, golden.grad_norm) - 1

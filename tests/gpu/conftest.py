@@ -5,7 +5,6 @@ A test that hangs in a kernel cannot be interrupted, so its process ends, with a
 
 import faulthandler
 import os
-from collections.abc import Generator
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "0"))
 STDERR = pytest.StashKey[int]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.stash[STDERR] = os.dup(2)  # pytest puts a file in its place while a test runs
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item):
     if not LIMIT_S:
         return (yield)
     faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=item.config.stash[STDERR])
@@ -30,13 +29,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpu() -> None:
+def gpu():
     """Before all other fixtures."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: nothing of tests/gpu is run here")
 
 
 @pytest.fixture
-def triton() -> None:
+def triton():
     """Builds of torch without CUDA have none."""
     pytest.importorskip("triton", reason="triton is not installed")

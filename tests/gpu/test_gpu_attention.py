@@ -1,17 +1,15 @@
 """Attention policies on a GPU: equal to the reference, captured, and chosen by a rule."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from attention_cases import Case, bounds_of, check_policy, check_windows, make_case, results
+from attention_cases import bounds_of, check_policy, check_windows, make_case, results
 from graph_cases import captured
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.attention import AttentionPolicy, grouped
+from mlperf_bert.model.attention import grouped
 from mlperf_bert.model.choices import choose_attention
 
 DEVICE = "cuda"
@@ -21,7 +19,7 @@ TOLERANCE = 0.02
 MODEL = ModelSection(max_position_embeddings=256)
 
 
-def policy(name: Any, dtype: torch.dtype, head_size: int = 64) -> AttentionPolicy:
+def policy(name, dtype, head_size=64):
     config = replace(MODEL, attention=name, hidden_size=head_size * MODEL.num_heads)
     try:
         return choose_attention(config, torch.device(DEVICE), dtype).policy
@@ -31,31 +29,31 @@ def policy(name: Any, dtype: torch.dtype, head_size: int = 64) -> AttentionPolic
 
 @pytest.mark.parametrize("head_size", [16, 64, 128])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_are_reference(name: str, head_size: int) -> None:
+def test_kernels_are_reference(name, head_size):
     attend = policy(name, torch.bfloat16, head_size)
     check_policy(attend, 0.0, torch.bfloat16, TOLERANCE, head_size=head_size, device=DEVICE)
 
 
-def test_triton_drops_what_reference_drops() -> None:
+def test_triton_drops_what_reference_drops():
     attend = policy("triton", torch.bfloat16)
     check_policy(attend, 0.3, torch.bfloat16, TOLERANCE, head_size=64, device=DEVICE, spare_rows=3)
 
 
 @pytest.mark.parametrize("head_size", [16, 64, 128])
 @pytest.mark.parametrize("probability", [0.0, 0.3])
-def test_triton_rotates_and_hides(probability: float, head_size: int) -> None:
+def test_triton_rotates_and_hides(probability, head_size):
     attend = policy("triton", torch.bfloat16, head_size)
     options = {"head_size": head_size, "device": DEVICE}
     check_windows(attend, probability, torch.bfloat16, TOLERANCE, **options)
 
 
-def test_grouped_is_reference_on_several_streams() -> None:
+def test_grouped_is_reference_on_several_streams():
     check_policy(grouped, 0.0, torch.float32, 1e-4, device=DEVICE)
 
 
 @pytest.mark.parametrize("some_queries", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_backward_drops_what_the_forward_dropped(name: str, some_queries: bool) -> None:
+def test_backward_drops_what_the_forward_dropped(name, some_queries):
     """The context is linear in v: its product with a gradient is that of v with its own."""
     attend = policy(name, torch.bfloat16)
     case = make_case((130, 7), head_size=64, some_queries=some_queries, device=DEVICE)
@@ -68,7 +66,7 @@ def test_backward_drops_what_the_forward_dropped(name: str, some_queries: bool) 
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_nothing_waits_for_the_device(name: str) -> None:
+def test_nothing_waits_for_the_device(name):
     attend = policy(name, torch.bfloat16)
     case = make_case((130, 7), head_size=64, device=DEVICE)
     results(attend, case, 0.1, torch.bfloat16)  # compiles
@@ -80,12 +78,12 @@ def test_nothing_waits_for_the_device(name: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def both_ways(attend: AttentionPolicy, case: Case, site: Any, dtype: torch.dtype) -> Any:
+def both_ways(attend, case, site, dtype):
     """A function that gives context and gradients, always for the same leaves."""
     leaves = [x.to(DEVICE, dtype).requires_grad_() for x in case.inputs]
     gradient = case.gradient.to(DEVICE, dtype)
 
-    def run() -> list[Tensor]:
+    def run():
         context = attend(*leaves, case.layout, site)
         return [context, *torch.autograd.grad(context, leaves, gradient)]
 
@@ -94,7 +92,7 @@ def both_ways(attend: AttentionPolicy, case: Case, site: Any, dtype: torch.dtype
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_captured_kernel_follows_its_bounds(name: str, probability: float) -> None:
+def test_a_captured_kernel_follows_its_bounds(name, probability):
     """Other lengths and another step in a replay give what they give without a graph."""
     if probability and name != "triton":
         pytest.skip("torch's generator: no two runs drop the same")
@@ -109,7 +107,7 @@ def test_a_captured_kernel_follows_its_bounds(name: str, probability: float) -> 
         torch.testing.assert_close(outputs, expected, rtol=0, atol=3e-2)
 
 
-def test_grouped_is_captured_with_its_side_streams() -> None:
+def test_grouped_is_captured_with_its_side_streams():
     case = make_case((130, 64, 6, 33, 100), device=DEVICE)
     results(grouped, case, 0.0, torch.float32)  # its indices are copied to the device
     graph, outputs = captured(both_ways(grouped, case, None, torch.float32))
@@ -119,7 +117,7 @@ def test_grouped_is_captured_with_its_side_streams() -> None:
 
 
 @pytest.mark.usefixtures("triton")
-def test_auto_is_triton_and_nothing_is_drawn() -> None:
+def test_auto_is_triton_and_nothing_is_drawn():
     state = torch.cuda.get_rng_state()
     choice = choose_attention(MODEL, torch.device(DEVICE), torch.bfloat16)
     assert choice.note == "attention: triton"

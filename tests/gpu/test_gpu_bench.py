@@ -3,8 +3,6 @@
 import argparse
 import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,19 +26,17 @@ SIZE = (
 BRIEF = ("--steps", "5", "--seconds", "0.2")
 
 
-def measured(
-    capsys: pytest.CaptureFixture[str], *arguments: str, settings: tuple[str, ...] = SIZE
-) -> dict[str, Any]:
+def measured(capsys, *arguments, settings=SIZE):
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     options = [word for each in (*settings, "run.device=cuda") for word in ("--set", each)]
     assert cli.run(parser.parse_args([*arguments, *options, "--json"])) == 0
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     return result
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
-def test_train(step_mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train(step_mode, capsys):
     settings = (*SIZE, f"run.step_mode={step_mode}")
     result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.1", settings=settings)
     assert result["device_name"] == torch.cuda.get_device_name(DEVICE)
@@ -49,7 +45,7 @@ def test_train(step_mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert result["loss"] is not None
 
 
-def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp8_peak_is_above_that_of_bf16(capsys):
     if torch.cuda.get_device_capability(DEVICE) < (8, 9):
         pytest.skip("no FP8 products")
     peaks = []
@@ -64,7 +60,7 @@ def test_fp8_peak_is_above_that_of_bf16(capsys: pytest.CaptureFixture[str]) -> N
     assert peaks[1] > peaks[0]
 
 
-def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_names_kernels(tmp_path, capsys):
     trace = tmp_path / "step.json.gz"
     settings = (*SIZE, "run.step_mode=captured")
     words = (*BRIEF, "--profile", "--out", str(trace))
@@ -74,13 +70,13 @@ def test_profile_names_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not any(row["name"].startswith("aten::") for row in result["rows"])
 
 
-def test_other_side_runs_in_every_form() -> None:
+def test_other_side_runs_in_every_form():
     """Compiled too, which takes a minute; without padding with torch's nested tensors."""
     config = load_config(cli.BASE, [*SIZE, "run.seed=1"])
     model = config.model
     ours = make_ours(model, 1, DEVICE)
     data = make_data(config, *mixed_and_sorted(config, 2), DEVICE)
-    losses: dict[str, float] = {}
+    losses = {}
     contenders, reasons = make_opponents(
         lambda: make_peer(ours, model, DEVICE),
         data,
@@ -97,7 +93,7 @@ def test_other_side_runs_in_every_form() -> None:
     )
 
 
-def test_against(capsys: pytest.CaptureFixture[str]) -> None:
+def test_against(capsys):
     result = measured(capsys, "against", "--steps", "4", "--no-compile")
     assert result["config"]["run"]["step_mode"] == "captured"
     assert result["ratio_sorted"] > 0

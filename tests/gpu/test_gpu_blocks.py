@@ -22,19 +22,19 @@ DEVICE = "cuda"
 
 
 @pytest.fixture
-def fused(triton: None) -> Blocks:
+def fused(triton):
     return choose_blocks(ModelSection(kernels="fused"), torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 8), (17, 100), (3001, 1024)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_fused_blocks(fused: Blocks, block: str, dtype: str, rows: int, hidden: int) -> None:
+def test_fused_blocks(fused, block, dtype, rows, hidden):
     check_block(fused, block, rows, hidden, DTYPES[dtype], DEVICE)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_autocast_gives_the_dtypes_of_the_reference(fused: Blocks, block: str) -> None:
+def test_autocast_gives_the_dtypes_of_the_reference(fused, block):
     modules, inputs, run = make_case(block, 300, 64, torch.float32, DEVICE, dropout=True)
     with torch.autocast(DEVICE, torch.bfloat16):
         found = results(run, fused, modules, inputs)
@@ -43,13 +43,13 @@ def test_autocast_gives_the_dtypes_of_the_reference(fused: Blocks, block: str) -
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_captured_block_follows_its_inputs(fused: Blocks, block: str) -> None:
+def test_a_captured_block_follows_its_inputs(fused, block):
     """4,000 rows: above 3,072 torch sorts the ids of embeddings in backward."""
     modules, inputs, run = make_case(block, 4000, 128, torch.bfloat16, DEVICE, dropout=True)
     given = [torch.ones_like(each) for each in run(fused, modules, *inputs)]
     leaves = (*inputs, *modules.parameters())
 
-    def gradients() -> tuple[torch.Tensor, ...]:
+    def gradients():
         return torch.autograd.grad(run(fused, modules, *inputs), leaves, given)
 
     graph, found = captured(gradients)
@@ -62,7 +62,7 @@ def test_a_captured_block_follows_its_inputs(fused: Blocks, block: str) -> None:
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_a_fused_loss_holds_the_logits_once(fused: Blocks) -> None:
+def test_a_fused_loss_holds_the_logits_once(fused):
     """At BERT's vocabulary, with as many positions as 112 sequences have."""
     positions, hidden_size, words = 4270, 256, 30528
     hidden = torch.randn(positions, hidden_size, device=DEVICE, dtype=torch.bfloat16)

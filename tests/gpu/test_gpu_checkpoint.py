@@ -1,7 +1,5 @@
 """Checkpoints on a GPU: copies are queued behind a step and written while the next ones run."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,14 +9,13 @@ from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.files import load_config
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 
 DEVICE = torch.device("cuda", 0)
 STATE = CheckpointState(step=3, samples=48, seed=1, mlm_accuracy=None, vocabulary_sha256="ab")
 
 
-def update(model: BertForPretraining, optimizer: FlatOptimizer, times: int) -> None:
+def update(model, optimizer, times):
     for _ in range(times):
         for parameter in model.parameters():
             parameter.grad = torch.rand_like(parameter)
@@ -27,7 +24,7 @@ def update(model: BertForPretraining, optimizer: FlatOptimizer, times: int) -> N
         optimizer.step(rate, gradient_factor=nothing + 1, skip=nothing)
 
 
-def test_what_is_written_is_the_state_of_its_step(tiny_config: Path, tmp_path: Path) -> None:
+def test_what_is_written_is_the_state_of_its_step(tiny_config, tmp_path):
     file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     config = load_config(tiny_config)
     model = BertForPretraining(config.model, DEVICE, seed=1)

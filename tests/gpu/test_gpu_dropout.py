@@ -15,17 +15,17 @@ ROWS, CHANNELS = 300, 256
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("check", CHECKS)
-def test_kernels(check: object) -> None:
+def test_kernels(check):
     check(model_dropout, DEVICE)
 
 
 @pytest.mark.usefixtures("triton")
-def test_captured_dropout_follows_the_step() -> None:
+def test_captured_dropout_follows_the_step():
     site = site_of(ROWS, device=DEVICE)
     cu_seqlens = torch.tensor([0, 100, ROWS], dtype=torch.int32, device=DEVICE)
     x = torch.randn(ROWS, CHANNELS, device=DEVICE, requires_grad=True)
 
-    def compute(where: model_dropout.DropoutSite) -> tuple[torch.Tensor, ...]:
+    def compute(where):
         output = model_dropout.dropout(x, where)
         (gradient,) = torch.autograd.grad(output.sum(), x)
         bits = model_dropout.attention_keep_bits(where, 4, cu_seqlens, 200)

@@ -1,43 +1,38 @@
 """Replay and evaluation on a GPU: captured equals eager, in turn and beside training."""
 
-from pathlib import Path
-
 import torch
 
 from graph_cases import evaluator_of, small_model
-from mlperf_bert.config.sections import StepMode
-from mlperf_bert.evaluation.evaluate import Evaluator
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step.replay import Replay
 
-MODES: tuple[StepMode, ...] = ("eager", "captured")
+MODES = ("eager", "captured")
 
 
-def device() -> torch.device:
+def device():
     return torch.device("cuda", torch.cuda.device_count() - 1)
 
 
-def model(seed: int) -> BertForPretraining:
+def model(seed):
     sizes = {"hidden_size": 128, "num_layers": 2, "intermediate_size": 256}
     # Attention is measured once a model, "auto" could choose two.
     return small_model(seed, device(), **sizes, attention="triton", precision="bf16").bfloat16()
 
 
-def evaluator(data: Path, step_mode: StepMode) -> Evaluator:
+def evaluator(data, step_mode):
     return evaluator_of(data, device=device(), precision="bf16", step_mode=step_mode)
 
 
-def settled() -> None:
+def settled():
     pass
 
 
-def test_a_replay_reads_what_lies_in_its_inputs() -> None:
+def test_a_replay_reads_what_lies_in_its_inputs():
     static = torch.ones(1000, device=device())
     stream = torch.cuda.Stream(device())
     pool = torch.cuda.graph_pool_handle()
     calls = []
 
-    def doubled() -> torch.Tensor:
+    def doubled():
         calls.append(1)
         return (2 * static).sum()
 
@@ -52,7 +47,7 @@ def test_a_replay_reads_what_lies_in_its_inputs() -> None:
         replay.close()
 
 
-def test_a_captured_evaluation_equals_an_eager_one(synthetic_data: Path) -> None:
+def test_a_captured_evaluation_equals_an_eager_one(synthetic_data):
     trained = model(1)
     captured, eager = (evaluator(synthetic_data, mode) for mode in reversed(MODES))
     captured.prepare(trained)

@@ -23,17 +23,17 @@ DEVICE = "cuda"
 
 
 @pytest.fixture(autouse=True)
-def _gpu_with_fp8(triton: None) -> None:
+def _gpu_with_fp8(triton):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no CUDA device of capability 8.9: products in FP8 are not run on one here")
 
 
-def test_casts_are_those_of_the_reference() -> None:
+def test_casts_are_those_of_the_reference():
     check_cast(fp8.cast, fp8_cast.reference, (E4M3, E5M2), DEVICE)
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_cast_adds_up_its_columns(joined: bool) -> None:
+def test_a_cast_adds_up_its_columns(joined):
     parts = torch.randn(300, 96, device=DEVICE, dtype=torch.bfloat16).split(32, dim=1)
     parts = parts if joined else [part.contiguous() for part in parts]
     unit, maxima = torch.tensor(2.0**-4, device=DEVICE), torch.zeros(2, device=DEVICE)
@@ -46,7 +46,7 @@ def test_a_cast_adds_up_its_columns(joined: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 17, 48, 1000])
-def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
+def test_a_product_is_within_the_bounds_of_its_rounding(rows):
     (scales, (own,)), case = make_scales(DEVICE), Case(rows, DEVICE)
     for number in (1, 2):
         scales.follow(step_of(number, DEVICE))
@@ -56,21 +56,21 @@ def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
 
 @pytest.mark.parametrize("is_modern", [False, True])
 @pytest.mark.parametrize("rows", [1, 17, 200])
-def test_fused_blocks(rows: int, is_modern: bool) -> None:
+def test_fused_blocks(rows, is_modern):
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     for site in (None, make_site(0.3, 5, make_keys(rows, DEVICE))):
         check_blocks(FusedBlocks, rows, site, DEVICE, is_modern=is_modern)
 
 
-def test_scales_of_a_captured_product_follow_the_maxima() -> None:
+def test_scales_of_a_captured_product_follow_the_maxima():
     (eager, (own,)), (captured, (other,)) = make_scales(DEVICE), make_scales(DEVICE)
     case, static = Case(32, DEVICE), Case(32, DEVICE)
     number = step_of(0, DEVICE)
     first = captured.tensors()
     saved = {name: tensor.clone() for name, tensor in first.items()}
 
-    def follow_and_run() -> None:
+    def follow_and_run():
         captured.follow(number)
         static.run(other)
 

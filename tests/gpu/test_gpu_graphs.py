@@ -1,14 +1,12 @@
 """The captured step on a GPU: a graph's updates are those of the eager step, through NCCL too."""
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from graph_cases import LARGE, SMALL, Run, batch_of, state_of, to_large, to_smallest
-from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.step.captured import use_capturable_stream, warm_up
 from resume_cases import MODERN
@@ -23,7 +21,7 @@ TOLERANCE = 0.02
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stream() -> None:
+def stream():
     use_capturable_stream(torch.device("cuda"))
 
 
@@ -42,7 +40,7 @@ def stream() -> None:
     ],
     ids=lambda overrides: overrides[0] if overrides else "bf16",
 )
-def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[str, ...]) -> None:
+def test_captured_is_eager_over_100_steps(tiny_config, overrides):
     device = torch.device("cuda")
     losses = {}
     for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
@@ -57,7 +55,7 @@ def test_captured_is_eager_over_100_steps(tiny_config: Path, overrides: tuple[st
     assert losses["captured"] == pytest.approx(losses["eager"], abs=tolerance)
 
 
-def test_captured_updates_by_apex_are_ours(tiny_config: Path) -> None:
+def test_captured_updates_by_apex_are_ours(tiny_config):
     pytest.importorskip("amp_C", reason="apex with its CUDA extensions is not installed")
     device = torch.device("cuda", torch.cuda.current_device())
     losses = {}
@@ -72,7 +70,7 @@ def test_captured_updates_by_apex_are_ours(tiny_config: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_init_phase_leaves_every_bit_of_state(tiny_config: Path, precision: str) -> None:
+def test_init_phase_leaves_every_bit_of_state(tiny_config, precision):
     device = torch.device("cuda")
     options = (*ON_GPU, f"model.precision={precision}")
     run = Run(tiny_config, *options, shapes=(SMALL, LARGE), device=device)
@@ -83,7 +81,7 @@ def test_init_phase_leaves_every_bit_of_state(tiny_config: Path, precision: str)
         assert torch.equal(tensor, after[name]), name
 
 
-def test_a_replay_makes_the_host_wait_for_nothing(tiny_config: Path) -> None:
+def test_a_replay_makes_the_host_wait_for_nothing(tiny_config):
     device = torch.device("cuda")
     run = Run(tiny_config, *ON_GPU, shapes=(LARGE,), device=device)
     warm_up(run.config, run.step, run.model, run.optimizer, device)
@@ -96,7 +94,7 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config: Path) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_replays_and_eager_steps_may_take_turns(tiny_config: Path) -> None:
+def test_replays_and_eager_steps_may_take_turns(tiny_config):
     device = torch.device("cuda")
     eager = Run(tiny_config, *ON_GPU, device=device)
     mixed = Run(tiny_config, *ON_GPU, shapes=(SMALL, LARGE), device=device)
@@ -108,7 +106,7 @@ def test_replays_and_eager_steps_may_take_turns(tiny_config: Path) -> None:
             assert mixed.losses(steps, change) == pytest.approx(eager.losses(steps), abs=TOLERANCE)
 
 
-def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
+def unchanged(batch):
     return batch
 
 
@@ -123,9 +121,7 @@ def unchanged(batch: UnpaddedBatch) -> UnpaddedBatch:
         ),
     ],
 )
-def test_captured_is_eager_through_nccl(
-    tiny_config: Path, tmp_path: Path, data_parallel: str, policy: str, more: tuple[str, ...]
-) -> None:
+def test_captured_is_eager_through_nccl(tiny_config, tmp_path, data_parallel, policy, more):
     device = torch.device("cuda", torch.cuda.current_device())
     options = (f"parallel.data_parallel={data_parallel}", f"clip.policy={policy}", *more)
     losses = {}
@@ -146,7 +142,7 @@ def test_captured_is_eager_through_nccl(
     assert losses["captured"] == pytest.approx(losses["eager"], abs=TOLERANCE)
 
 
-def reduce_alone(run: Run) -> None:
+def reduce_alone(run):
     """Have our own reducer call NCCL on one rank too, where it would send to nobody."""
     group = run.optimizer.others
     if isinstance(group, ShardGroup):

@@ -19,7 +19,7 @@ SCALARS = ("learning_rate", "correction_1", "correction_2", "gradient_factor", "
 
 
 @pytest.fixture
-def kernels(triton: None) -> object:
+def kernels(triton):
     from mlperf_bert.optim import triton_kernels
 
     return triton_kernels
@@ -28,13 +28,13 @@ def kernels(triton: None) -> object:
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("check", CHECKS)
-def test_kernels(kernels: object, check: object, rule: str, dtypes: str) -> None:
+def test_kernels(kernels, check, rule, dtypes):
     check(kernels, rule, dtypes, DEVICE)
 
 
 @pytest.mark.parametrize("dtypes", ["fp32", "bf16"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_captured_update_follows_its_scalars(kernels: object, rule: str, dtypes: str) -> None:
+def test_a_captured_update_follows_its_scalars(kernels, rule, dtypes):
     eager, captured = make_case(dtypes, DEVICE), make_case(dtypes, DEVICE)
     static = make_scalars(1, DEVICE, skip=1.0)
     # Its call before, which compiles, changes nothing.

@@ -1,13 +1,11 @@
 """Loading onto a GPU: right contents whatever runs when, and a host that does not wait."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import UnpaddedBatch, pad
-from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
+from mlperf_bert.data.capacity import plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import DaliCopy, DirectSource, Loader, Staging
 from mlperf_bert.data.sampler import UniformSampler
@@ -20,7 +18,7 @@ TENSORS = [name for name in UnpaddedBatch.__slots__ if name not in ON_THE_HOST]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> tuple[StepPlanner, SampleReader]:
+def parts(tmp_path):
     manifest = write_set(tmp_path / "set", [(90, "<u2"), (80, "<u2")], seed=1)
     index = LengthIndex.open(tmp_path / "set")
     planner = StepPlanner(
@@ -33,18 +31,16 @@ def parts(tmp_path: Path) -> tuple[StepPlanner, SampleReader]:
     return planner, SampleReader(tmp_path / "set", manifest)
 
 
-def sums_of(batch: UnpaddedBatch) -> torch.Tensor:
+def sums_of(batch):
     return torch.stack([getattr(batch, name).double().sum() for name in TENSORS])
 
 
 @pytest.mark.parametrize("kind", ["thread", "dali", "padded", "padded dali"])
-def test_batches_are_right_when_the_device_lags_behind(
-    parts: tuple[StepPlanner, SampleReader], kind: str
-) -> None:
+def test_batches_are_right_when_the_device_lags_behind(parts, kind):
     planner, reader = parts
     device = torch.device("cuda", torch.cuda.device_count() - 1)
     source = DirectSource(reader, 0)
-    shapes: tuple[StaticShape, ...] = ()
+    shapes = ()
     copy = None
     if "dali" in kind:
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")

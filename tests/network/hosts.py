@@ -6,7 +6,6 @@ network: the switch has a namespace of its own.
 
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlperf_bert.errors import ConfigError
@@ -16,7 +15,7 @@ ADDRESSES = tuple(f"10.0.0.{number}" for number in range(1, 9))
 
 
 @contextmanager
-def linked_hosts(count: int) -> Iterator[tuple[str, ...]]:
+def linked_hosts(count):
     """Yield the names of `count` namespaces; each reaches the others' ADDRESSES.
 
     Raises ConfigError where the kernel or a container's limits refuse.
@@ -36,7 +35,7 @@ def linked_hosts(count: int) -> Iterator[tuple[str, ...]]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-def _connect(name: str, address: str, switch: str, port: str) -> None:
+def _connect(name, address, switch, port):
     ends = ("name", INTERFACE, "netns", name), ("name", port, "netns", switch)
     _run("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
     _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
@@ -45,7 +44,7 @@ def _connect(name: str, address: str, switch: str, port: str) -> None:
         _run("ip", "-n", space, "link", "set", device, "up")
 
 
-def _run(*command: str) -> None:
+def _run(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"failed with status {done.returncode}"

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,23 +52,21 @@ SLACK_S = 8  # for a rank to see it and say so, on a machine that has other work
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tiny(tmp_path_factory):
     return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[str, ...]]:
+def hosts():
     with linked_hosts(2) as names:
         yield names
 
 
-def sets_of(*settings: str) -> list[str]:
+def sets_of(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def start(
-    hosts: tuple[str, ...], tiny: tuple[Path, Path], run_dir: Path, *settings: str
-) -> list[subprocess.Popen[str]]:
+def start(hosts, tiny, run_dir, *settings):
     """docs/start/gpus.md's torchrun line on each host, with one CPU rank and a small config."""
     line = PAGE_LINE
     for theirs, ours in {
@@ -97,20 +94,18 @@ def start(
     return processes
 
 
-def left_in(host: str) -> list[str]:
+def left_in(host):
     done = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
-def sent_bytes(host: str) -> int:
+def sent_bytes(host):
     counter = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
     command = ["ip", "netns", "exec", host, "cat", counter]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_run_crosses_the_link(
-    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_run_crosses_the_link(hosts, tiny, tmp_path):
     processes = start(hosts, tiny, tmp_path / "apart")
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert "target NOT reached after 320 samples" in outputs[0], outputs
@@ -133,9 +128,7 @@ def test_a_run_crosses_the_link(
     assert apart == pytest.approx(together, rel=1e-6)
 
 
-def test_a_cut_link_ends_both_sides(
-    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_cut_link_ends_both_sides(hosts, tiny, tmp_path):
     run_dir = tmp_path / "run"
     processes = start(hosts, tiny, run_dir, *ENDLESS, f"run.hang_timeout_s={TIMEOUT_S}")
     metrics = run_dir / "run_0/metrics.jsonl"
@@ -151,9 +144,7 @@ def test_a_cut_link_ends_both_sides(
         assert left_in(host) == []
 
 
-def test_ranks_listen_on_the_address_of_the_nodes_alone(
-    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_ranks_listen_on_the_address_of_the_nodes_alone(hosts, tiny, tmp_path):
     """As srun starts them, with no port and no interface given; nothing comes out of a pickle."""
     data, config = tiny
     words = ["train", "--config", config, "--data", data, "--run-dir", tmp_path / "run"]
@@ -177,7 +168,7 @@ def test_ranks_listen_on_the_address_of_the_nodes_alone(
     assert sum("command" in entry for entry in entries) == 2
 
 
-def start_task(rank: int, host: str, words: Sequence[object], audit: Path) -> subprocess.Popen[str]:
+def start_task(rank, host, words, audit):
     """One of two tasks on two nodes of a SLURM step."""
     environ = {
         "SLURM_JOB_ID": "7",
@@ -201,7 +192,7 @@ def start_task(rank: int, host: str, words: Sequence[object], audit: Path) -> su
     )
 
 
-def time_of_the_error(process: subprocess.Popen[str], rank: int) -> float:
+def time_of_the_error(process, rank):
     """When this rank said that the others are silent; fails where it never did."""
     expected = rf"rank {rank} on \S+, .+: no answer from other ranks within {TIMEOUT_S} s"
     said = []
@@ -212,14 +203,14 @@ def time_of_the_error(process: subprocess.Popen[str], rank: int) -> float:
     raise AssertionError("".join(said))
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> None:
+def wait_until(condition, timeout):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[object]]:
+def commands(tiny, directory):
     """The commands that start ranks by themselves; `bench` starts none."""
     data, config = tiny
     two, endless = sets_of(*TWO_RANKS), sets_of(*ENDLESS)
@@ -233,9 +224,7 @@ def commands(tiny: tuple[Path, Path], directory: Path) -> dict[str, Sequence[obj
     }
 
 
-def test_nobody_outside_can_connect(
-    hosts: tuple[str, ...], tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_nobody_outside_can_connect(hosts, tiny, tmp_path):
     """All commands at once: most of their time is the start of their ranks."""
     with ExitStack() as stack:
         running = {
@@ -243,7 +232,7 @@ def test_nobody_outside_can_connect(
             for name, words in commands(tiny, tmp_path).items()
         }
         stack.callback(lambda: [process.terminate() for process in running.values()])
-        found: dict[str, set[str]] = {name: set() for name in running}
+        found = {name: set() for name in running}
         deadline = time.monotonic() + 120
         while not all(map(have_met, found.values())):
             assert time.monotonic() < deadline, found
@@ -259,18 +248,18 @@ def test_nobody_outside_can_connect(
     print(*(f"{name}: {' '.join(sorted(places))}" for name, places in found.items()), sep="\n")
 
 
-def have_met(places: set[str]) -> bool:
+def have_met(places):
     """Whether both ranks of a command listened, for gloo's connections."""
     return len(places - {"unix"}) >= 2
 
 
-def started(host: str, words: Sequence[object], output: Path) -> subprocess.Popen[bytes]:
+def started(host, words, output):
     command = ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)]
     with output.open("wb") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
 
-def answer(host: str, place: str) -> str:
+def answer(host, place):
     """The answer to a connection from `host` to the port at the first host's address."""
     command = ["ip", "netns", "exec", host, sys.executable, "-SEc", ANSWER, ADDRESSES[0]]
     return subprocess.run(

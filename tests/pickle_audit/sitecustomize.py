@@ -8,19 +8,18 @@ import json
 import os
 import sys
 import traceback
-from typing import Any
 
 _LOG = os.environ["PICKLE_AUDIT"]
 
 
-def _note(**entry: Any) -> None:
+def _note(**entry):
     line = json.dumps({"pid": os.getpid(), "rank": os.environ.get("RANK"), **entry}) + "\n"
     descriptor = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line.encode())
     os.close(descriptor)
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+def _hook(event, arguments):
     if event == "pickle.find_class":
         frame = sys._getframe(1)
         cache = None

@@ -6,7 +6,6 @@ moment.
 
 import random
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +15,7 @@ from runs import Attempt, Phase, Run
 
 Aim = Literal["any", "start-up", "step", "evaluation", "checkpoint", "end"]
 # Two a run: after an end there is nothing left to kill.
-AIMS: tuple[Aim, ...] = (
-    *("start-up", "end", "step", "end", "evaluation", "checkpoint", "any", "end"),
-)
+AIMS = (*("start-up", "end", "step", "end", "evaluation", "checkpoint", "any", "end"),)
 
 STEPS = 64
 HANG_TIMEOUT_S = 15
@@ -45,7 +42,7 @@ class Setup:
     ranks: int
     settings: tuple[str, ...] = (*SETTINGS, *DROPOUT)
 
-    def arguments(self, run: Run, *options: object) -> list[object]:
+    def arguments(self, run, *options):
         sets = (
             f"parallel.ranks_per_node={self.ranks}",
             f"parallel.local_batch_size={BATCHES[self.ranks]}",
@@ -55,7 +52,7 @@ class Setup:
         words = [word for setting in sets for word in ("--set", setting)]
         return ["train", *paths, *words, *options]
 
-    def start(self, run: Run, *options: object) -> Job:
+    def start(self, run, *options):
         """Start it; what it prints goes beside the run directory."""
         return Job(self.arguments(run, *options), run.root.with_suffix(".output"))
 
@@ -71,20 +68,20 @@ class Undisturbed:
     start_up_s: float  # from the first sign of all ranks to the first record
     seconds: float  # from there to the end
 
-    def check_so_far(self, run: Run) -> None:
+    def check_so_far(self, run):
         """Check that a run's records so far are equal, every bit, and its checkpoints are whole."""
         trace = run.trace()
         assert trace == self.trace[: len(trace)]
         run.check_checkpoints()
 
-    def check_final(self, run: Run) -> None:
+    def check_final(self, run):
         assert run.trace() == self.trace
         assert run.final_state() == self.final
         assert run.outcome() == self.outcome
         run.check_checkpoints()
 
 
-def undisturbed(setup: Setup, root: Path) -> Undisturbed:
+def undisturbed(setup, root):
     run = Run(root)
     with setup.start(run) as job:
         job.wait_for_ranks(setup.ranks, STARTS_WITHIN_S)
@@ -113,7 +110,7 @@ class Kill:
     next_from: int | None = None  # step from which the next attempt went on, where it came so far
     equal: bool = False  # whether the run ended as the undisturbed one
 
-    def in_words(self) -> str:
+    def in_words(self):
         """As a line below `HEADING`."""
         next_from = "-" if self.next_from is None else self.next_from
         return (
@@ -138,14 +135,14 @@ class Campaign:
     kills: list[Kill] = field(default_factory=list)
     runs: int = 0
 
-    def run(self, setup: Setup, expected: Undisturbed, aims: Sequence[Aim]) -> list[Kill]:
+    def run(self, setup, expected, aims):
         """One run that loses a rank once for each of `aims`, and each time goes on; its kills.
 
         Where it ends before a moment that is aimed at, that is no kill, and the run is over.
         """
         self.runs += 1  # not every run has a kill
         run = Run(self.directory / f"run-{self.runs:02d}")
-        killed: list[Kill] = []
+        killed = []
         for aim in (*aims, None):
             if killed and killed[-1].phase == "end":
                 aim = None  # nothing is left of it that could be killed
@@ -168,9 +165,7 @@ class Campaign:
             each.equal = True
         return killed
 
-    def _kill(
-        self, job: Job, setup: Setup, expected: Undisturbed, attempt: Attempt, aim: Aim
-    ) -> Kill | None:
+    def _kill(self, job, setup, expected, attempt, aim):
         """Kill a rank and wait for the end of its job; None where that ended before."""
         run, victim = attempt.run, self.random.randrange(setup.ranks)
         is_time = self._moment(expected, attempt, aim)
@@ -194,7 +189,7 @@ class Campaign:
             checkpoints=run.check_checkpoints(),
         )
 
-    def _moment(self, expected: Undisturbed, attempt: Attempt, aim: Aim) -> Callable[[float], bool]:
+    def _moment(self, expected, attempt, aim):
         """From when on to strike, as a function of the seconds since all ranks were there."""
         run = attempt.run
         if aim == "start-up":
@@ -202,9 +197,9 @@ class Campaign:
             return lambda seconds: seconds >= drawn
         if aim == "end":
             drawn = self.random.uniform(0, END_TAKES_S)
-            stopped: list[float] = []
+            stopped = []
 
-            def is_late(seconds: float) -> bool:
+            def is_late(seconds):
                 if not stopped and attempt.has_stopped():
                     stopped.append(seconds)
                 return bool(stopped) and seconds >= stopped[0] + drawn
@@ -213,9 +208,9 @@ class Campaign:
         if aim == "any":
             # The clock starts with the training: starting takes most of so short a run.
             waited = self.random.uniform(0, expected.seconds - expected.start_up_s)
-            begun: list[float] = []
+            begun = []
 
-            def is_time(seconds: float) -> bool:
+            def is_time(seconds):
                 if not begun and attempt.phase() != "start-up":
                     begun.append(seconds)
                 return bool(begun) and seconds >= begun[0] + waited
@@ -226,13 +221,13 @@ class Campaign:
 
 
 def strike(
-    job: Job,
-    attempt: Attempt,
-    ranks: int,
-    victim: int,
-    aim: Aim,
-    is_time: Callable[[float], bool],
-) -> Phase | None:
+    job,
+    attempt,
+    ranks,
+    victim,
+    aim,
+    is_time,
+):
     """Kill a rank while the run is where it is aimed at: the phase; None where it ended before.
 
     In the last seconds, which have a checkpoint too, the moment alone is aimed at.

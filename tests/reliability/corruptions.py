@@ -42,79 +42,79 @@ class Corruption:
     harm: Harm
     found: tuple[str, str, str, str]
 
-    def do(self, pair: Path) -> None:
+    def do(self, pair):
         self.harm(pair, pair / self.where)
 
 
-def at_start(name: str, where: str, harm: Harm) -> Corruption:
+def at_start(name, where, harm):
     """Found by everything: training does not begin."""
     return Corruption(name, where, harm, (FOUND, FOUND, FOUND, NOT_REACHED))
 
 
-def by_reading(name: str, where: str, harm: Harm) -> Corruption:
+def by_reading(name, where, harm):
     """Found by the full check alone."""
     return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, UNSEEN))
 
 
-def by_digest(name: str, where: str, harm: Harm) -> Corruption:
+def by_digest(name, where, harm):
     """Found once the shards are hashed, which training does beside its first steps."""
     return Corruption(name, where, harm, (UNSEEN, FOUND, FOUND, FOUND))
 
 
-def in_training(name: str, where: str, harm: Harm) -> Corruption:
+def in_training(name, where, harm):
     """Found by whatever reads samples."""
     return Corruption(name, where, harm, (UNSEEN, UNSEEN, FOUND, FOUND))
 
 
-def cut(_: Path, file: Path) -> None:
+def cut(_, file):
     os.truncate(file, file.stat().st_size - 8)
 
 
-def remove(_: Path, file: Path) -> None:
+def remove(_, file):
     file.unlink()
 
 
-def pipe(_: Path, file: Path) -> None:
+def pipe(_, file):
     file.unlink()
     os.mkfifo(file)
 
 
-def directory(_: Path, file: Path) -> None:
+def directory(_, file):
     file.unlink()
     file.mkdir()
 
 
-def link(target: str) -> Harm:
-    def harm(_: Path, file: Path) -> None:
+def link(target):
+    def harm(_, file):
         file.unlink()
         file.symlink_to(target)
 
     return harm
 
 
-def flip(bit: int) -> Harm:
+def flip(bit):
     return lambda _, file: cases.flip(file, bit)
 
 
-def flip_in(name: str, element: int, bit: int) -> Harm:
+def flip_in(name, element, bit):
     """Flip a bit of an element of a shard's array; no digest is mended."""
 
-    def harm(_: Path, file: Path) -> None:
+    def harm(_, file):
         place = read_sidecar(file).datasets[name]
         cases.flip(file, 8 * (place.offset + element * np.dtype(place.dtype).itemsize) + bit)
 
     return harm
 
 
-def edit_json(**changes: object) -> Harm:
-    def harm(_: Path, file: Path) -> None:
+def edit_json(**changes):
+    def harm(_, file):
         file.write_bytes(write_json(json.loads(file.read_bytes()) | changes))
 
     return harm
 
 
-def edit_index(change: Change) -> Harm:
-    def harm(_: Path, file: Path) -> None:
+def edit_index(change):
+    def harm(_, file):
         values = np.memmap(file, dtype=dict(INDEX_ARRAYS[2])[file.name], mode="r+")
         change(values)
         values.flush()
@@ -122,50 +122,50 @@ def edit_index(change: Change) -> Harm:
     return harm
 
 
-def signed(harm: Harm) -> Harm:
+def signed(harm):
     """Do it, then make every digest of the set right."""
 
-    def both(pair: Path, file: Path) -> None:
+    def both(pair, file):
         harm(pair, file)
         cases.sign(pair / "train")
 
     return both
 
 
-def swap(first: int, second: int) -> Change:
-    def change(values: np.ndarray) -> None:
+def swap(first, second):
+    def change(values):
         values[[first, second]] = values[[second, first]]
 
     return change
 
 
-def swap_unequal(values: np.ndarray) -> None:
+def swap_unequal(values):
     swap(0, int(np.flatnonzero(values != values[0])[0]))(values)
 
 
-def put(index: int, value: int) -> Change:
-    def change(values: np.ndarray) -> None:
+def put(index, value):
+    def change(values):
         values[index] = value
 
     return change
 
 
-def contents(change: Callable[[cases.Arrays], None]) -> Harm:
+def contents(change):
     """Change a shard's arrays, with right digests and an index that fits."""
     return lambda pair, _: cases.spoil(pair / SHARD, change)
 
 
-def set_in(name: str, index: int | slice, value: int) -> Harm:
-    def change(arrays: cases.Arrays) -> None:
+def set_in(name, index, value):
+    def change(arrays):
         arrays[name][index] = value
 
     return contents(change)
 
 
-def with_offset(name: str, value: int) -> Harm:
+def with_offset(name, value):
     """Let an offset table lie, with right digests; the index stays as it was."""
 
-    def harm(_: Path, file: Path) -> None:
+    def harm(_, file):
         place = read_sidecar(file).datasets[name]
         table = np.memmap(file, "<i8", mode="r+", offset=place.offset, shape=(place.count,))
         table[1] = value
@@ -174,16 +174,16 @@ def with_offset(name: str, value: int) -> Harm:
     return signed(harm)
 
 
-def other_words(_: Path, file: Path) -> None:
+def other_words(_, file):
     file.write_text(file.read_text().replace("w1\nw2\n", "w2\nw1\n"))
 
 
-def masked_rows(arrays: cases.Arrays) -> np.ndarray:
+def masked_rows(arrays):
     counts = np.diff(arrays["masked_lm_offsets"])
     return np.repeat(arrays["offsets"][:-1], counts) + arrays["masked_lm_positions"]
 
 
-def fewer_masks(arrays: cases.Arrays) -> None:
+def fewer_masks(arrays):
     """One masked position of each sample instead of 15 % of its tokens; the others show again."""
     rows, first = masked_rows(arrays), arrays["masked_lm_offsets"][:-1]
     arrays["input_ids"][rows] = arrays["masked_lm_ids"]
@@ -193,22 +193,22 @@ def fewer_masks(arrays: cases.Arrays) -> None:
     arrays["masked_lm_offsets"] = np.arange(len(first) + 1)
 
 
-def bring_shard(source: Path, target: Path) -> None:
+def bring_shard(source, target):
     shutil.copy(source, target)
     shutil.copy(sidecar_path(source), sidecar_path(target))
     cases.mend_digests(target.parents[1])
 
 
-def text_of(pair: Path) -> Path:
+def text_of(pair):
     """The text of which `make_pair` made SHARD; made anew, as `pair` is a copy."""
     return cases.write_text(pair.parent / "b.txt", "b")
 
 
-def same_shard_twice(pair: Path, _: Path) -> None:
+def same_shard_twice(pair, _):
     bring_shard(pair / SHARD, pair / AGAIN)
 
 
-def same_text_twice(pair: Path, _: Path) -> None:
+def same_text_twice(pair, _):
     """The text again with a blank more, so that its digest is another."""
     text = pair.parent / "again.txt"
     text.write_text(text_of(pair).read_text() + " \n")
@@ -216,10 +216,10 @@ def same_text_twice(pair: Path, _: Path) -> None:
     bring_shard(pair.parent / "other/shards/again.hdf5", pair / AGAIN)
 
 
-def mixed(*, vocabulary: bool = False, **settings: int) -> Harm:
+def mixed(*, vocabulary=False, **settings):
     """A shard of the same text prepared otherwise, with right digests."""
 
-    def harm(pair: Path, file: Path) -> None:
+    def harm(pair, file):
         vocab = pair / VOCABULARY
         if vocabulary:
             vocab = cases.write_vocabulary(pair.parent / "more.txt", [*cases.SPECIAL, "more"])
@@ -229,14 +229,14 @@ def mixed(*, vocabulary: bool = False, **settings: int) -> Harm:
     return harm
 
 
-def leak_shard(pair: Path, file: Path) -> None:
+def leak_shard(pair, file):
     bring_shard(pair / SHARD, file)
 
 
-def escape(name: str) -> Harm:
+def escape(name):
     """Let the manifest name a shard outside of the set, with the manifest's own digest right."""
 
-    def harm(_: Path, file: Path) -> None:
+    def harm(_, file):
         values = json.loads(file.read_bytes())
         values["shards"][1]["file"] = name
         cases.write_signed(file, values)
@@ -310,7 +310,7 @@ GROUPS = {
 }
 
 
-def table() -> str:
+def table():
     """The table of docs/tools/verify.md: a row for the corruptions of a group found alike."""
     stages = "start of training", "`verify`", "`verify --full`", "while training"
     lines = ["| found by | corruption |", "|---|---|"]

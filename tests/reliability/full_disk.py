@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,20 +38,20 @@ class Inputs:
 
     root: Path
 
-    def __getattr__(self, name: str) -> Path:
+    def __getattr__(self, name):
         return self.root / name
 
     @property
-    def run(self) -> Path:
+    def run(self):
         """A run that has ended, with a checkpoint."""
         return self.root / "run" / "run_0"
 
     @property
-    def checkpoint(self) -> Path:
+    def checkpoint(self):
         return self.run / "checkpoints" / "step_00000020"
 
 
-def make_inputs(root: Path) -> Inputs:
+def make_inputs(root):
     """Data, a config, a run, its weights as another program's, a submission, texts."""
     inputs = Inputs(root)
     make_tiny_inputs(root)
@@ -67,7 +66,7 @@ def make_inputs(root: Path) -> Inputs:
     return inputs
 
 
-def done(*words: object, expected: int = 0) -> None:
+def done(*words, expected=0):
     ended = run_cli(*words)
     assert ended.returncode == expected, ended.stderr
 
@@ -80,26 +79,25 @@ SMALL_MODEL = (
 SPACE = '[[parameter]]\nkey = "optim.learning_rate"\nlow = 1e-4\nhigh = 1e-1\nscale = "log"\n'
 
 
-def train(inputs: Inputs, out: Path) -> tuple[object, ...]:
+def train(inputs, out):
     paths = ("--config", inputs.root / "tiny.toml", "--data", inputs.root, "--run-dir", out)
     checkpoints = ("--set", "checkpoint.interval_steps=5", "--set", "checkpoint.keep_last=9")
     return ("train", *paths, *checkpoints)
 
 
-def squad(what: str, out: Path, *words: object) -> tuple[object, ...]:
+def squad(what, out, *words):
     tiny = ("--layers", 1, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
     where = "--out" if what == "compare" else "--run-dir"
     return ("squad", what, *tiny, "--updates", 2, "--microbatches", 4, where, out, *words)
 
 
-def prepare(*words: object) -> tuple[object, ...]:
+def prepare(*words):
     lengths = ("--max-seq-length", 32, "--max-predictions", 5)
     return ("prepare", *words, *lengths)
 
 
 # Name -> the command's words, of what it reads and the disk to write to.
-Words = Callable[[Inputs, Path], tuple[object, ...]]
-COMMANDS: dict[str, Words] = {
+COMMANDS = {
     "prepare --text": lambda i, d: prepare(
         *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
         *("--out", d / "set", "--workers", 1),
@@ -169,7 +167,7 @@ COMMANDS: dict[str, Words] = {
 }
 
 
-def limits() -> tuple[object, ...]:
+def limits():
     return (
         *("--max-seq-length", SMALL["max_seq_length"]),
         *("--max-predictions", SMALL["max_predictions"]),
@@ -177,7 +175,7 @@ def limits() -> tuple[object, ...]:
 
 
 @contextmanager
-def disk(at: Path, free_bytes: int) -> Iterator[Path]:
+def disk(at, free_bytes):
     """A file system with so much room, in whole pages."""
     at.mkdir(exist_ok=True)
     size = f"size={free_bytes + PAGE}"  # tmpfs takes 0 for no limit
@@ -189,7 +187,7 @@ def disk(at: Path, free_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
-def used_bytes(at: Path) -> int:
+def used_bytes(at):
     status = os.statvfs(at)
     return (status.f_blocks - status.f_bfree) * status.f_frsize - PAGE
 
@@ -206,7 +204,7 @@ class Ended:
     seconds: float
 
 
-def run_on(name: str, inputs: Inputs, at: Path, whole: dict[str, bytes]) -> Ended:
+def run_on(name, inputs, at, whole):
     """Run a command that writes to the disk `at`; `whole` are the files of a good run."""
     began = time.monotonic()
     ended = run_cli(*COMMANDS[name](inputs, at))
@@ -217,7 +215,7 @@ def run_on(name: str, inputs: Inputs, at: Path, whole: dict[str, bytes]) -> Ende
     return Ended(ended.returncode, ended.stderr, ended.stdout, tuple(left), tuple(faults), seconds)
 
 
-def files_of(at: Path) -> dict[str, None]:
+def files_of(at):
     """Names of the files below, and of empty directories."""
     found = {}
     for path in sorted(at.rglob("*")):
@@ -226,7 +224,7 @@ def files_of(at: Path) -> dict[str, None]:
     return found
 
 
-def line_faults(ended: "subprocess.CompletedProcess[str]") -> list[str]:
+def line_faults(ended):
     """An end that says why, in one line, with a status that the docs name."""
     faults = []
     # Every rank says it.
@@ -241,7 +239,7 @@ def line_faults(ended: "subprocess.CompletedProcess[str]") -> list[str]:
     return faults
 
 
-def is_half(path: Path, name: str, whole: dict[str, bytes]) -> bool:
+def is_half(path, name, whole):
     """Whether a file was not written to its end, or stands under a name of before that."""
     if name.endswith((".tmp", ".partial")) or ".partial/" in name:
         return True
@@ -252,10 +250,10 @@ def is_half(path: Path, name: str, whole: dict[str, bytes]) -> bool:
     return not READS.get(suffix, lambda contents: False)(contents)
 
 
-def reads(parse: Callable[[str], object]) -> Callable[[bytes], bool]:
+def reads(parse):
     """Whether `parse` takes a file."""
 
-    def takes(contents: bytes) -> bool:
+    def takes(contents):
         try:
             parse(contents.decode())
         except ValueError:
@@ -265,18 +263,18 @@ def reads(parse: Callable[[str], object]) -> Callable[[bytes], bool]:
     return takes
 
 
-def lines(text: str) -> None:
+def lines(text):
     if text and not text.endswith("\n"):
         raise ValueError
 
 
-def json_lines(text: str) -> None:
+def json_lines(text):
     lines(text)
     for line in text.splitlines():
         json.loads(line)
 
 
-def frames(contents: bytes) -> bool:
+def frames(contents):
     """Whether a file of TensorBoard ends with the end of a record."""
     start = 0
     while start < len(contents):
@@ -285,7 +283,7 @@ def frames(contents: bytes) -> bool:
 
 
 # Of files that are not the same in every run: how a whole one is told.
-READS: dict[str, Callable[[bytes], bool]] = {
+READS = {
     "": reads(lines),  # LATEST; and files whose time alone counts
     "tfevents": frames,
     ".json": reads(json.loads),
@@ -299,7 +297,7 @@ READS: dict[str, Callable[[bytes], bool]] = {
 }
 
 
-def sizes(needed: int, count: int) -> list[int]:
+def sizes(needed, count):
     """Free bytes of so many disks, from none to just too small for `needed`."""
     pages, edge = needed // PAGE, count // 4
     evenly = {round(number * (pages - 1) / max(1, count - 1)) for number in range(count)}
@@ -308,7 +306,7 @@ def sizes(needed: int, count: int) -> list[int]:
     return [PAGE * number for number in sorted(wanted) if 0 <= number < pages]
 
 
-def sweep(name: str, inputs: Inputs, scratch: Path, count: int) -> Iterator[tuple[int, Ended]]:
+def sweep(name, inputs, scratch, count):
     """The good run, with the bytes that it leaves, then those on disks that are too small."""
     at = scratch / "disk"
     with disk(at, LARGE):
@@ -321,7 +319,7 @@ def sweep(name: str, inputs: Inputs, scratch: Path, count: int) -> Iterator[tupl
             yield free, run_on(name, inputs, at, whole)
 
 
-def main() -> None:
+def main():
     count, names = int(sys.argv[1]), sys.argv[2:] or list(COMMANDS)
     scratch = Path(tempfile.mkdtemp(prefix="full-disk-"))
     try:

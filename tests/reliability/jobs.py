@@ -7,11 +7,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 MARK = "RELIABILITY_JOB"  # in the environment of every process of a job
 POLL_S = 0.0005
@@ -28,9 +25,7 @@ class Job:
         main: what Python runs, as options of it.
     """
 
-    def __init__(
-        self, arguments: Sequence[object], output: Path, *, main: Sequence[str] = MAIN
-    ) -> None:
+    def __init__(self, arguments, output, *, main=MAIN):
         self._mark = uuid.uuid4().hex
         self._output = output
         self._began = output.stat().st_size if output.exists() else 0
@@ -46,29 +41,29 @@ class Job:
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+        kind,
+        error,
+        trace,
+    ):
         for process in [self.process.pid, *self.processes()]:
             _send(process, signal.SIGKILL)
         self.process.wait()
 
     @property
-    def is_running(self) -> bool:
+    def is_running(self):
         """Whether the process that was started has not ended."""
         return self.process.poll() is None
 
-    def printed(self) -> str:
+    def printed(self):
         """The output of this job so far."""
         return self._output.read_bytes()[self._began :].decode(errors="replace")
 
-    def processes(self) -> dict[int, Mapping[str, str]]:
+    def processes(self):
         """Environments of all processes of the job, by number, without those that have ended."""
         found = {}
         for entry in os.listdir("/proc"):
@@ -78,7 +73,7 @@ class Job:
                     found[int(entry)] = environ
         return found
 
-    def ranks(self) -> dict[int, int]:
+    def ranks(self):
         """Numbers of the processes of the ranks, by rank; none where the job itself is the rank."""
         return {
             int(environ["RANK"]): process
@@ -86,12 +81,12 @@ class Job:
             if "RANK" in environ and _parent(process) == self.process.pid
         }
 
-    def wait_for_ranks(self, count: int, within_s: float) -> dict[int, int]:
+    def wait_for_ranks(self, count, within_s):
         """Return `ranks` as soon as there are `count`."""
         self.wait_until(lambda: len(self.ranks()) == count, within_s)
         return self.ranks()
 
-    def wait_until(self, condition: Callable[[], bool], within_s: float) -> None:
+    def wait_until(self, condition, within_s):
         """Return when `condition()`; fails where the job ends before, or it takes too long."""
         deadline = time.monotonic() + within_s
         while not condition():
@@ -99,7 +94,7 @@ class Job:
             assert time.monotonic() < deadline, self.printed()
             time.sleep(POLL_S)
 
-    def ended(self, within_s: float) -> int:
+    def ended(self, within_s):
         """Wait for the end; the status, as a shell has it. Fails where any process is left."""
         status = self.process.wait(timeout=within_s)
         deadline = time.monotonic() + LEAVING_S
@@ -109,7 +104,7 @@ class Job:
         return status if status >= 0 else 128 - status
 
 
-def freeze(processes: Sequence[int]) -> None:
+def freeze(processes):
     """Stop processes, and return when none of them runs any more."""
     for process in processes:
         _send(process, signal.SIGSTOP)
@@ -119,18 +114,18 @@ def freeze(processes: Sequence[int]) -> None:
         time.sleep(POLL_S)
 
 
-def thaw(processes: Sequence[int]) -> None:
+def thaw(processes):
     """Let frozen processes go on."""
     for process in processes:
         _send(process, signal.SIGCONT)
 
 
-def kill(process: int) -> None:
+def kill(process):
     """As `kill -9`."""
     _send(process, signal.SIGKILL)
 
 
-def anonymous_bytes(process: int) -> int | None:
+def anonymous_bytes(process):
     """Memory of its own that a process has in RAM (RssAnon); None where it has ended.
 
     Without pages of files: how many of a library are there depends on what else the machine does.
@@ -143,12 +138,12 @@ def anonymous_bytes(process: int) -> int | None:
     return int(kilobytes[1]) * 1024 if kilobytes else None  # a zombie has no such line
 
 
-def _send(process: int, number: int) -> None:
+def _send(process, number):
     with suppress(ProcessLookupError):
         os.kill(process, number)
 
 
-def _environ(process: int) -> dict[str, str]:
+def _environ(process):
     try:
         words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:  # has ended, or is somebody else's
@@ -157,15 +152,15 @@ def _environ(process: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _parent(process: int) -> int:
+def _parent(process):
     return int((_stat(process) or ["X", "0"])[1])
 
 
-def _state(process: int) -> str:
+def _state(process):
     return (_stat(process) or ["X"])[0]
 
 
-def _stat(process: int) -> list[str]:
+def _stat(process):
     """State, parent and so on; empty where it has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()

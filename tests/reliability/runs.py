@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -30,33 +30,33 @@ class Run:
     root: Path
 
     @property
-    def directory(self) -> Path:
+    def directory(self):
         return self.root / "run_0"
 
     @property
-    def log(self) -> Path:
+    def log(self):
         return self.root / "result_0.txt"
 
     @property
-    def metrics(self) -> Path:
+    def metrics(self):
         return self.directory / "metrics.jsonl"
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self):
         return self.directory / "checkpoints"
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self):
         """Records of metrics.jsonl, without a line that was cut off."""
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
-    def trace(self) -> list[tuple[Any, ...]]:
+    def trace(self):
         """Everything that must be equal in equal runs, record by record, every bit of it."""
         return [tuple(record[key] for key in TRACED) for record in self.records()]
 
-    def last_step(self) -> int:
+    def last_step(self):
         """The step of the last record; 0 if there is none."""
         try:
             with self.metrics.open("rb") as file:
@@ -66,36 +66,36 @@ class Run:
             return 0
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
-    def partials(self) -> set[str]:
+    def partials(self):
         """Names of checkpoints that are being written, or were."""
         return {path.name for path in self.checkpoints.glob(".step_*.partial")}
 
-    def newest_step(self) -> int:
+    def newest_step(self):
         """The step of the newest checkpoint; 0 if there is none."""
         found = complete_checkpoints(self.checkpoints)
         return read_manifest(found[0]).step if found else 0
 
-    def resumed_from(self) -> int:
+    def resumed_from(self):
         """Step of the checkpoint that the MLPerf log says the run went on from; 0: from none."""
         (record,) = mlperf_records(self.log, "resumed")
         return int(record["metadata"]["step"]) if record["value"] else 0
 
-    def log_inode(self) -> int:
+    def log_inode(self):
         """The inode of the MLPerf log; 0 if there is none."""
         return self.log.stat().st_ino if self.log.exists() else 0
 
-    def final_state(self) -> dict[str, bytes]:
+    def final_state(self):
         """Contents of every tensor file of the newest checkpoint."""
         newest = complete_checkpoints(self.checkpoints)[0]
         files = sorted(newest.rglob("*.safetensors"))
         return {str(path.relative_to(self.checkpoints)): path.read_bytes() for path in files}
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self):
         """The run's outcome without its duration."""
         found = json.loads((self.directory / "outcome.json").read_text())
         return {key: value for key, value in found.items() if key != "seconds"}
 
-    def check_checkpoints(self) -> int:
+    def check_checkpoints(self):
         """Verify and load all that bear a checkpoint's name; how many there are."""
         named = list(self.checkpoints.glob("step_*"))
         assert {path.name for path in named} == {
@@ -111,12 +111,12 @@ class Run:
 class Attempt:
     """A run while one of its jobs is at work, which may go on from what others left."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run):
         self.run = run
         self._old_log = run.log_inode()
         self._old_partials = run.partials()
 
-    def phase(self) -> Phase:
+    def phase(self):
         """The present phase of the run; `end` after the clock has stopped."""
         if self.run.partials() - self._old_partials:
             return "checkpoint"
@@ -131,16 +131,16 @@ class Attempt:
         is_running = '"run_start"' in tail or '"eval_stop"' in tail
         return "step" if is_running else "start-up"
 
-    def has_stopped(self) -> bool:
+    def has_stopped(self):
         """Whether its clock has."""
         return self.run.log_inode() != self._old_log and _STOPPED in self._tail_of_log()
 
-    def has_begun(self) -> bool:
+    def has_begun(self):
         """Whether it has a log of its own that says what the run goes on from."""
         is_new = self.run.log_inode() not in (0, self._old_log)
         return is_new and bool(mlperf_records(self.run.log, "resumed"))
 
-    def _tail_of_log(self) -> str:
+    def _tail_of_log(self):
         try:
             with self.run.log.open("rb") as file:
                 file.seek(max(0, self.run.log.stat().st_size - TAIL_BYTES))

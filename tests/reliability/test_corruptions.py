@@ -1,18 +1,16 @@
 """Every corruption of prepared data is found, where the table in docs/tools/verify.md says so."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
-from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, Corruption, table
+from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, table
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.loader import DirectSource
-from mlperf_bert.data.set_checks import ContentsCheck, RunData, open_data
+from mlperf_bert.data.set_checks import ContentsCheck, open_data
 from mlperf_bert.errors import DataError, UserError
 from mlperf_bert.evaluation.evaluate import HeldOutBatches
 from support import REPOSITORY, TINY_CONFIG, run_cli
@@ -28,23 +26,23 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     return make_pair(tmp_path_factory.mktemp("good"))
 
 
 @pytest.fixture(scope="module")
-def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "tiny.toml"
     path.write_text(TINY_CONFIG, encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
-def config(config_file: Path) -> RunConfig:
+def config(config_file):
     return load_config(config_file, SIZES)
 
 
-def train(config: RunConfig, data: RunData) -> None:
+def train(config, data):
     """Plan and read a whole epoch and the held-out set, and hash the shards, as training does."""
     planner = make_planner(config, data.train, seed=1)
     source = DirectSource(data.train_reader, rank=0)
@@ -64,7 +62,7 @@ def train(config: RunConfig, data: RunData) -> None:
         contents.result()
 
 
-def detect(config: RunConfig, pair: Path) -> tuple[str, str, str, str]:
+def detect(config, pair):
     """The messages of start, `verify`, `verify --full` and training; "" where nothing was found."""
     start = training = ""
     try:
@@ -82,14 +80,12 @@ def detect(config: RunConfig, pair: Path) -> tuple[str, str, str, str]:
     return start, fast, full, training
 
 
-def test_the_good_pair_passes_everything(config: RunConfig, good: Path) -> None:
+def test_the_good_pair_passes_everything(config, good):
     assert detect(config, good) == ("", "", "", "")
 
 
 @pytest.mark.parametrize("corruption", ALL, ids=lambda one: one.name)
-def test_a_corruption_is_found_and_its_file_named(
-    corruption: Corruption, config: RunConfig, good: Path, tmp_path: Path
-) -> None:
+def test_a_corruption_is_found_and_its_file_named(corruption, config, good, tmp_path):
     pair = copy_of(good, tmp_path)
     corruption.do(pair)
     start, fast, full, training = detect(config, pair)
@@ -106,19 +102,17 @@ def test_a_corruption_is_found_and_its_file_named(
     assert not training or corruption.where in training or str(pair / "train") in training
 
 
-def test_all_are_found_by_the_full_check() -> None:
+def test_all_are_found_by_the_full_check():
     assert all(one.found[2] == FOUND for one in ALL)
     assert len({one.name for one in ALL}) == len(ALL) >= 40
 
 
-def test_the_documented_table_is_this_one() -> None:
+def test_the_documented_table_is_this_one():
     text = (REPOSITORY / "docs" / "tools" / "verify.md").read_text(encoding="utf-8")
     assert table() in text, f"put this into docs/tools/verify.md:\n{table()}"
 
 
-def test_ranks_behind_the_first_of_a_node_check_what_they_use(
-    config: RunConfig, good: Path, tmp_path: Path
-) -> None:
+def test_ranks_behind_the_first_of_a_node_check_what_they_use(config, good, tmp_path):
     pair = copy_of(good, tmp_path)
     (pair / "train" / "vocab.txt").unlink()  # no rank needs it
     parallel = dataclasses.replace(config.parallel, nodes=2, ranks_per_node=2)
@@ -132,9 +126,7 @@ def test_ranks_behind_the_first_of_a_node_check_what_they_use(
 
 @pytest.mark.real
 @pytest.mark.parametrize("corruption", ALL, ids=lambda one: one.name)
-def test_the_program_ends_in_one_line_or_trains_on(
-    corruption: Corruption, config_file: Path, good: Path, tmp_path: Path
-) -> None:
+def test_the_program_ends_in_one_line_or_trains_on(corruption, config_file, good, tmp_path):
     pair = copy_of(good, tmp_path)
     corruption.do(pair)
     steps = -(-Manifest.load(good / "train").num_samples // 16)  # an epoch: every sample is read

@@ -6,10 +6,8 @@ Left out by ./run_tests.sh; `make test-real` runs them.
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -42,12 +40,12 @@ runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
 
 
 @pytest.fixture
-def setup(tiny: tuple[Path, Path]) -> Setup:
+def setup(tiny):
     return Setup(*tiny, ranks=1, settings=SETTINGS)
 
 
 @contextmanager
-def mounted(*options: str, at: Path) -> Iterator[Path]:
+def mounted(*options, at):
     subprocess.run(["mount", *options, str(at)], check=True)
     try:
         yield at
@@ -56,7 +54,7 @@ def mounted(*options: str, at: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def frozen(job: Job) -> Iterator[None]:
+def frozen(job):
     """Its ranks stand still."""
     processes = list(job.ranks().values()) or [job.process.pid]
     freeze(processes)
@@ -67,34 +65,34 @@ def frozen(job: Job) -> Iterator[None]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     directory = tmp_path / "disk"
     directory.mkdir()
     with mounted("-t", "tmpfs", "-o", "size=32m", "tmpfs", at=directory):
         yield directory
 
 
-def fill(disk: Path) -> Path:
+def fill(disk):
     status = os.statvfs(disk)
     filler = disk / "filler"
     filler.write_bytes(bytes(status.f_bavail * status.f_frsize - FREE_BYTES))
     return filler
 
 
-def await_checkpoint(job: Job, run: Run) -> None:
+def await_checkpoint(job, run):
     """Return when there is one, LATEST names it, and none is being written."""
     latest = run.checkpoints / "LATEST"
     job.wait_until(lambda: latest.exists() and not run.partials(), STARTS_WITHIN_S)
 
 
-def failures(job: Job) -> dict[int, str]:
+def failures(job):
     """Steps of the checkpoints that it said could not be written, and why."""
     said = re.findall(r"^checkpoint step_(\d+) could not be written \((.*)\)", job.printed(), re.M)
     return {int(step): reason for step, reason in said}
 
 
 @needs_root
-def test_a_disk_that_is_full_for_a_while(setup: Setup, small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_a_while(setup, small_disk, tmp_path):
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
@@ -116,7 +114,7 @@ def test_a_disk_that_is_full_for_a_while(setup: Setup, small_disk: Path, tmp_pat
 
 
 @needs_root
-def test_a_disk_that_stays_full(setup: Setup, small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_stays_full(setup, small_disk, tmp_path):
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
@@ -135,9 +133,7 @@ def test_a_disk_that_stays_full(setup: Setup, small_disk: Path, tmp_path: Path) 
 
 
 @needs_root
-def test_parts_of_other_ranks_do_not_fill_the_disk(
-    setup: Setup, small_disk: Path, tmp_path: Path
-) -> None:
+def test_parts_of_other_ranks_do_not_fill_the_disk(setup, small_disk, tmp_path):
     """Rank 1's part of a checkpoint may fit where rank 0's does not."""
     sharded = replace(setup, ranks=2, settings=(*SETTINGS, "parallel.data_parallel=shard_world"))
     run = Run(small_disk / "run")
@@ -152,7 +148,7 @@ def test_parts_of_other_ranks_do_not_fill_the_disk(
 
 
 @needs_root
-def test_a_disk_that_becomes_read_only(setup: Setup, tmp_path: Path) -> None:
+def test_a_disk_that_becomes_read_only(setup, tmp_path):
     run = Run(tmp_path / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
@@ -172,9 +168,7 @@ def test_a_disk_that_becomes_read_only(setup: Setup, tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_run_directory_that_cannot_be_written(
-    setup: Setup, small_disk: Path, tmp_path: Path
-) -> None:
+def test_a_run_directory_that_cannot_be_written(setup, small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with Job(setup.arguments(Run(small_disk / "run")), tmp_path / "output") as job:
         assert job.ended(STARTS_WITHIN_S) == 2
@@ -183,7 +177,7 @@ def test_a_run_directory_that_cannot_be_written(
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_slow_disk(setup: Setup, tmp_path: Path) -> None:
+def test_a_slow_disk(setup, tmp_path):
     """Flushes of 0.4 s each, several to a checkpoint: steps take a hundredth of that."""
     run = Run(tmp_path / "run")
     main = ("-c", WITH_SLOW_FLUSHES)

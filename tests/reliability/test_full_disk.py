@@ -1,7 +1,6 @@
 """A disk that is really full, a small tmpfs, under everything that writes."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ SETTINGS = ShardSettings(
 )
 
 
-def examples(count: int) -> ShardArrays:
+def examples(count):
     """Examples of eight tokens each, one masked."""
     return ShardArrays(
         input_ids=np.arange(8 * count).astype(np.uint16),
@@ -39,7 +38,7 @@ def examples(count: int) -> ShardArrays:
 
 
 @needs_root
-def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path: Path) -> None:
+def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path):
     """libhdf5 itself ends the process where its last write fails."""
     finished = []
     for free in range(0, 14 * PAGE, PAGE):
@@ -59,7 +58,7 @@ def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path: Path) -> No
 
 
 @needs_root
-def test_an_mlperf_log_ends_with_a_whole_record(tmp_path: Path) -> None:
+def test_an_mlperf_log_ends_with_a_whole_record(tmp_path):
     with disk(tmp_path / "disk", 3 * PAGE) as at:
         log = MlperfLog(at / "result_0.txt")
         with pytest.raises(ConfigError, match="No space left on device"):
@@ -72,7 +71,7 @@ def test_an_mlperf_log_ends_with_a_whole_record(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_journal_of_tune_goes_on_after_a_full_disk(tmp_path: Path) -> None:
+def test_a_journal_of_tune_goes_on_after_a_full_disk(tmp_path):
     optuna = pytest.importorskip("optuna")
     with disk(tmp_path / "disk", 3 * PAGE) as at:
         path = at / "journal.log"
@@ -90,7 +89,7 @@ def test_a_journal_of_tune_goes_on_after_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @needs_root
-def test_prepare_ends_in_one_line(tmp_path: Path) -> None:
+def test_prepare_ends_in_one_line(tmp_path):
     make_tiny_inputs(tmp_path)
     (good, *full) = sweep("prepare --text", Inputs(tmp_path), tmp_path, 4)
     assert (good[1].status, good[1].faults) == (0, ())
@@ -99,7 +98,7 @@ def test_prepare_ends_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+def inputs(tmp_path_factory):
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
@@ -107,7 +106,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 @pytest.mark.timeout(3600)
 @needs_root
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_writes(name: str, inputs: Inputs, tmp_path: Path) -> None:
+def test_every_command_that_writes(name, inputs, tmp_path):
     (good, *full) = sweep(name, inputs, tmp_path, 12)
     assert good[1].faults == ()
     assert {free: ended.faults for free, ended in full if ended.faults} == {}

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,13 +23,11 @@ from campaign import (
     STARTS_WITHIN_S,
     STEPS,
     STOPPED,
-    Aim,
     Campaign,
     Setup,
-    Undisturbed,
     undisturbed,
 )
-from jobs import Job, freeze
+from jobs import freeze
 from runs import Run
 
 SEED = 20261122
@@ -49,32 +46,30 @@ OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the 
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny: tuple[Path, Path]) -> Setup:
+def two_ranks(tiny):
     return Setup(*tiny, ranks=2)
 
 
 @pytest.fixture(scope="module")
-def expected(two_ranks: Setup, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def expected(two_ranks, tmp_path_factory):
     return undisturbed(two_ranks, tmp_path_factory.mktemp("undisturbed") / "run")
 
 
-def await_step(job: Job, run: Run, step: int) -> None:
+def await_step(job, run, step):
     job.wait_until(lambda: run.last_step() >= step, STARTS_WITHIN_S)
 
 
 @pytest.mark.real
-def test_a_rank_killed_in_each_phase(
-    two_ranks: Setup, expected: Undisturbed, tmp_path: Path
-) -> None:
+def test_a_rank_killed_in_each_phase(two_ranks, expected, tmp_path):
     """In one run: the last kill's attempt begins with what the others left."""
-    aims: tuple[Aim, ...] = ("start-up", "step", "evaluation", "checkpoint")
+    aims = ("start-up", "step", "evaluation", "checkpoint")
     campaign = Campaign(random.Random(SEED), tmp_path)
     kills = campaign.run(two_ranks, expected, aims)
     assert [each.phase for each in kills] == list(aims)
 
 
 @pytest.mark.real
-def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_rank_that_stops_ends_the_job(tiny, tmp_path):
     seconds = 8  # enough for the other rank to start
     setup = Setup(*tiny, ranks=2, settings=(*SETTINGS, f"run.hang_timeout_s={seconds}"))
     run = Run(tmp_path / "run")
@@ -89,7 +84,7 @@ def test_a_rank_that_stops_ends_the_job(tiny: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.real
-def test_a_run_that_is_asked_to_end_goes_on_later(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_end_goes_on_later(tiny, tmp_path):
     """The model is larger: ranks agree once a second, and then there must be steps left."""
     larger = ("model.num_layers=8", "model.intermediate_size=512")
     two_ranks = Setup(*tiny, ranks=2, settings=(*SETTINGS, *DROPOUT, *larger))
@@ -113,9 +108,7 @@ def test_a_run_that_is_asked_to_end_goes_on_later(tiny: tuple[Path, Path], tmp_p
 
 
 @pytest.mark.real
-def test_going_on_with_other_ranks_gives_the_same_losses(
-    tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_going_on_with_other_ranks_gives_the_same_losses(tiny, tmp_path):
     """Dropout is off: its masks depend on ranks where each draws its own."""
     whole = undisturbed(Setup(*tiny, ranks=2, settings=SETTINGS), tmp_path / "two")
     first = sorted(whole.run.checkpoints.glob("step_*"))[0]
@@ -138,9 +131,7 @@ def test_going_on_with_other_ranks_gives_the_same_losses(
 
 @pytest.mark.real
 @pytest.mark.parametrize("mode", MODES)
-def test_every_way_of_training_goes_on_bit_for_bit(
-    tiny: tuple[Path, Path], tmp_path: Path, mode: str
-) -> None:
+def test_every_way_of_training_goes_on_bit_for_bit(tiny, tmp_path, mode):
     settings = (*SETTINGS, *DROPOUT, "checkpoint.keep_last=99", *MODES[mode])
     setup = Setup(*tiny, ranks=2, settings=settings)
     whole = undisturbed(setup, tmp_path / "whole")
@@ -158,7 +149,7 @@ def test_every_way_of_training_goes_on_bit_for_bit(
 
 @pytest.mark.longest
 @pytest.mark.timeout(3600)
-def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_campaign(tiny, tmp_path):
     """KILLS kills, some at a random moment and some in each phase, of runs of 2, 3 and 4 ranks."""
     setups = [Setup(*tiny, ranks=ranks) for ranks in (2, 3, 4)]
     whole = {each.ranks: undisturbed(each, tmp_path / f"whole-{each.ranks}") for each in setups}
@@ -183,7 +174,7 @@ def test_campaign(tiny: tuple[Path, Path], tmp_path: Path) -> None:
 
 @pytest.mark.longest
 @pytest.mark.timeout(900)
-def test_a_state_in_shards_killed_in_checkpoints(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_state_in_shards_killed_in_checkpoints(tiny, tmp_path):
     """Every rank writes a part: one may be there, and another not."""
     sharded = (*SETTINGS, *DROPOUT, "parallel.data_parallel=shard_world")
     setup = Setup(*tiny, ranks=3, settings=sharded)

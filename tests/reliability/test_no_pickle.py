@@ -27,7 +27,7 @@ SECRETS = {
 SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-length", 64)
 
 
-def watched(directory: Path, *arguments: object, status: int, **environ: str) -> str:
+def watched(directory, *arguments, status, **environ):
     """The output of a command; fail if one of its processes, at least three, unpickles."""
     log = directory / "audit.jsonl"
     path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
@@ -40,7 +40,7 @@ def watched(directory: Path, *arguments: object, status: int, **environ: str) ->
     return done.stdout + done.stderr
 
 
-def is_own_cache(directory: str | None) -> bool:
+def is_own_cache(directory):
     """Whether only this user can have written there: numba's index and code are pickles."""
     if directory is None:
         return False
@@ -48,7 +48,7 @@ def is_own_cache(directory: str | None) -> bool:
     return status.st_uid == os.geteuid() and status.st_mode & 0o022 == 0
 
 
-def test_training_on_two_ranks(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_on_two_ranks(tiny, tmp_path):
     """With evaluations and a checkpoint."""
     home, run_dir = tmp_path / "home", tmp_path / "run"
     home.mkdir()
@@ -65,17 +65,17 @@ def test_training_on_two_ranks(tiny: tuple[Path, Path], tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("engine", ["fsdp:2", "pipeline:2@interleaved"])
-def test_fine_tuning(engine: str, tmp_path: Path) -> None:
+def test_fine_tuning(engine, tmp_path):
     run_dir = ("--run-dir", tmp_path / "run", "--record-only")
     watched(tmp_path, "squad", "train", "--engine", engine, *SQUAD, *run_dir, status=0)
 
 
 @pytest.mark.real
-def test_the_network_test(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_network_test(tiny, tmp_path):
     watched(tmp_path, "network-test", "--config", tiny[1], *TWO_RANKS, status=0)
 
 
-def test_it_would_be_seen(tmp_path: Path) -> None:
+def test_it_would_be_seen(tmp_path):
     code = "import pickle; pickle.loads(pickle.dumps(pickle.Pickler))"
     log = tmp_path / "audit.jsonl"
     run_process(sys.executable, "-c", code, PICKLE_AUDIT=str(log), PYTHONPATH=str(HOOK))

@@ -9,16 +9,14 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from campaign import DROPOUT, MISSED, STARTS_WITHIN_S, STOPPED, Setup
-from jobs import Job, anonymous_bytes
+from jobs import anonymous_bytes
 from runs import Run
 from support import REPOSITORY
 
@@ -40,7 +38,7 @@ class Plan:
     preempted_after: tuple[int, int]
     sample_s: float
 
-    def settings(self) -> tuple[str, ...]:
+    def settings(self):
         return (
             *(f"run.max_steps={self.steps}", f"schedule.decay_steps={self.steps}"),
             f"checkpoint.interval_steps={min(500, self.steps // 30)}",
@@ -50,7 +48,7 @@ class Plan:
         )
 
     @property
-    def ends_within_s(self) -> int:
+    def ends_within_s(self):
         return max(600, self.steps // 5)
 
 
@@ -71,19 +69,19 @@ class Sample(NamedTuple):
 class Soak:
     """Trains, and takes samples of memory meanwhile."""
 
-    def __init__(self, setup: Setup, plan: Plan) -> None:
+    def __init__(self, setup, plan):
         self._setup = setup
         self._plan = plan
         self._began = time.monotonic()
-        self.samples: list[Sample] = []
+        self.samples = []
 
-    def undisturbed(self, run: Run) -> None:
+    def undisturbed(self, run):
         """Train to the end; the samples are those of attempt 0."""
         with self._setup.start(run) as job:
             self._watch(job, run, 0, self._plan.steps)
             assert job.ended(STOPS_WITHIN_S) == MISSED, job.printed()
 
-    def preempted(self, run: Run) -> int:
+    def preempted(self, run):
         """Train to the end, preempted at random; how many attempts it took."""
         rng = random.Random(SEED)
         attempt, is_over = 0, False
@@ -95,7 +93,7 @@ class Soak:
                 is_over = _end(job) == MISSED
         return attempt
 
-    def _watch(self, job: Job, run: Run, attempt: int, until_step: int) -> None:
+    def _watch(self, job, run, attempt, until_step):
         """Sample until the job ends, or has come so far."""
         ranks = job.wait_for_ranks(self._setup.ranks, STARTS_WITHIN_S)
         before = run.last_step()
@@ -111,21 +109,21 @@ class Soak:
             time.sleep(self._plan.sample_s)
 
 
-def _end(job: Job) -> int:
+def _end(job):
     job.process.terminate()  # does nothing to one that has ended
     status = job.ended(STOPS_WITHIN_S)
     assert status in (STOPPED, MISSED), job.printed()
     return status
 
 
-def by_attempt_and_rank(samples: list[Sample]) -> dict[tuple[int, int], list[Sample]]:
+def by_attempt_and_rank(samples):
     found = defaultdict(list)
     for each in samples:
         found[each.attempt, each.rank].append(each)
     return dict(sorted(found.items()))
 
 
-def slopes(samples: list[Sample], settled_steps: int) -> dict[tuple[int, int], float]:
+def slopes(samples, settled_steps):
     """Bytes for 1,000 steps of each attempt and rank that ran long enough after it settled."""
     found = {}
     for key, own in by_attempt_and_rank(samples).items():
@@ -135,7 +133,7 @@ def slopes(samples: list[Sample], settled_steps: int) -> dict[tuple[int, int], f
     return found
 
 
-def held_of_history(samples: list[Sample], settled_steps: int) -> dict[int, float]:
+def held_of_history(samples, settled_steps):
     """By rank: bytes that a resumed attempt needs more for each 1,000 steps made before it.
 
     Attempts are compared where all have made as many steps of their own: memory settles for long.
@@ -149,7 +147,7 @@ def held_of_history(samples: list[Sample], settled_steps: int) -> dict[int, floa
     return {rank: _slope(own) for rank, own in points.items() if len(own) > 1}
 
 
-def check_memory(samples: list[Sample], settled_steps: int) -> None:
+def check_memory(samples, settled_steps):
     """Fail where memory grows within the attempts, or from one attempt to the next."""
     found, held = slopes(samples, settled_steps), held_of_history(samples, settled_steps)
     assert found
@@ -159,20 +157,20 @@ def check_memory(samples: list[Sample], settled_steps: int) -> None:
         assert num_bytes <= MOST_HISTORY_BYTES_PER_1000_STEPS, f"rank {rank} holds its history"
 
 
-def _slope(points: Sequence[tuple[int, float]]) -> float:
+def _slope(points):
     """The slope of the least-squares line through bytes over steps, for 1,000 steps."""
     steps, num_bytes = np.array(points).T
     return 1000 * float(np.polynomial.Polynomial.fit(steps, num_bytes, 1).convert().coef[-1])
 
 
-def write_csv(path: Path, samples: list[Sample]) -> None:
+def write_csv(path, samples):
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Sample._fields)
         writer.writerows(each._replace(seconds=f"{each.seconds:.1f}") for each in samples)
 
 
-def plot(path: Path, samples: list[Sample]) -> None:
+def plot(path, samples):
     """How memory grew over steps, a line for each rank; a new one where it was preempted."""
     from matplotlib.figure import Figure
 
@@ -188,9 +186,7 @@ def plot(path: Path, samples: list[Sample]) -> None:
     figure.savefig(path, dpi=100)
 
 
-def run_soak(
-    tiny: tuple[Path, Path], tmp_path: Path, plan: Plan, settled_steps: int
-) -> list[Sample]:
+def run_soak(tiny, tmp_path, plan, settled_steps):
     """The undisturbed run, the other one, that they are equal, and what is kept of it."""
     setup = Setup(*tiny, ranks=2, settings=plan.settings())
     whole, run = Run(tmp_path / "whole"), Run(tmp_path / "run")
@@ -219,17 +215,17 @@ def run_soak(
 
 
 @pytest.mark.longest
-def test_a_short_soak(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_short_soak(tiny, tmp_path):
     run_soak(tiny, tmp_path, SHORT, settled_steps=0)
 
 
 @pytest.mark.longest
 @pytest.mark.timeout(2 * LONG.ends_within_s)
-def test_soak(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_soak(tiny, tmp_path):
     check_memory(run_soak(tiny, tmp_path, LONG, SETTLED_STEPS), SETTLED_STEPS)
 
 
-def test_a_soak_whose_resumes_hold_their_history_is_refused() -> None:
+def test_a_soak_whose_resumes_hold_their_history_is_refused():
     """The first one: its rank 0 held 2.1 KiB of each past step, and rank 1 nothing."""
     with (REPOSITORY / "logs/2026-11-22-soak/memory.csv").open(newline="") as file:
         rows = list(csv.reader(file))[1:]

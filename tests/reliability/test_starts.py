@@ -8,7 +8,6 @@ import os
 import random
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ REFUSED = 2
 of_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
 
 
-def result(run: Run) -> dict[str, object]:
+def result(run):
     """The facts that equal runs share: names of all files, losses, and tensors, bit by bit."""
     names = {str(path.relative_to(run.root)) for path in run.root.rglob("*")}
     of_a_run = {"trace": run.trace(), "outcome": run.outcome(), **run.final_state()}
@@ -35,16 +34,14 @@ def result(run: Run) -> dict[str, object]:
     }
 
 
-def check_refused(printed: str, owner: Job) -> None:
+def check_refused(printed, owner):
     (line,) = [each for each in printed.splitlines() if "error" in each]
     owned_by = f"process {owner.process.pid} on host {os.uname().nodename} since "
     assert line.startswith("mlperf_bert: error: --run-dir: run_0 in ") and owned_by in line
 
 
 @pytest.mark.real
-def test_who_comes_second_is_refused_and_changes_nothing(
-    tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_who_comes_second_is_refused_and_changes_nothing(tiny, tmp_path):
     settings = (*SETTINGS, *DROPOUT, "checkpoint.interval_steps=0")  # else the disk decides which
     setup = Setup(*tiny, ranks=1, settings=settings)
     alone, run = Run(tmp_path / "alone"), Run(tmp_path / "run")
@@ -81,7 +78,7 @@ def test_who_comes_second_is_refused_and_changes_nothing(
     assert result(run) == result(alone)
 
 
-def leaves_none(setup: Setup, root: Path, wait_s: float) -> str:
+def leaves_none(setup, root, wait_s):
     """Kill the launcher so long after its first rank began; what the ranks were at then."""
     run = Run(root)
     with setup.start(run) as job:
@@ -98,7 +95,7 @@ def leaves_none(setup: Setup, root: Path, wait_s: float) -> str:
 
 
 @pytest.fixture
-def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary_files(tmp_path, monkeypatch):
     """A launcher that is killed leaves the directory where its ranks met."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -106,7 +103,7 @@ def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @of_linux
 @pytest.mark.real
 @pytest.mark.usefixtures("temporary_files")
-def test_no_rank_is_left(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_no_rank_is_left(tiny, tmp_path):
     setup = Setup(*tiny, ranks=2)
     for number, wait_s in enumerate((0, 0.002, 0.01, 0.05, 0.5)):
         leaves_none(setup, tmp_path / f"run-{number}", wait_s)
@@ -115,7 +112,7 @@ def test_no_rank_is_left(tiny: tuple[Path, Path], tmp_path: Path) -> None:
 @of_linux
 @pytest.mark.longest
 @pytest.mark.usefixtures("temporary_files")
-def test_no_rank_is_left_after_twenty_kills(tiny: tuple[Path, Path], tmp_path: Path) -> None:
+def test_no_rank_is_left_after_twenty_kills(tiny, tmp_path):
     setup = Setup(*tiny, ranks=2)
     draw = random.Random(SEED)
     for number in range(20):

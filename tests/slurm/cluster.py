@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,7 @@ class Cluster:
     directory: Path
     tree: Path
 
-    def run(self, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, command, timeout=60):
         """A shell command at the top of the tree, as a user of the cluster types it."""
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
@@ -79,16 +78,16 @@ class Cluster:
         )
 
     @property
-    def local(self) -> Path:
+    def local(self):
         """The path of a node's own disk, as a job on it sees it."""
         return self.directory / "local"
 
-    def disk(self, node: str) -> Path:
+    def disk(self, node):
         """The contents of a node's own disk, seen from outside."""
         return self.directory / f"disk-{node}"
 
     @property
-    def environ(self) -> dict[str, str]:
+    def environ(self):
         """The environment of a login shell, with the address of rank 0 and gloo's interface."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI_"))}
         own = {
@@ -100,7 +99,7 @@ class Cluster:
         }
         return outer | own
 
-    def submit(self, command: str) -> int:
+    def submit(self, command):
         """Run an sbatch command; the number of the job."""
         done = self.run(command)
         assert done.returncode == 0, done.stderr
@@ -108,18 +107,18 @@ class Cluster:
         assert found, done.stdout
         return int(found[1])
 
-    def output(self, job: int) -> str:
+    def output(self, job):
         """The output of the job."""
         path = self.tree / f"slurm-{job}.out"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def state(self, job: int) -> dict[str, str]:
+    def state(self, job):
         """The fields that `scontrol` gives for a job: JobState, ExitCode and others."""
         done = self.run(f"scontrol --oneliner show job {job}")
         assert done.returncode == 0, done.stderr
         return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
-    def wait(self, job: int, timeout: float) -> dict[str, str]:
+    def wait(self, job, timeout):
         """The job's state when it has ended."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -129,7 +128,7 @@ class Cluster:
             time.sleep(0.3)
         raise AssertionError(f"job {job} has not ended in {timeout} s:\n{self.output(job)}")
 
-    def wait_for_output(self, job: int, pattern: str, timeout: float) -> None:
+    def wait_for_output(self, job, pattern, timeout):
         """Return when the job has printed a line that matches."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -139,7 +138,7 @@ class Cluster:
         raise AssertionError(f"job {job} has not said {pattern!r}:\n{self.output(job)}")
 
 
-def missing() -> str | None:
+def missing():
     """Why no cluster can be started here; None where one can."""
     if os.geteuid() != 0:
         return "not root: SLURM's daemons are not started"
@@ -148,7 +147,7 @@ def missing() -> str | None:
 
 
 @contextmanager
-def started(directory: Path, tree: Path) -> Iterator[Cluster]:
+def started(directory, tree):
     """Start munge, the controller and two nodes; stop them, and what they run, at the end."""
     directory.mkdir()
     directory.chmod(0o755)
@@ -178,7 +177,7 @@ def started(directory: Path, tree: Path) -> Iterator[Cluster]:
         cluster.run("scancel --full --signal=KILL --state=RUNNING --user=root || true")
 
 
-def _wait_until_idle(cluster: Cluster) -> None:
+def _wait_until_idle(cluster):
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         done = cluster.run("sinfo --noheader --format=%t --Node")
@@ -190,7 +189,7 @@ def _wait_until_idle(cluster: Cluster) -> None:
 
 
 @contextmanager
-def _munge(directory: Path) -> Iterator[None]:
+def _munge(directory):
     """A munged of our own: own key and socket. As root, in a directory that only root may write."""
     home = directory / "munge"
     home.mkdir(mode=0o700)
@@ -208,7 +207,7 @@ def _munge(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _process(command: list[str], environ: dict[str, str]) -> Iterator[None]:
+def _process(command, environ):
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -223,7 +222,7 @@ def _process(command: list[str], environ: dict[str, str]) -> Iterator[None]:
             process.wait()
 
 
-def _free_ports(number: int) -> list[int]:
+def _free_ports(number):
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,23 +61,23 @@ FAULT_S = 60  # within which a job has to end
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+def cluster(tmp_path_factory):
     home = tmp_path_factory.mktemp("slurm")
     with slurm.started(home / "daemons", copy_checkout(home / "tree")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tiny(tmp_path_factory):
     """Synthetic data, and a config of 20 steps."""
     return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
 
 
-def sets(*settings: str) -> str:
+def sets(*settings):
     return " ".join(f"--set {setting}" for setting in settings)
 
 
-def sbatch(config: Path | str, *settings: str, options: str = "", **environ: object) -> str:
+def sbatch(config, *settings, options="", **environ):
     """The command of the README; settings go to both programs, as they would be typed."""
     given = " ".join(f"{name}={value}" for name, value in environ.items())
     slurm_options = f"$({MLPERF_BERT} config slurm {config} {sets(*settings)})"
@@ -86,7 +85,7 @@ def sbatch(config: Path | str, *settings: str, options: str = "", **environ: obj
     return f"{command} -- {sets(*settings)}"
 
 
-def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> None:
+def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster):
     job = cluster.submit(sbatch(CPU_TINY, *TWO_BY_TWO, LOGDIR="runs/cpu_tiny", SEED=772688194))
     state = cluster.wait(job, 800)
     output = cluster.output(job)
@@ -101,7 +100,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster: slurm.Cluster) -> Non
     assert_the_target_stands_for_something(output, cluster.tree)
 
 
-def assert_the_target_stands_for_something(output: str, tree: Path) -> None:
+def assert_the_target_stands_for_something(output, tree):
     baseline = Manifest.load(next((tree / ".cache").glob("embedded-*")) / "eval").baseline
     assert baseline is not None and baseline.masked_tokens >= 10_000
     target = load_config(CONFIGS / "cpu_tiny.toml").eval.target_accuracy
@@ -113,7 +112,7 @@ def assert_the_target_stands_for_something(output: str, tree: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def published(tmp_path_factory):
     """A checkpoint of TensorFlow beside vocabulary and config, and data of its vocabulary.
 
     A sentence of the data says one of three words, again and again: the best guess without context
@@ -140,9 +139,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return text, data
 
 
-def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
-    cluster: slurm.Cluster, published: tuple[Path, Path]
-) -> None:
+def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(cluster, published):
     """docs/start/cluster.md's lines, on the shipped config made small; nobody asks for GPUs."""
     page = (REPOSITORY / "docs/start/cluster.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## The closed division\n.*?```sh\n(.*?)```", page, re.DOTALL)
@@ -171,7 +168,7 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(
     assert weak < 0.72, "it was learned, not there from the start"
 
 
-def test_a_node_that_cannot_stage_is_named(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_a_node_that_cannot_stage_is_named(cluster, tiny):
     data, config = tiny
     (cluster.disk("n2") / "taken").write_text("a file")
     environ = {"DATADIR": data, "STAGEDIR": cluster.local / "taken", "NETWORK_TEST": 0}
@@ -183,7 +180,7 @@ def test_a_node_that_cannot_stage_is_named(cluster: slurm.Cluster, tiny: tuple[P
     assert not list(cluster.tree.glob("runs/unstaged/result*"))
 
 
-def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_two_runs_give_two_logs(cluster, tiny):
     data, config = tiny
     settings = (*TWO_BY_TWO[:2], "parallel.local_batch_size=4", "eval.target_accuracy=0.001")
     job = cluster.submit(sbatch(config, *settings, DATADIR=data, LOGDIR="runs/two", NEXP=2))
@@ -198,7 +195,7 @@ def test_two_runs_give_two_logs(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     assert [mlperf_records(log, "cache_clear")[0]["value"] for log in logs] == [may_drop] * 2
 
 
-def test_scancel_ends_the_run_in_order(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_scancel_ends_the_run_in_order(cluster, tiny):
     data, config = tiny
     job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/cancel"))
     cluster.wait_for_output(job, r"^step \d+/", 120)
@@ -208,9 +205,7 @@ def test_scancel_ends_the_run_in_order(cluster: slurm.Cluster, tiny: tuple[Path,
     check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/cancel")
 
 
-def test_a_signal_ahead_of_the_limit_ends_it_too(
-    cluster: slurm.Cluster, tiny: tuple[Path, Path]
-) -> None:
+def test_a_signal_ahead_of_the_limit_ends_it_too(cluster, tiny):
     """The signal of `sbatch --signal=USR1@60`, to the ranks or (B:) to the batch shell."""
     data, config = tiny
     for number, options in enumerate(("", "--batch ")):
@@ -223,7 +218,7 @@ def test_a_signal_ahead_of_the_limit_ends_it_too(
         check_stopped(cluster, job, "SIGUSR1", cluster.tree / run_dir)
 
 
-def test_the_time_limit_ends_it_in_order(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_the_time_limit_ends_it_in_order(cluster, tiny):
     data, config = tiny
     command = sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/limit")
     job = cluster.submit(command.replace(" run_and_time.sh", " --time=1 run_and_time.sh"))
@@ -232,9 +227,7 @@ def test_the_time_limit_ends_it_in_order(cluster: slurm.Cluster, tiny: tuple[Pat
     check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/limit")
 
 
-def check_stopped(
-    cluster: slurm.Cluster, job: int, name: str, run_dir: Path, log: str = "result_0.txt"
-) -> None:
+def check_stopped(cluster, job, name, run_dir, log="result_0.txt"):
     output = cluster.output(job)
     assert re.search(rf"^{name} received: stopped after step \d+", output, re.MULTILINE), output
     assert "Traceback" not in output
@@ -243,9 +236,7 @@ def check_stopped(
     assert (run_dir / "run_0/checkpoints/LATEST").exists()
 
 
-def test_a_failing_rank_fails_the_job_with_its_message(
-    cluster: slurm.Cluster, tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_failing_rank_fails_the_job_with_its_message(cluster, tiny, tmp_path):
     """One sample of the training set is damaged: the rank that reads it must say so."""
     data, config = tiny
     damaged = tmp_path / "data"
@@ -265,7 +256,7 @@ def test_a_failing_rank_fails_the_job_with_its_message(
     assert "RESULT,bert" not in cluster.output(job)
 
 
-def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_a_requeued_job_goes_on(cluster, tiny):
     """As after a preemption; nobody has said where its files are."""
     data, config = tiny
     stage = cluster.local / "requeued"
@@ -287,9 +278,7 @@ def test_a_requeued_job_goes_on(cluster: slurm.Cluster, tiny: tuple[Path, Path])
     assert len(STAGED.findall(cluster.output(job))) == 2
 
 
-def test_a_run_whose_rank_is_killed_goes_on(
-    cluster: slurm.Cluster, tiny: tuple[Path, Path]
-) -> None:
+def test_a_run_whose_rank_is_killed_goes_on(cluster, tiny):
     data, config = tiny
     settings = (*TWO_NODES, *LONG, "checkpoint.interval_steps=50")
     run_dir = cluster.tree / "runs/killed"
@@ -305,7 +294,7 @@ def test_a_run_whose_rank_is_killed_goes_on(
     check_resumed(run_dir)
 
 
-def rank_of(job: int, rank: int) -> int:
+def rank_of(job, rank):
     """Process of a rank of a job's training."""
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
     for directory in Path("/proc").glob("[0-9]*"):
@@ -317,7 +306,7 @@ def rank_of(job: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank} of job {job}")
 
 
-def check_resumed(run_dir: Path) -> None:
+def check_resumed(run_dir):
     """It went on from a checkpoint, and all steps are there, once."""
     (resumed,) = mlperf_records(run_dir / "result_0.txt", "resumed")
     assert resumed["value"] is True
@@ -328,7 +317,7 @@ def check_resumed(run_dir: Path) -> None:
     assert json.loads(records[-1])["step"] == LONG_STEPS
 
 
-def test_a_job_of_another_size_is_refused(cluster: slurm.Cluster, tiny: tuple[Path, Path]) -> None:
+def test_a_job_of_another_size_is_refused(cluster, tiny):
     data, config = tiny
     job = cluster.submit(
         f"env CONFIG={config} DATADIR={data} sbatch --nodes=1 run_and_time.sh -- {sets(*TWO_NODES)}"
@@ -338,9 +327,7 @@ def test_a_job_of_another_size_is_refused(cluster: slurm.Cluster, tiny: tuple[Pa
     assert "the job has 1 nodes and" in cluster.output(job)
 
 
-def test_launchers_give_the_same_losses(
-    cluster: slurm.Cluster, tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_launchers_give_the_same_losses(cluster, tiny, tmp_path):
     """srun on two nodes, mpiexec and torchrun, at the same number of ranks: bit for bit."""
     data, config = tiny
     of_slurm = tmp_path / "slurm"

@@ -3,10 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -20,22 +16,22 @@ CAP_MB = 200 / MIB  # 25 float64 elements
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool():
     return load_study("2026-11-21-clip-policies", "study_clip_policies")
 
 
 @pytest.fixture(scope="module")
-def runs(tool: ModuleType) -> ModuleType:
+def runs(tool):
     return sys.modules["clip_study_runs"]
 
 
-def small_model() -> torch.nn.Module:
+def small_model():
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     return model.double()
 
 
-def losses_of_ranks(model: torch.nn.Module) -> list[Callable[[], torch.Tensor]]:
+def losses_of_ranks(model):
     """A loss for each rank, of very different sizes, so that some are clipped and some are not."""
     batches = torch.randn(RANKS, 5, 6, dtype=torch.float64)
     return [
@@ -44,17 +40,15 @@ def losses_of_ranks(model: torch.nn.Module) -> list[Callable[[], torch.Tensor]]:
     ]
 
 
-def norm_of(parts: Iterable[torch.Tensor]) -> float:
+def norm_of(parts):
     return math.sqrt(sum(float(part.square().sum()) for part in parts))
 
 
-def limited(parts: list[torch.Tensor], limit: float) -> list[torch.Tensor]:
+def limited(parts, limit):
     return [part * min(1.0, limit / norm_of(parts)) for part in parts]
 
 
-def by_formula(
-    policy: str, gradients: list[dict[str, torch.Tensor]], buckets: list[list[str]], limit: float
-) -> dict[str, torch.Tensor]:
+def by_formula(policy, gradients, buckets, limit):
     """The policy's gradient as the docstring of clipping.py has it."""
     names = list(gradients[0])
     total = sum(each.numel() for each in gradients[0].values())
@@ -78,9 +72,7 @@ def by_formula(
 @pytest.mark.parametrize(
     "policy", ["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 )
-def test_gradient_of_virtual_ranks_is_the_formula(
-    runs: ModuleType, policy: str, limit: float
-) -> None:
+def test_gradient_of_virtual_ranks_is_the_formula(runs, policy, limit):
     model = small_model()
     losses = losses_of_ranks(model)
     named = dict(model.named_parameters())
@@ -100,7 +92,7 @@ def test_gradient_of_virtual_ranks_is_the_formula(
     assert found.local_norms == pytest.approx(norms, rel=1e-12)
 
 
-def test_clipped_fraction_counts_what_was_over_its_limit(runs: ModuleType) -> None:
+def test_clipped_fraction_counts_what_was_over_its_limit(runs):
     model = small_model()
     losses = losses_of_ranks(model)
     names, tensors = zip(*model.named_parameters(), strict=True)
@@ -108,7 +100,7 @@ def test_clipped_fraction_counts_what_was_over_its_limit(runs: ModuleType) -> No
     norms = sorted(norm_of(each) for each in parts)
     limit = (norms[1] + norms[2]) / 2  # two ranks are over it
 
-    def clipped(policy: str) -> list[float]:
+    def clipped(policy):
         clip = ClipSection(policy=policy, max_norm=limit)
         ranks = runs.VirtualRanks(clip, model, RANKS, CAP_MB)
         return ranks([lambda loss=loss: loss().backward() for loss in losses]).clipped
@@ -127,14 +119,14 @@ def test_clipped_fraction_counts_what_was_over_its_limit(runs: ModuleType) -> No
     assert clipped("bucket_before_allreduce") == shares
 
 
-def test_target_is_crossed_between_two_evaluations(runs: ModuleType) -> None:
+def test_target_is_crossed_between_two_evaluations(runs):
     curve = [{"samples": 100, "accuracy": 0.1}, {"samples": 300, "accuracy": 0.3}]
     assert runs.samples_to_target(curve, 0.25) == pytest.approx(250)
     assert runs.samples_to_target(curve, 0.05) == pytest.approx(50)
     assert runs.samples_to_target(curve, 0.31) is None
 
 
-def short_runs(out: Path, data: Path, config: Path) -> list[object]:
+def short_runs(out, data, config):
     """Arguments of four runs of two steps."""
     chosen = ("--optimizers", "lamb", "--global-batch-sizes", "32", "--seeds", "1", "2")
     policies = ("--policies", "none", "bucket_before_allreduce")
@@ -143,7 +135,7 @@ def short_runs(out: Path, data: Path, config: Path) -> list[object]:
 
 
 @pytest.fixture
-def four_ranks(tmp_path: Path, tiny_config: Path) -> Path:
+def four_ranks(tmp_path, tiny_config):
     path = tmp_path / "four.toml"
     text = tiny_config.read_text().replace("[parallel]", "[parallel]\nranks_per_node = 4")
     path.write_text(text)
@@ -151,12 +143,12 @@ def four_ranks(tmp_path: Path, tiny_config: Path) -> Path:
 
 
 def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
-    tool: ModuleType,
-    synthetic_data: Path,
-    four_ranks: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tool,
+    synthetic_data,
+    four_ranks,
+    tmp_path,
+    capsys,
+):
     out = tmp_path / "study"
     arguments = short_runs(out, synthetic_data, four_ranks)
     assert run_study(tool, *arguments, "--limit", "3") == 0
@@ -189,7 +181,7 @@ def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
     assert run_study(tool, "table", "--out", tmp_path / "empty") == 2
 
 
-def result(policy: str, seed: int, samples: float | None, clipped: float) -> dict[str, Any]:
+def result(policy, seed, samples, clipped):
     config = {
         "run": {"seed": seed},
         "parallel": {"ranks_per_node": 4, "local_batch_size": 8},
@@ -204,7 +196,7 @@ def result(policy: str, seed: int, samples: float | None, clipped: float) -> dic
     return found | {"bucket_sizes": [1, 2]}
 
 
-def test_table_compares_seed_with_seed(tool: ModuleType) -> None:
+def test_table_compares_seed_with_seed(tool):
     results = [
         result("whole_before_allreduce", seed, samples, 0.8)
         for seed, samples in ((1, 3000), (2, 2000), (3, None))

@@ -1,8 +1,6 @@
 """The study of optimizers: samples to a target, who is best, fits; and what a page says of it."""
 
 import json
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +11,17 @@ LOG = REPOSITORY / "logs" / "2026-11-24-optimizers"
 
 
 @pytest.fixture(scope="module")
-def modules() -> tuple[ModuleType, ModuleType]:
+def modules():
     """The study and its tables, which stand beside their records."""
     return load_study(LOG.name, "study"), load_study(LOG.name, "tables")
 
 
-def record(number: int, curve: list[tuple[int, float]], reached: int | None) -> dict[str, Any]:
+def record(number, curve, reached):
     arm = {"optimizer": "muon", "batch": 32, "kind": "trial", "number": number}
     return {**arm, "name": f"muon-32-trial-{number}", "curve": curve, "reached": reached}
 
 
-def test_samples_lie_on_the_line_between_evaluations(modules: Any) -> None:
+def test_samples_lie_on_the_line_between_evaluations(modules):
     study, _ = modules
     curve = [(100, 0.1), (200, 0.2), (300, 0.18), (400, 0.3)]
     assert study.crossing(curve, 0.15) == 150
@@ -32,7 +30,7 @@ def test_samples_lie_on_the_line_between_evaluations(modules: Any) -> None:
     assert study.crossing(curve, 0.31) is None
 
 
-def test_the_best_trial_reached_first_or_came_closest(modules: Any) -> None:
+def test_the_best_trial_reached_first_or_came_closest(modules):
     study, _ = modules
     far = [record(0, [(10, 0.1)], None), record(1, [(10, 0.05), (20, 0.15)], None)]
     assert study.best_trial({each["name"]: each for each in far}, "muon", 32) is far[1]
@@ -41,14 +39,14 @@ def test_the_best_trial_reached_first_or_came_closest(modules: Any) -> None:
     assert study.best_trial({each["name"]: each for each in far + near}, "muon", 32) is near[1]
 
 
-def test_a_fit_finds_the_hyperbola(modules: Any) -> None:
+def test_a_fit_finds_the_hyperbola(modules):
     _, tables = modules
     batches = np.array([32.0, 128.0, 512.0])
     least, critical = tables.fitted(batches, 20_000 * (1 + batches / 300))
     assert (least, critical) == pytest.approx((20_000, 300), rel=1e-6)
 
 
-def test_what_the_page_says_of_muon_is_what_was_measured(modules: Any) -> None:
+def test_what_the_page_says_of_muon_is_what_was_measured(modules):
     _, tables = modules
     lines = (LOG / "records.jsonl").read_text("utf-8").splitlines()
     records = {each["name"]: each for each in map(json.loads, lines)}

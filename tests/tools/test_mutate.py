@@ -56,7 +56,7 @@ def test_square() -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """A committed tree with one module of the program, a test of its folder, and another."""
     root = tmp_path / "tree"
     files = {
@@ -74,20 +74,20 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def commit(root: Path) -> None:
+def commit(root):
     run = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*run, "init", "-q"], check=True)
     subprocess.run([*run, "add", "."], check=True)
     subprocess.run([*run, "commit", "-q", "-m", "A tree"], check=True)
 
 
-def score(root: Path, *options: str) -> list[str]:
+def score(root, *options):
     command = [sys.executable, str(REPOSITORY / "tools/mutate.py"), "--root", str(root), *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()
 
 
-def test_every_fault_can_be_planted() -> None:
+def test_every_fault_can_be_planted():
     found = mutate.faults_of("numbers.py", PROGRAM.encode())
     planted = {
         (PROGRAM.encode()[: fault.start] + fault.after.encode() + PROGRAM.encode()[fault.end :])
@@ -104,14 +104,14 @@ def test_every_fault_can_be_planted() -> None:
     ]
 
 
-def test_the_draw_follows_its_seed(tree: Path) -> None:
+def test_the_draw_follows_its_seed(tree):
     assert mutate.draw(tree, 2, "a") == mutate.draw(tree, 2, "a")
     assert any(mutate.draw(tree, 2, "a") != mutate.draw(tree, 2, seed) for seed in "bcd")
     assert len(mutate.draw(tree, 100, "a")) == 4
 
 
 @pytest.mark.longest
-def test_faults_are_found_by_the_folder_and_by_others(tree: Path) -> None:
+def test_faults_are_found_by_the_folder_and_by_others(tree):
     # Tests that always fail, or fail once, find nothing; what a test leaves running is ended.
     journal = tree / ".cache/journal.jsonl"
     printed = score(tree, "--journal", str(journal))
@@ -133,7 +133,7 @@ def test_faults_are_found_by_the_folder_and_by_others(tree: Path) -> None:
     assert again[1:] == printed[-3:]
 
 
-def test_a_journal_of_another_tree_is_refused(tree: Path) -> None:
+def test_a_journal_of_another_tree_is_refused(tree):
     journal = tree / ".cache/journal.jsonl"
     journal.parent.mkdir()
     journal.write_text('{"key": "a", "tree": "b"}\n', encoding="utf-8")
@@ -142,7 +142,7 @@ def test_a_journal_of_another_tree_is_refused(tree: Path) -> None:
     assert "journal.jsonl: is of another tree; name another" in refused.value.stderr
 
 
-def test_changes_that_are_not_committed_are_refused(tree: Path) -> None:
+def test_changes_that_are_not_committed_are_refused(tree):
     (tree / "tests/unit/data/test_numbers.py").write_text("", encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         score(tree)

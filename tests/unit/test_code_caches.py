@@ -30,14 +30,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of anothe
 class Poison:
     """A forged numba index: reading it makes a directory."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self):
         return os.makedirs, (str(self.mark), 0o700, True)
 
 
-def compile_in(home: Path, script: Path) -> Path:
+def compile_in(home, script):
     """The directory of a process's machine code, by its home; temporary files go to `tmp`."""
     script.write_text(PROGRAM)
     script.with_name("tmp").mkdir(exist_ok=True)
@@ -52,7 +52,7 @@ def compile_in(home: Path, script: Path) -> Path:
 
 
 @needs_root
-def test_what_another_user_has_prepared_is_not_read(tmp_path: Path) -> None:
+def test_what_another_user_has_prepared_is_not_read(tmp_path):
     home, script, mark = tmp_path / "home", tmp_path / "program.py", tmp_path / "came"
     usual = home / ".cache/mlperf_bert"
     assert compile_in(home, script).is_relative_to(usual / "numba")
@@ -70,9 +70,7 @@ def test_what_another_user_has_prepared_is_not_read(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []  # of that process only
 
 
-def test_nothing_is_kept_beside_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_kept_beside_the_source(tmp_path, monkeypatch, capsys):
     """There numba looks when it cannot use the directory of the user."""
     unusable = {"NUMBA_CACHE_DIR": Path("/proc/nothing")}
     monkeypatch.setattr(compiled, "set_code_caches", lambda: unusable)
@@ -84,7 +82,7 @@ def test_nothing_is_kept_beside_the_source(
 
 
 @pytest.fixture
-def nothing_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nothing_named(tmp_path, monkeypatch):
     """An empty home."""
     for variable in (*VARIABLES, "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "")  # and put back afterwards
@@ -92,9 +90,7 @@ def nothing_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_named_directory_that_others_can_write_is_refused(
-    nothing_named: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsys):
     named = nothing_named / "named"
     named.mkdir()
     os.environ["TRITON_CACHE_DIR"] = str(named)
@@ -105,7 +101,7 @@ def test_a_named_directory_that_others_can_write_is_refused(
         assert error == f"mlperf_bert: error: {problem}, or unset TRITON_CACHE_DIR\n"
 
 
-def test_what_is_made_in_a_directory_is_not_for_others_to_write(nothing_named: Path) -> None:
+def test_what_is_made_in_a_directory_is_not_for_others_to_write(nothing_named):
     (nothing_named / "mine").mkdir()
     os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "mine")
     for mode, umask in ((0o755, 0o002), (0o710, 0o007), (0o701, 0o020)):
@@ -120,7 +116,7 @@ def test_what_is_made_in_a_directory_is_not_for_others_to_write(nothing_named: P
             os.umask(before)
 
 
-def test_every_compiler_gets_a_directory_of_its_own(nothing_named: Path) -> None:
+def test_every_compiler_gets_a_directory_of_its_own(nothing_named):
     found = set_code_caches()
     assert found == {name: Path(os.environ[name]) for name in VARIABLES}
     assert len(set(found.values())) == 3
@@ -130,33 +126,33 @@ def test_every_compiler_gets_a_directory_of_its_own(nothing_named: Path) -> None
     assert set_code_caches() == found
 
 
-def link(cache: Path) -> None:
+def link(cache):
     cache.parent.mkdir()
     (cache.parent / "other").mkdir()
     cache.symlink_to("other")
 
 
-def writable_above(cache: Path) -> None:
+def writable_above(cache):
     cache.parent.mkdir()
     cache.parent.chmod(0o777)
 
 
-def file(cache: Path) -> None:
+def file(cache):
     cache.parent.mkdir()
     cache.write_text("")
 
 
-def no_home(cache: Path) -> None:
+def no_home(cache):
     os.environ["HOME"] = "/proc/nothing"
 
 
-def relative(cache: Path) -> None:
+def relative(cache):
     os.environ["XDG_CACHE_HOME"] = "caches"
 
 
 @pytest.mark.parametrize("prepare", [link, writable_above, file, no_home, relative])
-def test_what_is_not_safe_is_passed_over(nothing_named: Path, prepare: object) -> None:
-    prepare(nothing_named / ".cache/mlperf_bert")  # type: ignore[operator]
+def test_what_is_not_safe_is_passed_over(nothing_named, prepare):
+    prepare(nothing_named / ".cache/mlperf_bert")
     found = set_code_caches()
     for path in found.values():
         assert path.parent.name.startswith("mlperf_bert-")
@@ -167,7 +163,7 @@ def test_what_is_not_safe_is_passed_over(nothing_named: Path, prepare: object) -
 
 
 @needs_root
-def test_nobody_else_may_own_what_is_above(nothing_named: Path) -> None:
+def test_nobody_else_may_own_what_is_above(nothing_named):
     theirs = nothing_named / "theirs"
     theirs.mkdir()
     os.chown(theirs, SOMEBODY, SOMEBODY)
@@ -178,7 +174,7 @@ def test_nobody_else_may_own_what_is_above(nothing_named: Path) -> None:
             set_code_caches()
 
 
-def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named: Path) -> None:
+def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named):
     (nothing_named / "shared").mkdir()
     (nothing_named / "shared").chmod(0o1777)
     os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "shared/mine")

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from mlperf_bert.files import (
 
 CONTENTS = b"12345"
 DIGEST = hashlib.sha256(CONTENTS).hexdigest()
-CHECKS: dict[str, Callable[[Path], object]] = {
+CHECKS = {
     "size": lambda path: file_size(path, "mend it"),
     "right size": lambda path: check_size(path, 5, "mend it"),
     "digest": lambda path: file_digest(path, "mend it"),
@@ -33,14 +32,14 @@ CHECKS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """A file of five bytes."""
     made = tmp_path / "file"
     made.write_bytes(CONTENTS)
     return made
 
 
-def test_a_file_is_read_up_to_its_limit(path: Path) -> None:
+def test_a_file_is_read_up_to_its_limit(path):
     assert read_regular_file(path, 5) == CONTENTS
     with pytest.raises(OSError, match="has more than 4 bytes"):
         read_regular_file(path, 4)
@@ -51,7 +50,7 @@ def test_a_file_is_read_up_to_its_limit(path: Path) -> None:
     assert file_sha256(path) == hashlib.sha256(large).hexdigest()
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # without a writer
     for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/tty"), tmp_path):
         for read in (file_sha256, lambda path: read_regular_file(path, 10)):
@@ -73,14 +72,14 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         ('{"a":' * 100_000, "nested too deeply|Expecting"),
     ],
 )
-def test_only_a_json_object_is_read(text: str, reason: str) -> None:
+def test_only_a_json_object_is_read(text, reason):
     with pytest.raises(ValueError, match=reason):
         parse_json_object(text)
     assert parse_json_object('{"a": {"a": 1}}') == {"a": {"a": 1}}
 
 
-def test_values_from_outside_are_short_and_printable() -> None:
-    deep: list[object] = []
+def test_values_from_outside_are_short_and_printable():
+    deep = []
     for _ in range(100_000):
         deep = [deep]
     values = [deep, {"a": deep}, 16**5000, -(10**300), "x" * 10**6, "\ud800\x1b[2J\n", b"\0" * 99]
@@ -91,7 +90,7 @@ def test_values_from_outside_are_short_and_printable() -> None:
     assert in_brief([1]) == "a list"
 
 
-def test_an_error_is_one_line_whatever_the_names_in_it() -> None:
+def test_an_error_is_one_line_whatever_the_names_in_it():
     name = "a\nmlperf_bert: all is well\x1b[2J\u202e\udc80"
     error = DataError(f"/data/{name}: seed", "is missing", "add it")
     assert str(error) == (
@@ -104,7 +103,7 @@ def test_an_error_is_one_line_whatever_the_names_in_it() -> None:
     assert json.dumps(str(error)).isascii()
 
 
-def test_a_right_file_is_accepted(path: Path) -> None:
+def test_a_right_file_is_accepted(path):
     assert file_size(path, "") == 5
     check_size(path, 5, "")
     assert file_digest(path, "") == DIGEST
@@ -115,7 +114,7 @@ def test_a_right_file_is_accepted(path: Path) -> None:
             mapped[0] = 0
 
 
-def test_another_size_or_digest_is_told(path: Path) -> None:
+def test_another_size_or_digest_is_told(path):
     for check in (check_size, map_file):
         with pytest.raises(DataError, match="is 5 bytes where 6 belong; mend it"):
             check(path, 6, "mend it")
@@ -126,9 +125,7 @@ def test_another_size_or_digest_is_told(path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory", "loop", "nothing", "no name"])
-def test_what_is_no_file_is_refused(
-    kind: str, check: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_refused(kind, check, tmp_path):
     path = tmp_path / ("a\0b" if kind == "no name" else "place")
     if kind == "pipe":
         os.mkfifo(path)
@@ -142,7 +139,7 @@ def test_what_is_no_file_is_refused(
         check(path)
 
 
-def test_a_file_that_is_refused_is_closed_again(tmp_path: Path) -> None:
+def test_a_file_that_is_refused_is_closed_again(tmp_path):
     before = os.listdir("/proc/self/fd")
     with pytest.raises(DataError):
         file_digest(tmp_path, "")

@@ -4,7 +4,6 @@ import importlib.util
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -18,26 +17,26 @@ PyMODINIT_FUNC PyInit_empty(void) { return PyModule_Create(&definition); }
 
 
 @pytest.fixture(autouse=True)
-def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_triton(monkeypatch):
     """As if it were installed, also where it is not."""
     found = importlib.util.spec_from_loader("triton", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     monkeypatch.delenv("CC", raising=False)
 
 
-def program(path: Path) -> Path:
+def program(path):
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     return path
 
 
-def headers(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+def headers(monkeypatch, directory):
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(directory)})
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def machine(monkeypatch, tmp_path):
     """A machine with Python's headers and, at first, no program; its directory of programs."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include/Python.h").touch()
@@ -46,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "bin"
 
 
-def test_it_needs_the_package(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_needs_the_package(machine, monkeypatch):
     program(machine / "gcc")
     assert why_triton_cannot_compile() is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -54,16 +53,14 @@ def test_it_needs_the_package(machine: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_it_needs_a_c_compiler(machine: Path, name: str) -> None:
+def test_it_needs_a_c_compiler(machine, name):
     program(machine / "cc")  # which Triton does not look for
     assert "no C compiler: neither gcc nor clang" in str(why_triton_cannot_compile())
     program(machine / name)
     assert why_triton_cannot_compile() is None
 
 
-def test_a_compiler_may_be_named(
-    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_may_be_named(machine, tmp_path, monkeypatch):
     named = program(tmp_path / "own-cc")
     monkeypatch.setenv("CC", str(named))
     assert why_triton_cannot_compile() is None
@@ -73,16 +70,14 @@ def test_a_compiler_may_be_named(
         assert f"CC is {wrong!r}, and there is no such" in str(why_triton_cannot_compile())
 
 
-def test_it_needs_the_headers_of_python(machine: Path, tmp_path: Path) -> None:
+def test_it_needs_the_headers_of_python(machine, tmp_path):
     program(machine / "gcc")
     (tmp_path / "include/Python.h").unlink()
     assert f"{tmp_path}/include/Python.h is missing" in str(why_triton_cannot_compile())
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "a compiler", "the headers"])
-def test_triton_compiles_where_it_is_said_that_it_can(
-    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_compiles_where_it_is_said_that_it_can(lacks, tmp_path, monkeypatch):
     """A module in C, as a kernel's launcher is one."""
     monkeypatch.undo()
     build = pytest.importorskip("triton.runtime.build", reason="triton is not installed")
@@ -103,7 +98,7 @@ def test_triton_compiles_where_it_is_said_that_it_can(
         build.compile_module_from_src(C_MODULE, "empty")
 
 
-def test_triton_is_not_imported_to_find_out() -> None:
+def test_triton_is_not_imported_to_find_out():
     code = (
         "import sys; from mlperf_bert import compiled as it; "
         "it.why_triton_cannot_compile(); print('triton' in sys.modules)"

@@ -4,13 +4,11 @@ import argparse
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import Any
 
 import torch
 
 from bert_tools.bench import cli
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 
 CPU = torch.device("cpu")
 TINY = (
@@ -20,12 +18,12 @@ TINY = (
 )
 
 
-def tiny(*settings: str, seed: int = 1) -> RunConfig:
+def tiny(*settings, seed=1):
     """The config that `bench` measures with TINY and `settings`."""
     return load_config(cli.BASE, [*TINY, *settings, f"run.seed={seed}", "run.device=cpu"])
 
 
-def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> Any:
+def parsed(measurement, *options, settings=()):
     """Arguments of a measurement of TINY with `settings`, or of a --config that is named."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
@@ -36,23 +34,21 @@ def parsed(measurement: str, *options: object, settings: tuple[str, ...] = ()) -
     return parser.parse_args(words)
 
 
-def bench(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> tuple[str, str]:
+def bench(measurement, *options, settings=()):
     """The output of a measurement, and its progress."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         assert cli.run(parsed(measurement, *options, settings=settings)) == 0
     return out.getvalue(), err.getvalue()
 
 
-def measured(
-    measurement: str, *options: object, settings: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], str, str]:
+def measured(measurement, *options, settings=()):
     """Its JSON object, the lines that people see of it, and its progress."""
     printed, progress = bench(measurement, "--json", *options, settings=settings)
-    result: dict[str, Any] = json.loads(printed)
+    result = json.loads(printed)
     assert result["schema_version"] == {"against": 3, "train": 2, "optimizer": 2}[measurement]
     return result, "\n".join(cli.lines_of(result)), progress
 
 
-def result_of(measurement: str, *options: object, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+def result_of(measurement, *options, settings=()):
     """The JSON object alone."""
     return measured(measurement, *options, settings=settings)[0]

@@ -2,14 +2,11 @@
 
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from bench_cases import CPU, bench, measured, result_of, tiny
-from torch import Tensor
 
 from bert_tools.bench import peer
 from bert_tools.bench.against import (
@@ -22,7 +19,6 @@ from bert_tools.bench.against import (
 )
 from bert_tools.bench.peer import (
     OPPONENTS,
-    Data,
     loss_function,
     make_opponents,
     make_peer,
@@ -52,17 +48,17 @@ SETTINGS = ("model.num_layers=2", "data.max_seq_length=24", "parallel.local_batc
 
 
 @pytest.fixture(scope="module")
-def data() -> Data:
+def data():
     return make_data(CONFIG, *mixed_and_sorted(CONFIG, 3), CPU)
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[dict[str, Any], str, str]:
+def found():
     """The JSON object of one tiny comparison, its words and its progress."""
     return measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
 
 
-def test_ratios_are_quotients_of_the_rates(found: tuple[dict[str, Any], str, str]) -> None:
+def test_ratios_are_quotients_of_the_rates(found):
     result, words, progress = found
     ours = result["ours_samples_per_s"]
     rates = {name: result[f"{name}_samples_per_s"] for name in OPPONENTS}
@@ -87,7 +83,7 @@ def test_ratios_are_quotients_of_the_rates(found: tuple[dict[str, Any], str, str
         assert ("--compile" if "compiled" in name else "CUDA") in result[f"{name}_reason"]
 
 
-def test_result_says_what_was_compared(found: tuple[dict[str, Any], str, str]) -> None:
+def test_result_says_what_was_compared(found):
     import transformers
 
     result = found[0]
@@ -108,10 +104,10 @@ def test_result_says_what_was_compared(found: tuple[dict[str, Any], str, str]) -
     assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
 
 
-def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch):
     compiled = []
 
-    def note(step: Any, **_: object) -> Any:
+    def note(step, **_):
         compiled.append(step)
         return step
 
@@ -127,9 +123,9 @@ def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch: pytest.Monkey
     assert result["ours_padding_share"] > 0
 
 
-def test_a_side_without_memory_is_null_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limited(name: str, *rest: Any) -> Any:
-        def full(_: int) -> Tensor:
+def test_a_side_without_memory_is_null_with_its_reason(monkeypatch):
+    def limited(name, *rest):
+        def full(_):
             raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
 
         return full if name == "padded" else loss_function(name, *rest)
@@ -143,7 +139,7 @@ def test_a_side_without_memory_is_null_with_its_reason(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["query.weight", "bias", "LayerNorm.weight", "heads"])
-def test_another_model_is_refused(name: str, data: Data) -> None:
+def test_another_model_is_refused(name, data):
     ours = make_ours(TINY, 1, CPU)
     model = replace(TINY, num_heads=4) if name == "heads" else TINY
     other = make_peer(ours, model, CPU)
@@ -159,7 +155,7 @@ def test_another_model_is_refused(name: str, data: Data) -> None:
 
 @pytest.mark.parametrize("name", ["sorted", "padded"])
 @pytest.mark.parametrize("architecture", ["bert", "modern"])
-def test_both_sides_train_alike_without_dropout(name: str, architecture: str) -> None:
+def test_both_sides_train_alike_without_dropout(name, architecture):
     config = replace(CONFIG, model=WITHOUT_DROPOUT) if architecture == "bert" else MODERN
     config = as_both_train(config)
     ours = make_ours(config.model, 1, CPU)
@@ -175,7 +171,7 @@ def test_both_sides_train_alike_without_dropout(name: str, architecture: str) ->
     assert ours.training
 
 
-def test_both_sides_have_one_optimizer_and_a_constant_rate() -> None:
+def test_both_sides_have_one_optimizer_and_a_constant_rate():
     closed = ("optim.name=lamb", "schedule.warmup_steps=5", "parallel.grad_accum_steps=2")
     config = as_both_train(tiny(*closed))
     assert (config.optim, config.clip) == (peer.OPTIM, peer.CLIP)
@@ -184,12 +180,12 @@ def test_both_sides_have_one_optimizer_and_a_constant_rate() -> None:
     assert config.parallel.grad_accum_steps == 1
 
 
-def test_a_bert_without_its_second_objective_is_refused() -> None:
+def test_a_bert_without_its_second_objective_is_refused():
     with pytest.raises(ConfigError, match="the other model is BertForPreTraining"):
         bench("against", *BRIEF, settings=("model.objective=mlm",))
 
 
-def test_padded_inputs_hold_the_batch(data: Data) -> None:
+def test_padded_inputs_hold_the_batch(data):
     for number, batch in enumerate(data.batches):
         for inputs, length in (
             (data.padded[number], 24),
@@ -205,8 +201,8 @@ def test_padded_inputs_hold_the_batch(data: Data) -> None:
             assert torch.equal(labels[batch.masked_token_index], batch.labels)
 
 
-def test_sorted_batches_hold_the_same_lengths_and_less_padding(data: Data) -> None:
-    lengths: list[int] = []
+def test_sorted_batches_hold_the_same_lengths_and_less_padding(data):
+    lengths = []
     for inputs in data.sorted:
         is_real = inputs["tokens"]["attention_mask"]
         assert is_real.sum(dim=1).max() == is_real.shape[1]  # to the longest
@@ -220,9 +216,7 @@ def test_sorted_batches_hold_the_same_lengths_and_less_padding(data: Data) -> No
     assert sum(lengths) <= computed < to_longest
 
 
-def test_masked_positions_alone_give_the_same_loss_and_gradients(
-    make: Callable[[], Any], data: Data
-) -> None:
+def test_masked_positions_alone_give_the_same_loss_and_gradients(make, data):
     whole, masked = make().eval(), make().eval()
     inputs = padded_inputs(data.by_length[0], 24)
     losses = whole(**inputs).loss, masked_loss(masked, data.sorted[0])
@@ -235,29 +229,27 @@ def test_masked_positions_alone_give_the_same_loss_and_gradients(
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_transformers_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
         bench("against")
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+def make(monkeypatch):
     """Make other sides, all of which may run on the CPU."""
     monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
     ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
     return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
 
 
-def others(make: Callable[[], Any], data: Data, **options: Any) -> Any:
+def others(make, data, **options):
     """The contenders, and the reasons of those that cannot run."""
     options = {"check": lambda *_: None, "compiled": "whole", **options}
     return make_opponents(make, data, TINY, device=CPU, report=lambda _: None, **options)
 
 
-def test_without_padding_loss_and_gradients_are_the_same(
-    make: Callable[[], Any], data: Data
-) -> None:
+def test_without_padding_loss_and_gradients_are_the_same(make, data):
     padded, unpadded = make().eval(), make().eval()
     use_nested_attention(unpadded)
     for number, batch in enumerate(data.batches):
@@ -276,7 +268,7 @@ def test_without_padding_loss_and_gradients_are_the_same(
         )
 
 
-def test_dropout_reaches_the_attention_without_padding(make: Callable[[], Any], data: Data) -> None:
+def test_dropout_reaches_the_attention_without_padding(make, data):
     other = make()
     use_nested_attention(other)
     inputs = unpadded_inputs(data.batches[0])
@@ -286,11 +278,9 @@ def test_dropout_reaches_the_attention_without_padding(make: Callable[[], Any], 
     assert unpadded_loss(other, inputs).item() != pytest.approx(without[0], rel=1e-6)
 
 
-def test_all_that_can_run_train(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
+def test_all_that_can_run_train(monkeypatch, make, data):
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # takes a minute
-    checked: dict[str, float] = {}
+    checked = {}
     contenders, reasons = others(
         make, data, check=lambda name, loss: checked.update({name: loss.item()})
     )
@@ -303,12 +293,10 @@ def test_all_that_can_run_train(
         assert losses[-1] < losses[0]
 
 
-def test_layers_may_be_compiled_by_themselves(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
-    compiled: list[tuple[torch.nn.Module, bool]] = []
+def test_layers_may_be_compiled_by_themselves(monkeypatch, make, data):
+    compiled = []
 
-    def note(module: torch.nn.Module, *, dynamic: bool) -> None:
+    def note(module, *, dynamic):
         compiled.append((module, dynamic))
 
     monkeypatch.setattr(torch, "compile", None)
@@ -321,10 +309,8 @@ def test_layers_may_be_compiled_by_themselves(
     assert len(compiled) == 2 * TINY.num_layers
 
 
-def test_what_fails_has_its_reason(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_what_fails_has_its_reason(monkeypatch, make, data):
+    def fail(*_, **__):
         raise RuntimeError("no kernel\nand a stack")
 
     monkeypatch.setattr(torch, "compile", fail)
@@ -333,20 +319,18 @@ def test_what_fails_has_its_reason(
     assert "unpadded_peer" in contenders
 
 
-def test_what_runs_out_of_memory_is_freed_before_the_next(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
-    peers: list[weakref.ref[Any]] = []
+def test_what_runs_out_of_memory_is_freed_before_the_next(monkeypatch, make, data):
+    peers = []
 
-    def make_noted() -> Any:
+    def make_noted():
         compiled = [number for number, name in enumerate(OPPONENTS) if name.endswith("compiled")]
         assert all(peers[number]() is None for number in compiled if number < len(peers))
         other = make()
         peers.append(weakref.ref(other))
         return other
 
-    def fill(module: Any, **_: object) -> Any:
-        def call(*arguments: Any, **inputs: Any) -> Any:
+    def fill(module, **_):
+        def call(*arguments, **inputs):
             module(*arguments, **inputs)
             raise torch.OutOfMemoryError("tried to allocate 9 GiB")
 
@@ -359,10 +343,8 @@ def test_what_runs_out_of_memory_is_freed_before_the_next(
     assert len(peers) == len(OPPONENTS) and "unpadded_peer" in contenders
 
 
-def test_another_model_is_no_reason_but_an_error(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], data: Data
-) -> None:
-    def refuse(*_: object) -> None:
+def test_another_model_is_no_reason_but_an_error(monkeypatch, make, data):
+    def refuse(*_):
         raise ConfigError("bench against", "another model", "use this one")
 
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)

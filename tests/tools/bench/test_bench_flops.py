@@ -35,7 +35,7 @@ TINY = ModelSection(
 MODERN = replace(TINY, architecture="modern", objective="mlm", attention_window=32)
 
 
-def test_bert_large_is_the_published_count() -> None:
+def test_bert_large_is_the_published_count():
     deviation = (MEAN_SQUARE - MEAN**2) ** 0.5
     flops = model_flops(ModelSection(), [MEAN - deviation, MEAN + deviation], [MASKED] * 2)
     for part, expected in PUBLISHED.items():
@@ -44,7 +44,7 @@ def test_bert_large_is_the_published_count() -> None:
     assert flops.total / 2e9 == pytest.approx(PUBLISHED_TOTAL, rel=0.005)
 
 
-def test_shares_at_our_lengths_are_the_published_ones() -> None:
+def test_shares_at_our_lengths_are_the_published_ones():
     histogram = wikipedia_lengths()
     masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, MAX_PREDICTIONS)
     total = dict.fromkeys(PUBLISHED, 0.0)
@@ -59,7 +59,7 @@ def test_shares_at_our_lengths_are_the_published_ones() -> None:
         assert share == pytest.approx(expected / PUBLISHED_TOTAL, abs=0.005)
 
 
-def test_no_masked_word_is_counted_twice() -> None:
+def test_no_masked_word_is_counted_twice():
     one = model_flops(TINY, [8], [2])
     two = model_flops(TINY, [8, 8], [2, 2])
     for part in PUBLISHED:
@@ -67,7 +67,7 @@ def test_no_masked_word_is_counted_twice() -> None:
     assert one.total == one.encoder + one.attention + one.head + one.pooler
 
 
-def test_windows_count_as_what_tokens_see() -> None:
+def test_windows_count_as_what_tokens_see():
     """Of three layers two have windows: in these a token sees two places to each side."""
     model = replace(MODERN, attention_window=4, global_attention_every=3)
     place = np.arange(8)
@@ -77,13 +77,13 @@ def test_windows_count_as_what_tokens_see() -> None:
 
 
 @pytest.mark.parametrize("model", [TINY, MODERN], ids=["bert", "modern"])
-def test_it_is_what_all_layers_multiply(model: ModelSection) -> None:
+def test_it_is_what_all_layers_multiply(model):
     """By torch's count, but for what the last layer leaves out."""
     samples = synthetic_samples(np.full(3, 8), vocab_size=40, max_predictions=2, seed=1)
     batch = make_batch(samples, np.arange(3), mlm_denominator=3.0, nsp_denominator=3.0)
     net = BertForPretraining(model, CPU)
     with FlopCounterMode(display=False) as counter:
         loss = pretraining_loss(loss_sums(net(batch), batch), batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     counted, published = counter.get_total_flops(), model_flops(model, [8] * 3, batch.masked_counts)
     assert published.total * 2 / 3 < counted < published.total

@@ -1,7 +1,5 @@
 """`bench optimizer` on a tiny model: who is compared, that weights agree, what is reported."""
 
-from typing import Any
-
 import pytest
 import torch
 from bench_cases import CPU, measured, tiny
@@ -17,7 +15,7 @@ UPDATERS = {
 MODERN = ("model.architecture=modern", "model.objective=mlm", "model.intermediate_size=64")
 
 
-def test_json_has_a_row_for_each_updater() -> None:
+def test_json_has_a_row_for_each_updater():
     result, words, progress = measured("optimizer", "--steps", 2)
     model = BertForPretraining(tiny().model, torch.device("meta"), seed=0)
     assert result["parameters"] == sum(each.numel() for each in model.parameters())
@@ -33,7 +31,7 @@ def test_json_has_a_row_for_each_updater() -> None:
 
 @pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_updater_moves_the_weights_equally(rule: Any, settings: tuple[str, ...]) -> None:
+def test_every_updater_moves_the_weights_equally(rule, settings):
     model = BertForPretraining(tiny(*settings).model, CPU, seed=1)
     before = [each.detach().clone() for each in model.parameters()]
     updaters, new_gradients = make_updaters(model, rule, seed=1)
@@ -48,7 +46,7 @@ def test_every_updater_moves_the_weights_equally(rule: Any, settings: tuple[str,
 
 
 @pytest.mark.parametrize("spoilt_by", [1e-5, float("nan")])
-def test_other_weights_are_refused(spoilt_by: float) -> None:
+def test_other_weights_are_refused(spoilt_by):
     model = BertForPretraining(tiny().model, CPU, seed=1)
     updaters, _ = make_updaters(model, RULES[0], seed=1)
     updaters["flat buffers"].weights[-1].view(-1)[0] += spoilt_by

@@ -1,7 +1,5 @@
 """The options of `bench`: values out of range, and the config from --config and --set."""
 
-from pathlib import Path
-
 import pytest
 from bench_cases import bench, parsed
 
@@ -14,7 +12,7 @@ MEASUREMENTS = ("against", "train", "optimizer")
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
-def test_numbers_out_of_range(measurement: str) -> None:
+def test_numbers_out_of_range(measurement):
     for name in ("steps", "seconds", "threads"):
         with pytest.raises(ConfigError, match=f"--{name}: is 0"):
             bench(measurement, f"--{name}", 0)
@@ -35,13 +33,13 @@ def test_numbers_out_of_range(measurement: str) -> None:
         ("model.layers=2", "model.layers: no such setting"),
     ],
 )
-def test_settings_that_cannot_be(setting: str, message: str) -> None:
+def test_settings_that_cannot_be(setting, message):
     for measurement in MEASUREMENTS:
         with pytest.raises(ConfigError, match=message):
             bench(measurement, settings=(setting,))
 
 
-def test_defaults() -> None:
+def test_defaults():
     for measurement, *wanted in (
         ("train", 4, 256, 4, 1024, 512, 16),
         ("optimizer", 12, 768, 12, 3072, 512, 16),
@@ -57,7 +55,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("path", [CPU_TINY, CONFIGS / "h100_1x8x96x1.toml"])
-def test_a_config_is_measured_as_one_of_its_ranks(path: Path) -> None:
+def test_a_config_is_measured_as_one_of_its_ranks(path):
     settings = ("model.num_layers=1", "parallel.local_batch_size=5", "mlperf.enforce_rules=false")
     config = cli.make_config(parsed("train", "--config", path, settings=settings))
     assert config.parallel.world_size == 1

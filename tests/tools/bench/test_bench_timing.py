@@ -1,7 +1,6 @@
 """Interleaved times: who runs when, and what is made of the seconds."""
 
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +14,15 @@ LOSS = torch.zeros(())
 class Clock:
     """A clock that contenders move."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = 0.0
-        self.calls: list[tuple[str, int]] = []
+        self.calls = []
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
-    def contender(self, name: str, seconds: list[float]) -> timing.Contender:
+    def contender(self, name, seconds):
         left = iter(seconds)
 
-        def run(batch: int) -> torch.Tensor:
+        def run(batch):
             self.calls.append((name, batch))
             self.now += next(left)
             return LOSS
@@ -32,15 +31,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def test_contenders_take_turns_on_the_same_batches(clock: Clock) -> None:
+def test_contenders_take_turns_on_the_same_batches(clock):
     times = InterleavedTimes(
         {"a": clock.contender("a", [1.0] * 5), "b": clock.contender("b", [2.0] * 5)}, 2
     )
-    lines: list[str] = []
+    lines = []
     times.measure(num_steps=5, seconds=100, report=lines.append)
     assert clock.calls == [(name, step % 2) for step in range(5) for name in ("a", "b")]
     assert times.num_steps == len(lines) == 5
@@ -48,11 +47,11 @@ def test_contenders_take_turns_on_the_same_batches(clock: Clock) -> None:
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
 @pytest.mark.parametrize("call", [1, 3])
-def test_what_fails_is_freed_and_others_go_on(clock: Clock, call: int, kind: Any) -> None:
+def test_what_fails_is_freed_and_others_go_on(clock, call, kind):
     model = torch.nn.Linear(2, 2)
     is_there = weakref.ref(model)
 
-    def full(batch: int, model: torch.nn.Module = model, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+    def full(batch, model=model, calls=[]):  # noqa: B006
         calls.append(batch)
         if len(calls) == call:
             raise kind("tried to allocate 9 GiB\nmore")
@@ -71,22 +70,22 @@ def test_what_fails_is_freed_and_others_go_on(clock: Clock, call: int, kind: Any
     assert times.reasons["full"].startswith(words) and "\n" not in times.reasons["full"]
 
 
-def test_what_may_not_fail_ends_the_measurement() -> None:
-    def full(_: int) -> torch.Tensor:
+def test_what_may_not_fail_ends_the_measurement():
+    def full(_):
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once()
 
 
-def test_a_batch_counts_with_its_median_and_all_batches_equally(clock: Clock) -> None:
+def test_a_batch_counts_with_its_median_and_all_batches_equally(clock):
     seconds = [1.0, 10.0, 3.0, 30.0, 2.0, 20.0]  # batches 0, 1, 0, 1, 0, 1
     times = InterleavedTimes({"a": clock.contender("a", seconds)}, 2)
     times.measure(num_steps=6, seconds=100, report=lambda line: None)
     assert times.seconds_per_batch("a") == (2.0 + 20.0) / 2
 
 
-def test_ratios_are_those_of_all_batches_once(clock: Clock) -> None:
+def test_ratios_are_those_of_all_batches_once(clock):
     """The other side may deal the same samples to its batches in another way."""
     slow, quick = [2.0, 9.0, 4.0, 4.0, 7.0], [1.0, 3.0, 4.0, 4.0, 1.0]
     contenders = {"a": clock.contender("a", slow), "b": clock.contender("b", quick)}
@@ -102,9 +101,7 @@ def test_ratios_are_those_of_all_batches_once(clock: Clock) -> None:
         (1.0, 2, 3.5, 4),  # before the last step
     ],
 )
-def test_time_limit_waits_for_every_batch(
-    clock: Clock, of_a_step: float, batches: int, limit: float, steps: int
-) -> None:
+def test_time_limit_waits_for_every_batch(clock, of_a_step, batches, limit, steps):
     times = InterleavedTimes({"a": clock.contender("a", [of_a_step] * 9)}, batches)
     times.measure(num_steps=9, seconds=limit, report=lambda line: None)
     assert times.num_steps == steps

@@ -3,8 +3,6 @@
 import gzip
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +29,7 @@ sys.modules |= dict.fromkeys(
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
-def test_train(step_mode: str) -> None:
+def test_train(step_mode):
     settings = (f"run.step_mode={step_mode}", "parallel.grad_accum_steps=2", "model.num_layers=2")
     result, words, progress = measured("train", *BRIEF, settings=settings)
     for part in ("samples_per_s", "tflops", "mfu", "memory_peak_bytes", "2 layers, hidden 32"):
@@ -51,15 +49,15 @@ def test_train(step_mode: str) -> None:
     assert result["loss"] > 0
 
 
-def test_steps_behind_the_last_learning_rate_begin_again() -> None:
+def test_steps_behind_the_last_learning_rate_begin_again():
     config = tiny("run.max_steps=2", "optim.learning_rate=1e-3")
     with training_run(config, CPU, num_updates=1) as run:
         losses = [run(number).item() for number in range(5)]
     assert losses[-1] < losses[0]
 
 
-def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch):
+    def refuse(*_):
         raise NotImplementedError("no such product\nstack")
 
     monkeypatch.setattr(flops, "_products", refuse)
@@ -68,7 +66,7 @@ def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
-def test_peak_of_each_dtype(precision: Any) -> None:
+def test_peak_of_each_dtype(precision):
     model = ModelSection(hidden_size=32, intermediate_size=64, precision=precision)
     threads = torch.get_num_threads()
     peak, reason = measure_peak(model, 100, CPU, 0.01)
@@ -79,10 +77,10 @@ def test_peak_of_each_dtype(precision: Any) -> None:
         assert precision == "fp8"  # of which a processor may have none
 
 
-def test_steps_are_timed_in_order_and_not_for_longer_than_asked() -> None:
-    numbers: list[int] = []
+def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
+    numbers = []
 
-    def run(number: int) -> torch.Tensor:
+    def run(number):
         numbers.append(number)
         return torch.zeros(())
 
@@ -92,7 +90,7 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked() -> None:
     assert time_steps(run, warm_up=2, steps=5, seconds=1e-12)[0] == FEWEST_STEPS
 
 
-def test_train_and_its_profile_need_few_packages(tmp_path: Path) -> None:
+def test_train_and_its_profile_need_few_packages(tmp_path):
     """All in one process, as importing torch takes most of the time."""
     model = [word for each in TINY for word in ("--set", each)]
     forms = [
@@ -114,19 +112,19 @@ for form in {forms}:
     assert len([json.loads(line) for line in done.stdout.splitlines()]) == len(forms)
 
 
-def test_gaps_are_where_nothing_runs() -> None:
+def test_gaps_are_where_nothing_runs():
     """Two streams: nothing runs in 3 .. 5 and 9 .. 10."""
     spans = [(10, 11), (0, 2), (1, 3), (5, 8), (6, 7), (8, 9)]
     assert gaps(spans) == (11, [2, 1])
     assert gaps(spans[:1]) == (1, [])
 
 
-def test_tables_are_of_one_step_and_leave_out_what_operators_call() -> None:
+def test_tables_are_of_one_step_and_leave_out_what_operators_call():
     x = torch.ones(64, 64, requires_grad=True)
 
-    def run() -> None:
+    def run():
         for _ in range(2):
-            (x @ x).sum().backward()  # type: ignore[no-untyped-call]
+            (x @ x).sum().backward()
 
     recorded = record(run, CPU)
     table = tables(recorded, 2, CPU)
@@ -141,12 +139,12 @@ def test_tables_are_of_one_step_and_leave_out_what_operators_call() -> None:
     assert 0 <= table["gap_share"] < 1
 
 
-def test_an_empty_record_is_told() -> None:
+def test_an_empty_record_is_told():
     with pytest.raises(DataError, match="recorded no kernel"):
         tables(record(lambda: None, CPU), 1, CPU)
 
 
-def test_json_words_and_trace(tmp_path: Path) -> None:
+def test_json_words_and_trace(tmp_path):
     trace = tmp_path / "step.json.gz"
     brief = ("--steps", 3, "--seconds", 0.01, "--peak-seconds", 0.01)
     whole, words, _ = measured("train", *brief, "--profile", "--out", trace)
@@ -165,7 +163,7 @@ def test_json_words_and_trace(tmp_path: Path) -> None:
     assert all(row["name"] in words for row in result["rows"])
 
 
-def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_built(tmp_path):
     with pytest.raises(DataError):
         bench("train", "--profile", "--out", tmp_path / "none" / "step.json.gz")
     with pytest.raises(ConfigError, match="--out: is for --profile"):

@@ -16,9 +16,6 @@ import sysconfig
 import tarfile
 import time
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,7 +53,7 @@ exec "$TIMEOUT" --kill-after=1 1 "${@:2}"
 """
 
 
-def listed(*arguments: str, **environ: str) -> dict[str, list[str]]:
+def listed(*arguments, **environ):
     """Commands of the parts, by the file that they write."""
     done = run_process("bash", SCRIPT, "--list", *arguments, PYTHON=sys.executable, **environ)
     assert done.returncode == 0, done.stderr
@@ -65,7 +62,7 @@ def listed(*arguments: str, **environ: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("stage", LIMITS)
-def test_limits_of_a_stage_add_up(stage: str) -> None:
+def test_limits_of_a_stage_add_up(stage):
     done = run_process("bash", SCRIPT, "--list", stage)
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert {line[0] for line in lines} == {stage}
@@ -75,13 +72,13 @@ def test_limits_of_a_stage_add_up(stage: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("5",), ("1", "2"), ("--list", "--list"), ("12",)])
-def test_a_stage_must_be_named(arguments: tuple[str, ...]) -> None:
+def test_a_stage_must_be_named(arguments):
     done = run_process("bash", SCRIPT, *arguments)
     assert done.returncode == 2
     assert "needs a stage" in done.stderr
 
 
-def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_measurement_has_arguments_that_can_be(monkeypatch):
     monkeypatch.chdir(REPOSITORY)  # as the script does
     parts = listed()
     measured = {name: words for name, words in parts.items() if "bench" in words}
@@ -102,7 +99,7 @@ def test_every_measurement_has_arguments_that_can_be(monkeypatch: pytest.MonkeyP
             assert config.model.precision != "fp32", name  # whose attention is "grouped"
 
 
-def test_the_fine_tuning_has_arguments_that_can_be() -> None:
+def test_the_fine_tuning_has_arguments_that_can_be():
     (words,) = listed(ONLY="^squad$").values()
     parser = argparse.ArgumentParser()
     squad_cli.add_arguments(parser)
@@ -112,7 +109,7 @@ def test_the_fine_tuning_has_arguments_that_can_be() -> None:
     assert settings.updates == 100 and settings.precision == "bf16"
 
 
-def test_runs_of_text_have_settings_that_can_be_and_start_alike() -> None:
+def test_runs_of_text_have_settings_that_can_be_and_start_alike():
     parts = listed(ONLY="^(text|whole)_")
     settings = {file: [word for word in words[4:] if "=" in word] for file, words in parts.items()}
     for file, given in settings.items():
@@ -127,7 +124,7 @@ def test_runs_of_text_have_settings_that_can_be_and_start_alike() -> None:
     assert changed == {"model.precision=bf16", "model.precision=fp8"}
 
 
-def test_ablations_differ_from_the_headline_in_their_switch_alone() -> None:
+def test_ablations_differ_from_the_headline_in_their_switch_alone():
     parts = listed("3", ONLY="ablation_")
     alone = parts.pop("ablation_none.json")
     (headline,) = listed("1", ONLY="train_bf16").values()
@@ -139,7 +136,7 @@ def test_ablations_differ_from_the_headline_in_their_switch_alone() -> None:
         assert [word for word in alone if "=" in word and word not in words] == []
 
 
-def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last() -> None:
+def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last():
     parts = listed(ONLY="^tests_")
     assert list(parts) == ["tests_first.txt", "tests_others.txt", "tests_compiled.txt"]
     targets = [word for words in parts.values() for word in words if "tests/gpu" in word]
@@ -157,7 +154,7 @@ def test_every_file_of_gpu_tests_is_run_once_and_the_compiling_one_last() -> Non
     assert sum(text.count('compiled="whole"') for text in texts) == 1
 
 
-def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path: Path) -> None:
+def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path):
     shutil.copy(GPU_TESTS / "conftest.py", tmp_path)
     here = "@__import__('pytest').fixture(scope='session')\ndef gpu(): pass\n"  # not to be skipped
     hangs = "def test_ends(): pass\ndef test_hangs():\n    __import__('time').sleep(60)\n"
@@ -171,7 +168,7 @@ def test_a_test_that_hangs_ends_its_process_by_its_limit(tmp_path: Path) -> None
     assert "Timeout (0:00:01)!" in done.stderr and "in test_hangs" in done.stderr
 
 
-def stubbed(directory: Path, **environ: str) -> dict[str, str]:
+def stubbed(directory, **environ):
     """The environment of a run in which PYTHON and `timeout` are stand-ins."""
     for name, text in (("python", STUB), ("timeout", SECOND)):
         (directory / name).write_text(text, encoding="utf-8")
@@ -193,14 +190,14 @@ def stubbed(directory: Path, **environ: str) -> dict[str, str]:
     }
 
 
-def archived(out: Path, name: str) -> str:
+def archived(out, name):
     with tarfile.open(out / "gpu_check.tar.gz") as archive:
         file = archive.extractfile(f"results/{name}")
         assert file is not None
         return file.read().decode("utf-8")
 
 
-def test_a_part_that_ends_badly_leaves_the_others(tmp_path: Path) -> None:
+def test_a_part_that_ends_badly_leaves_the_others(tmp_path):
     done = run_process("bash", SCRIPT, "1", **stubbed(tmp_path))
     assert done.returncode == 1, done.stderr  # parts failed
     words = (tmp_path / "out" / "summary.md").read_text("utf-8")
@@ -221,13 +218,13 @@ def test_a_part_that_ends_badly_leaves_the_others(tmp_path: Path) -> None:
     assert kept == []
 
 
-def test_want_of_memory_alone_is_no_failure(tmp_path: Path) -> None:
+def test_want_of_memory_alone_is_no_failure(tmp_path):
     done = run_process("bash", SCRIPT, "1", **stubbed(tmp_path), ONLY="train_(bf16|fp8)")
     assert done.returncode == 0, done.stderr
     assert "| train_fp8 | ran out of memory |" in done.stdout
 
 
-def test_mlperf_logging_comes_from_a_directory_of_wheels(tmp_path: Path) -> None:
+def test_mlperf_logging_comes_from_a_directory_of_wheels(tmp_path):
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / "mlperf_logging-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("mlperf_logging/__init__.py", "")
@@ -238,9 +235,7 @@ def test_mlperf_logging_comes_from_a_directory_of_wheels(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killing_the_check_loses_the_part_under_way_alone(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_killing_the_check_loses_the_part_under_way_alone(tmp_path, number):
     environ = os.environ | stubbed(tmp_path, HANG="5")
     os.remove(tmp_path / "timeout")  # the real one has more patience
     summary_file = tmp_path / "out" / "summary.md"
@@ -257,7 +252,7 @@ def test_killing_the_check_loses_the_part_under_way_alone(
     assert json.loads(archived(tmp_path / "out", "train_bf16.json")) == RESULT
 
 
-def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
+def dry_run(out, *arguments, **environ):
     """Commands of the parts that a dry run did, by name; all of them succeeded."""
     options = {"PYTHON": sys.executable, "OUT": str(out), **environ}
     done = run_process("bash", SCRIPT, "--dry-run", *arguments, limit_s=1500, **options)
@@ -273,7 +268,7 @@ def dry_run(out: Path, *arguments: str, **environ: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path) -> None:
+def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text(
         f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n'
@@ -297,12 +292,12 @@ def test_dry_run_of_some_parts_where_nothing_of_ours_is_installed(tmp_path: Path
         ("4", set()),
     ],
 )
-def test_dry_run_does_every_part(tmp_path: Path, stage: str, forms: set[str]) -> None:
+def test_dry_run_does_every_part(tmp_path, stage, forms):
     commands = dry_run(tmp_path, stage).values()
     assert {words[words.index("bench") + 1] for words in commands if "bench" in words} == forms
 
 
-TRAIN: dict[str, Any] = {
+TRAIN = {
     "device": "cuda",
     "device_name": "NVIDIA H200",
     "samples_per_s": 1000.0,
@@ -314,7 +309,7 @@ TRAIN: dict[str, Any] = {
 }
 
 
-def write_part(out: Path, name: str, status: int, result: Mapping[str, Any] | None) -> None:
+def write_part(out, name, status, result):
     with (out / "plan.tsv").open("a", encoding="utf-8") as file:
         file.write(f"1\t{name}.json\t20\tbench {name}\n")
     with (out / "parts.tsv").open("a", encoding="utf-8") as file:
@@ -324,13 +319,13 @@ def write_part(out: Path, name: str, status: int, result: Mapping[str, Any] | No
     (out / f"{name}.log").write_text("progress\nlast words\n", encoding="utf-8")
 
 
-def summary(out: Path, status: int = 0) -> str:
+def summary(out, status=0):
     done = run_process(sys.executable, SUMMARY, out)
     assert done.returncode == status, done.stderr
     return done.stdout
 
 
-def test_summary_judges_the_goals(tmp_path: Path) -> None:
+def test_summary_judges_the_goals(tmp_path):
     write_part(tmp_path, "train_bf16", 0, TRAIN)
     write_part(tmp_path, "train_fp8", 0, {**TRAIN, "samples_per_s": 1100.0})
     write_part(tmp_path, "train_batch_4_captured", 0, {**TRAIN, "samples_per_s": 90.0})
@@ -362,7 +357,7 @@ def test_summary_judges_the_goals(tmp_path: Path) -> None:
         ("NVIDIA GH200 480GB", []),
     ],
 )
-def test_goals_are_those_of_the_device(tmp_path: Path, name: str, bounds: list[str]) -> None:
+def test_goals_are_those_of_the_device(tmp_path, name, bounds):
     write_part(tmp_path, "train_bf16", 0, {**TRAIN, "device_name": name})
     lines = summary(tmp_path).splitlines()
     found = [line.split(" | ")[1] for line in lines if "samples/s, " in line]
@@ -371,14 +366,14 @@ def test_goals_are_those_of_the_device(tmp_path: Path, name: str, bounds: list[s
     assert bounds or any(line.startswith("Not judged") for line in lines)
 
 
-def test_summary_of_a_cpu_judges_nothing(tmp_path: Path) -> None:
+def test_summary_of_a_cpu_judges_nothing(tmp_path):
     write_part(tmp_path, "train_bf16", 0, {**TRAIN, "device": "cpu"})
     words = summary(tmp_path)
     assert "Not run on a GPU" in words
     assert "met" not in words.split()
 
 
-def test_summary_compares_runs_of_text(tmp_path: Path) -> None:
+def test_summary_compares_runs_of_text(tmp_path):
     write_part(tmp_path, "train_bf16", 0, TRAIN)
     for name, losses in {
         "text_bf16/run_0": {10: 8.0, 20: 6.0},
@@ -399,7 +394,7 @@ def test_summary_compares_runs_of_text(tmp_path: Path) -> None:
     assert "| 20 | 6.0000 | nan |" in summary(tmp_path)
 
 
-def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
+def test_summary_gives_the_shares_of_a_whole_run(tmp_path):
     write_part(tmp_path, "train_bf16", 0, TRAIN)
     run = tmp_path / "whole"
     run.mkdir()
@@ -417,7 +412,7 @@ def test_summary_gives_the_shares_of_a_whole_run(tmp_path: Path) -> None:
     assert "Evaluations: 5.00% of the run" in words
 
 
-def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -> None:
+def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path):
     write_part(tmp_path, "train_bf16", 0, TRAIN)
     ended = "tests/gpu/test_a.py::test_b FAILED\nFAILED tests/gpu/test_a.py::test_b - assert 0\n"
     ended += "========= 1 failed, 2 passed in 1.50s ==========\n"
@@ -430,7 +425,7 @@ def test_summary_says_which_tests_failed_and_which_never_ended(tmp_path: Path) -
     assert "| test_c | cut off in tests/gpu/test_c.py::test_e |" in words
 
 
-def test_summary_fits_what_is_shown_of_a_run(tmp_path: Path) -> None:
+def test_summary_fits_what_is_shown_of_a_run(tmp_path):
     for number in range(300):
         write_part(tmp_path, f"part_{number}_{'long' * 20}", 0, {"rows": ["words"] * 10_000})
     words = summary(tmp_path)

@@ -6,7 +6,6 @@ from bench_cases import tiny
 
 from bert_tools.bench.training_run import padded, run_updates, synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.shards import Samples
 
 LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])
@@ -14,20 +13,20 @@ VOCAB_SIZE = 50
 LONGEST = 64
 
 
-def make(max_predictions: int = 76, seed: int = 2) -> Samples:
+def make(max_predictions=76, seed=2):
     return synthetic_samples(
         LENGTHS, vocab_size=VOCAB_SIZE, max_predictions=max_predictions, seed=seed
     )
 
 
-def test_masked_counts_are_those_of_preparation() -> None:
+def test_masked_counts_are_those_of_preparation():
     # arXiv 1810.04805: 15 %, rounded half to even, at least one and at most max_predictions.
     for limit in (20, 76):
         expected = [min(limit, max(1, round(length * 0.15))) for length in LENGTHS.tolist()]
         assert make(limit).masked_counts.tolist() == expected
 
 
-def test_samples_have_the_shape_of_prepared_ones() -> None:
+def test_samples_have_the_shape_of_prepared_ones():
     samples = make()
     start = samples.segment_b_start
     assert (start >= 3).all() and (LENGTHS - start >= 2).all()  # a word in both segments
@@ -45,19 +44,19 @@ def test_samples_have_the_shape_of_prepared_ones() -> None:
     assert all(getattr(samples, name).dtype == np.int64 for name in Samples.__dataclass_fields__)
 
 
-def test_a_seed_is_one_set_of_samples() -> None:
+def test_a_seed_is_one_set_of_samples():
     np.testing.assert_array_equal(make(seed=5).input_ids, make(seed=5).input_ids)
     assert (make(seed=5).input_ids != make(seed=6).input_ids).any()
 
 
 @pytest.fixture
-def config() -> RunConfig:
+def config():
     changes = ("parallel.local_batch_size=6", "parallel.grad_accum_steps=2")
     lengths = (f"data.max_seq_length={LONGEST}", f"model.max_position_embeddings={LONGEST}")
     return tiny(*changes, *lengths, seed=3)
 
 
-def test_lengths_are_published_ones_or_in_proportion() -> None:
+def test_lengths_are_published_ones_or_in_proportion():
     published = wikipedia_lengths()
     lengths = real_lengths(400, published.max_length, seed=1)
     np.testing.assert_array_equal(lengths, published.draw_evenly(400, seed=1))
@@ -67,7 +66,7 @@ def test_lengths_are_published_ones_or_in_proportion() -> None:
     assert shorter.mean() / 64 == pytest.approx(lengths.mean() / 512, abs=1 / 64)
 
 
-def test_denominators_are_those_of_the_whole_update(config: RunConfig) -> None:
+def test_denominators_are_those_of_the_whole_update(config):
     updates = run_updates(config, 3)
     assert [len(update) for update in updates] == [2, 2, 2]
     for update in updates:
@@ -79,7 +78,7 @@ def test_denominators_are_those_of_the_whole_update(config: RunConfig) -> None:
     assert len({tuple(batch.input_ids.tolist()) for batch in batches}) == 6
 
 
-def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config: RunConfig) -> None:
+def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config):
     shapes = run_shapes(config)
     assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})
     for update in run_updates(config, 3):

@@ -7,7 +7,7 @@ from bert_tools.common.length_histogram import LengthHistogram, wikipedia_length
 THREE = LengthHistogram(lengths=np.array([5, 9, 20]), counts=np.array([1, 2, 7]))
 
 
-def test_published_facts() -> None:
+def test_published_facts():
     # arXiv 2107.02027: 16,279,552 sequences of at most 512 tokens, half of that on average.
     published = wikipedia_lengths()
     assert published.num_sequences == 16_279_552
@@ -18,19 +18,19 @@ def test_published_facts() -> None:
     assert (published.counts > 0).all()
 
 
-def test_number_and_maximum() -> None:
+def test_number_and_maximum():
     assert THREE.num_sequences == 10
     assert THREE.max_length == 20
 
 
-def test_even_draws_take_every_range_once() -> None:
+def test_even_draws_take_every_range_once():
     assert (
         sorted(THREE.draw_evenly(THREE.num_sequences, seed=4))
         == np.repeat(THREE.lengths, THREE.counts).tolist()
     )
 
 
-def test_a_seed_is_one_sequence_of_draws() -> None:
+def test_a_seed_is_one_sequence_of_draws():
     draw = wikipedia_lengths().draw_evenly
     np.testing.assert_array_equal(draw(100, seed=7), draw(100, seed=7))
     assert (draw(100, seed=7) != draw(100, seed=8)).any()

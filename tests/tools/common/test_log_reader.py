@@ -1,7 +1,5 @@
 """Logs from outside: whatever they hold, one line says what is wrong."""
 
-from pathlib import Path
-
 import pytest
 
 from bert_tools.common.log_reader import MAX_LOG_BYTES, read_log
@@ -22,7 +20,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("contents", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_log_is_one_line(contents: bytes, reason: str, tmp_path: Path) -> None:
+def test_a_hostile_log_is_one_line(contents, reason, tmp_path):
     path = tmp_path / "result_0.txt"
     path.write_bytes(contents)
     with pytest.raises(DataError, match=reason) as raised:

@@ -20,31 +20,31 @@ from mlperf_bert.errors import ConfigError
     ("degrees", "quantile"),
     [(1, 12.706), (2, 4.303), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)],
 )
-def test_quantiles_are_the_published_ones(degrees: int, quantile: float) -> None:
+def test_quantiles_are_the_published_ones(degrees, quantile):
     assert quantile_95(degrees) == pytest.approx(quantile, abs=1e-3)
 
 
-def test_interval_of_three_by_hand() -> None:
+def test_interval_of_three_by_hand():
     # Deviations -1, 0, 1: variance 2 / 2 = 1, so t * 1 / sqrt(3) with t of 2 degrees.
     mean, half_width = mean_and_half_width([9.0, 10.0, 11.0])
     assert mean == 10.0
     assert half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
 
 
-def test_one_value_has_no_interval() -> None:
+def test_one_value_has_no_interval():
     assert mean_and_half_width([7.0]) == (7.0, None)
 
 
-def test_equal_values_have_one_of_no_width() -> None:
+def test_equal_values_have_one_of_no_width():
     assert mean_and_half_width([1.0, 1.0, 1.0]) == (1.0, 0.0)
 
 
-def test_the_olympic_mean_leaves_out_fastest_and_slowest() -> None:
+def test_the_olympic_mean_leaves_out_fastest_and_slowest():
     assert olympic_mean([10.0, 19.0, 12.0, 14.0, 1.0]) == 12.0
     assert olympic_mean([3.0] * 10) == 3.0
 
 
-def test_columns_are_aligned_and_cells_never_cut() -> None:
+def test_columns_are_aligned_and_cells_never_cut():
     long = "[bold]" + "x" * 150
     lines = aligned(["name", "ms"], [["a", "1.5"], [long, "12.25"]], left="name")
     assert lines[0] == "name" + " " * (len(long) - 4) + "     ms"
@@ -54,14 +54,14 @@ def test_columns_are_aligned_and_cells_never_cut() -> None:
 
 
 def test_without_matplotlib_a_picture_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"run in the checkout: tools/venv\.sh plots"):
         new_figure(2, 1)
 
 
-def test_the_same_figure_has_the_same_bytes() -> None:
+def test_the_same_figure_has_the_same_bytes():
     pictures = []
     for _ in range(2):
         figure = new_figure(2, 1)

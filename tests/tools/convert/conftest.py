@@ -1,19 +1,17 @@
 """Vocabulary and held-out set that small models of these tests belong to."""
 
-from pathlib import Path
-
 import pytest
 from huggingface_cases import save_theirs
 
 
 @pytest.fixture(scope="session")
-def words(synthetic_data: Path) -> Path:
+def words(synthetic_data):
     """The vocabulary of the synthetic data: 69 words, so that 3 rows pad the embedding."""
     return synthetic_data / "eval" / "vocab.txt"
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory):
     """A saved BertForPreTraining, which tests must not change."""
     folder = tmp_path_factory.mktemp("plain") / "bert"
     save_theirs(folder, "BertForPreTraining")

@@ -3,23 +3,20 @@
 import os
 import tomllib
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from bert_tools.bench.peer import padded_inputs
-from bert_tools.huggingface.conversion import Conversion, plan_conversion, write_checkpoint
+from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 from bert_tools.huggingface.reader import open_huggingface
 from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.first_weights import settings_of
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
 from mlperf_bert.config.files import load_config, tables_to_toml
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.launch import RankInfo
@@ -66,7 +63,7 @@ MODERN = (  # the same as overrides of the tiny config
 )
 
 
-def make_theirs(form: str, **settings: Any) -> Any:
+def make_theirs(form, **settings):
     """A model of `transformers` whose every tensor is random, in evaluation mode."""
     import transformers
 
@@ -85,33 +82,33 @@ def make_theirs(form: str, **settings: Any) -> Any:
     return model.eval()
 
 
-def save_theirs(directory: Path, form: str, **settings: Any) -> Any:
+def save_theirs(directory, form, **settings):
     """The model, saved as `save_pretrained` does it."""
     model = make_theirs(form, **settings)
     model.save_pretrained(directory)
     return model
 
 
-def convert(source: Path, out: Path, words: Path | None, missing: Any = "refuse") -> Conversion:
+def convert(source, out, words, missing="refuse"):
     """As the command does."""
     conversion = plan_conversion(open_huggingface(source), words, missing)
     write_checkpoint(conversion, out, {"format": "huggingface", "name": source.name})
     return conversion
 
 
-def load_ours(checkpoint: Path) -> BertForPretraining:
+def load_ours(checkpoint):
     """The model of a checkpoint, in evaluation mode."""
     model = BertForPretraining(read_config(checkpoint).model, CPU)
     load_weights(model, checkpoint, read_manifest(checkpoint).vocabulary_sha256)
     return model.eval()
 
 
-def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+def tensors_of(checkpoint):
     """The weights of a checkpoint, or of an export."""
     return load_file(checkpoint / "model.safetensors")
 
 
-def a_batch(data: Path, count: int = 16) -> tuple[UnpaddedBatch, dict[str, Tensor]]:
+def a_batch(data, count=16):
     """Held-out sequences, without padding and as `transformers` takes them."""
     index = LengthIndex.open(data / "eval")
     ids = np.arange(count)
@@ -122,12 +119,12 @@ def a_batch(data: Path, count: int = 16) -> tuple[UnpaddedBatch, dict[str, Tenso
     return batch, {name: padded[name] for name in wanted}
 
 
-def real_rows(padded: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+def real_rows(padded, inputs):
     """[B, S, ...] -> [T, ...], as ours are."""
     return padded[inputs["attention_mask"].bool()]
 
 
-def trained(directory: Path, words: Path, *overrides: str) -> Path:
+def trained(directory, words, *overrides):
     """A checkpoint as a run leaves it, of random weights: padding rows are like any other."""
     directory.mkdir()
     (directory / "tiny.toml").write_text(TINY_CONFIG)
@@ -148,7 +145,7 @@ def trained(directory: Path, words: Path, *overrides: str) -> Path:
     return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)
 
 
-def config_for(checkpoint: Path, file: Path) -> Path:
+def config_for(checkpoint, file):
     """Write the tiny config with the model of a checkpoint's weights."""
     tables = tomllib.loads(TINY_CONFIG)
     tables["model"] = settings_of(read_config(checkpoint).model)

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from bert_tools.convert.tensorflow import PUBLISHED
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, read_manifest
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import tensorflow_name
 
@@ -33,7 +31,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """The checkpoint with vocabulary and config beside it, as it is published."""
     shutil.copytree(cases.V2.parent, tmp_path / "published")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -43,12 +41,12 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "published"
 
 
-def convert(source: Path, out: Path, *options: str) -> int:
+def convert(source, out, *options):
     return main(["convert", "--from", "tensorflow", str(source), "--out", str(out), *options])
 
 
 @pytest.mark.parametrize("given", ["", cases.V2.name])
-def test_every_weight_is_there(source: Path, tmp_path: Path, given: str, capsys: Any) -> None:
+def test_every_weight_is_there(source, tmp_path, given, capsys):
     assert convert(source / given, tmp_path / "ours") == 0
     said = capsys.readouterr().out
     values, shapes = cases.bert_values(), cases.weight_shapes()
@@ -70,7 +68,7 @@ def test_every_weight_is_there(source: Path, tmp_path: Path, given: str, capsys:
     assert (model.num_heads, model.vocab_size) == (cases.HEADS, cases.VOCAB_SIZE)
 
 
-def whole_batch() -> UnpaddedBatch:
+def whole_batch():
     """The two sequences, with every position asked for."""
     arrays = cases.inputs()
     is_there = arrays["input_mask"] == 1
@@ -87,7 +85,7 @@ def whole_batch() -> UnpaddedBatch:
     return make_batch(samples, np.arange(2), mlm_denominator=1.0, nsp_denominator=1.0)
 
 
-def test_scores_are_those_of_tensorflow(source: Path, tmp_path: Path) -> None:
+def test_scores_are_those_of_tensorflow(source, tmp_path):
     """So every name, transpose and padding is the right one, not only of the right shape."""
     assert convert(source, tmp_path / "ours") == 0
     expected = np.load(cases.SCORES)
@@ -100,9 +98,7 @@ def test_scores_are_those_of_tensorflow(source: Path, tmp_path: Path) -> None:
     assert expected["mlm"].std() > 0.1 and expected["nsp"].std() > 0.01
 
 
-def test_the_published_one_is_known_by_its_digest(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_published_one_is_known_by_its_digest(source, tmp_path, monkeypatch, capsys):
     for size, digest in PUBLISHED:
         assert size > 1000 and len(digest) == 32 and int(digest, 16)
     assert list(PUBLISHED.values()) == ["tf1_ckpt"]
@@ -115,21 +111,21 @@ def test_the_published_one_is_known_by_its_digest(
     assert "note: this is the MLPerf tf1_ckpt, by its published md5" in capsys.readouterr().out
 
 
-def test_objects_of_the_second_release_are_refused(tmp_path: Path, capsys: Any) -> None:
+def test_objects_of_the_second_release_are_refused(tmp_path, capsys):
     assert convert(cases.OBJECTS, tmp_path / "ours", "--vocab", str(cases.OBJECTS)) == 2
     error = capsys.readouterr().err
     assert "objects of a TensorFlow 2 program" in error and "tf1_ckpt" in error
     assert error.count("\n") == 1 and not (tmp_path / "ours").exists()
 
 
-def test_sizes_are_not_guessed(source: Path, tmp_path: Path, capsys: Any) -> None:
+def test_sizes_are_not_guessed(source, tmp_path, capsys):
     (source / "bert_config.json").unlink()
     assert convert(source, tmp_path / "ours") == 2
     error = capsys.readouterr().err
     assert "put the bert_config.json" in error and error.count("\n") == 1
 
 
-def test_what_is_no_bert_is_refused(source: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_no_bert_is_refused(source, tmp_path, capsys):
     words = ["--vocab", str(source / "vocab.txt")]
     (tmp_path / "model.index").mkdir()
     shutil.copytree(cases.V2_SHARDS.parent, tmp_path / "others")

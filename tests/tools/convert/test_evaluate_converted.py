@@ -4,8 +4,6 @@ import json
 import shutil
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from mlperf_bert.errors import TARGET_MISSED
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Path:
+def checkpoint(tmp_path_factory, words):
     """A converted BERT that guesses at random."""
     folder = tmp_path_factory.mktemp("evaluated")
     save_theirs(folder / "theirs", "BertForPreTraining")
@@ -32,20 +30,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Path:
     return folder / "ours"
 
 
-def evaluate(checkpoint: Path, data: Path, *options: str) -> int:
+def evaluate(checkpoint, data, *options):
     return main(["evaluate", "--checkpoint", str(checkpoint), "--data", str(data), *options])
 
 
 @pytest.fixture(scope="module")
-def result(checkpoint: Path, synthetic_data: Path) -> dict[str, Any]:
+def result(checkpoint, synthetic_data):
     """The result of `evaluate` on one rank."""
     with redirect_stdout(StringIO()) as printed:
         assert evaluate(checkpoint, synthetic_data, "--json") == 0
-    found: dict[str, Any] = json.loads(printed.getvalue())
+    found = json.loads(printed.getvalue())
     return found
 
 
-def test_the_accuracy_is_theirs(result: dict[str, Any], synthetic_data: Path) -> None:
+def test_the_accuracy_is_theirs(result, synthetic_data):
     index = LengthIndex.open(synthetic_data / "eval")
     ids = np.arange(index.manifest.num_samples)
     samples = SampleReader(synthetic_data / "eval", index.manifest).read(ids)
@@ -62,9 +60,7 @@ def test_the_accuracy_is_theirs(result: dict[str, Any], synthetic_data: Path) ->
     assert result["origin"]["format"] == "huggingface"
 
 
-def test_ranks_share_the_work(
-    result: dict[str, Any], checkpoint: Path, synthetic_data: Path
-) -> None:
+def test_ranks_share_the_work(result, checkpoint, synthetic_data):
     options = ("evaluate", "--checkpoint", checkpoint, "--data", synthetic_data, "--json")
     statuses, printed = run_ranks("mlperf_bert", options, 2)
     assert statuses == [0, 0], printed
@@ -74,9 +70,7 @@ def test_ranks_share_the_work(
     assert result | of_ranks == together
 
 
-def test_it_says_how_far_it_is(
-    checkpoint: Path, synthetic_data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_how_far_it_is(checkpoint, synthetic_data, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_cli, "PROGRESS_S", 0.0)
     monkeypatch.setattr("mlperf_bert.evaluation.evaluate.TOKENS_CPU", 600)
     assert evaluate(checkpoint, synthetic_data) == 0
@@ -86,9 +80,7 @@ def test_it_says_how_far_it_is(
     assert lines[-1].startswith(f"mlperf_bert: {total} of {total} ")
 
 
-def test_what_was_drawn_is_said(
-    tmp_path: Path, words: Path, synthetic_data: Path, capsys: Any
-) -> None:
+def test_what_was_drawn_is_said(tmp_path, words, synthetic_data, capsys):
     save_theirs(tmp_path / "bare", "BertModel")
     convert(tmp_path / "bare", tmp_path / "ours", words, "draw")
     assert evaluate(tmp_path / "ours", synthetic_data) == 0
@@ -96,8 +88,8 @@ def test_what_was_drawn_is_said(
 
 
 def test_other_data_is_told_in_words_of_the_checkpoint(
-    checkpoint: Path, synthetic_data: Path, tmp_path: Path, capsys: Any
-) -> None:
+    checkpoint, synthetic_data, tmp_path, capsys
+):
     shutil.copytree(checkpoint, tmp_path / "small")
     path = tmp_path / "small" / "manifest.json"
     whole = path.read_text()
@@ -115,13 +107,13 @@ def test_other_data_is_told_in_words_of_the_checkpoint(
 
 
 def test_a_run_begins_from_it_and_does_not_go_on_from_it(
-    result: dict[str, Any],
-    checkpoint: Path,
-    synthetic_data: Path,
-    tiny_config: Path,
-    tmp_path: Path,
-    capsys: Any,
-) -> None:
+    result,
+    checkpoint,
+    synthetic_data,
+    tiny_config,
+    tmp_path,
+    capsys,
+):
     still = ["run.max_steps=1", "run.warm_up_steps=0", "optim.learning_rate=0.0"]
     still += ["model.num_heads=4", "model.intermediate_size=48", "model.layer_norm_epsilon=1e-7"]
     options = ["--config", str(tiny_config), "--data", str(synthetic_data)]

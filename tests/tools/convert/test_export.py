@@ -3,8 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +28,7 @@ from support import REPOSITORY
 GOLDEN = REPOSITORY / "tests" / "golden" / "data"
 
 
-def load_theirs(directory: Path, form: str) -> Any:
+def load_theirs(directory, form):
     """With nothing missing and nothing left over."""
     import transformers
 
@@ -43,9 +41,7 @@ def load_theirs(directory: Path, form: str) -> Any:
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_transformers_computes_the_same(
-    objective: str, tmp_path: Path, words: Path, synthetic_data: Path
-) -> None:
+def test_transformers_computes_the_same(objective, tmp_path, words, synthetic_data):
     import transformers
 
     checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
@@ -69,7 +65,7 @@ def test_transformers_computes_the_same(
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: Path) -> None:
+def test_out_and_in_again_is_bit_for_bit(objective, tmp_path, words):
     checkpoint = trained(tmp_path / "run", words, f"model.objective={objective}")
     export_huggingface(checkpoint, tmp_path / "out", words)
     found = convert(tmp_path / "out", tmp_path / "again", words)
@@ -83,7 +79,7 @@ def test_out_and_in_again_is_bit_for_bit(objective: str, tmp_path: Path, words: 
 
 
 @pytest.mark.parametrize("form", ["BertForPreTraining", "BertForMaskedLM"])
-def test_in_and_out_again_is_bit_for_bit(form: str, tmp_path: Path, words: Path) -> None:
+def test_in_and_out_again_is_bit_for_bit(form, tmp_path, words):
     save_theirs(tmp_path / "theirs", form)
     convert(tmp_path / "theirs", tmp_path / "ours", words)
     assert (
@@ -101,7 +97,7 @@ def test_in_and_out_again_is_bit_for_bit(form: str, tmp_path: Path, words: Path)
     assert {key: stated.get(key, value) for key, value in written.items()} == written
 
 
-def test_words_are_split_as_ours(tmp_path: Path) -> None:
+def test_words_are_split_as_ours(tmp_path):
     import transformers
 
     vocabulary = load_vocabulary(GOLDEN / "own_vocab.txt")
@@ -133,7 +129,7 @@ def test_words_are_split_as_ours(tmp_path: Path) -> None:
         assert pair["token_type_ids"][-2:] == [1, 1]
 
 
-def test_the_vocabulary_must_be_its_own(tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_the_vocabulary_must_be_its_own(tmp_path, words, capsys):
     checkpoint = str(trained(tmp_path / "run", words))
     to = ["--to", "huggingface", "--out", str(tmp_path / "out")]
     assert main(["export", checkpoint, *to]) == 2
@@ -144,9 +140,7 @@ def test_the_vocabulary_must_be_its_own(tmp_path: Path, words: Path, capsys: Any
     assert (tmp_path / "out" / "vocab.txt").read_bytes() == words.read_bytes()
 
 
-def test_a_run_has_its_vocabulary_with_it(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_a_run_has_its_vocabulary_with_it(tiny_config, synthetic_data, tmp_path):
     run_train(tiny_config, synthetic_data, tmp_path / "run", "run.max_steps=2")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     checkpoints = str(tmp_path / "elsewhere/run_0/checkpoints")
@@ -155,7 +149,7 @@ def test_a_run_has_its_vocabulary_with_it(
     assert (tmp_path / "out/vocab.txt").read_bytes() == vocabulary
 
 
-def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_a_damaged_checkpoint_is_not_exported(tmp_path, words, capsys):
     checkpoint = trained(tmp_path / "run", words)
     path = checkpoint / "model.safetensors"
     contents = bytearray(path.read_bytes())
@@ -168,7 +162,7 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, words: Path, capsy
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_place_that_is_taken_stays(tmp_path: Path, words: Path) -> None:
+def test_a_place_that_is_taken_stays(tmp_path, words):
     checkpoint = trained(tmp_path / "run", words)
     (tmp_path / "out").write_text("kept")
     options = ["--to", "huggingface", "--out", str(tmp_path / "out"), "--vocab", str(words)]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from huggingface_cases import (
     tensors_of,
 )
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from bert_tools.huggingface.weights import PADDING_BIAS
 from mlperf_bert.__main__ import main
@@ -29,9 +27,7 @@ FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_hidden_states_and_scores_are_theirs(
-    form: str, tmp_path: Path, words: Path, synthetic_data: Path
-) -> None:
+def test_hidden_states_and_scores_are_theirs(form, tmp_path, words, synthetic_data):
     theirs = save_theirs(tmp_path / "theirs", form)
     missing = "draw" if form == "BertModel" else "refuse"
     found = convert(tmp_path / "theirs", tmp_path / "ours", words, missing)
@@ -57,7 +53,7 @@ def test_hidden_states_and_scores_are_theirs(
         assert scores.nsp is None
 
 
-def test_rows_that_pad_never_matter(plain: Path, tmp_path: Path, words: Path) -> None:
+def test_rows_that_pad_never_matter(plain, tmp_path, words):
     found = convert(plain, tmp_path / "ours", words)
     assert (found.word_rows, found.shapes[WORDS][0]) == (NUM_WORDS, PADDED)
     ours = load_ours(tmp_path / "ours").train()
@@ -74,7 +70,7 @@ def test_rows_that_pad_never_matter(plain: Path, tmp_path: Path, words: Path) ->
     assert not table[NUM_WORDS:].any() and (bias[NUM_WORDS:] == PADDING_BIAS).all()
 
 
-def old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def old_names(tensors):
     """As bert-base-uncased is published, with copies and buffers as other files have them."""
     renamed = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -88,7 +84,7 @@ def old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def test_older_names_are_the_same_weights(plain: Path, tmp_path: Path, words: Path) -> None:
+def test_older_names_are_the_same_weights(plain, tmp_path, words):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "model.safetensors"
     save_file(old_names(load_file(path)), path)
@@ -98,7 +94,7 @@ def test_older_names_are_the_same_weights(plain: Path, tmp_path: Path, words: Pa
     assert len(found.ignored) == 3
 
 
-def test_one_weight_in_two_spellings_is_refused(plain: Path, tmp_path: Path, words: Path) -> None:
+def test_one_weight_in_two_spellings_is_refused(plain, tmp_path, words):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "model.safetensors"
     tensors = load_file(path)
@@ -110,9 +106,7 @@ def test_one_weight_in_two_spellings_is_refused(plain: Path, tmp_path: Path, wor
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_of_other_widths(
-    plain: Path, tmp_path: Path, words: Path, dtype: torch.dtype
-) -> None:
+def test_weights_of_other_widths(plain, tmp_path, words, dtype):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "model.safetensors"
     rounded = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
@@ -123,7 +117,7 @@ def test_weights_of_other_widths(
         assert torch.equal(found[name][: len(tensor)], tensor.float())
 
 
-def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: Path) -> None:
+def test_the_vocabulary_beside_the_weights(plain, tmp_path, words):
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
 
@@ -146,14 +140,14 @@ def test_the_vocabulary_beside_the_weights(plain: Path, tmp_path: Path, words: P
     [(None, "Bert"), ([], "Bert"), ("BertModel", "Bert"), (["\x1b[31m"], "\\x1b[31m")],
 )
 def test_a_form_is_one_line_and_told_by_the_model_where_it_has_no_name(
-    plain: Path, tmp_path: Path, words: Path, named: object, form: str
-) -> None:
+    plain, tmp_path, words, named, form
+):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
     assert convert(tmp_path / "other", tmp_path / "ours", words).source.form == form
 
 
-def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

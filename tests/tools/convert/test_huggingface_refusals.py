@@ -4,22 +4,15 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from huggingface_cases import WORD_BIAS, WORDS, make_theirs, save_theirs
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from bert_tools.huggingface.reader import read_safetensors
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import CheckpointError
-
-Tensors = dict[str, Tensor]
-Change = Callable[[Tensors], Tensors]
 
 
 @pytest.mark.parametrize(
@@ -39,30 +32,28 @@ Change = Callable[[Tensors], Tensors]
         ("type_vocab_size", 1),
     ],
 )
-def test_another_model_is_refused(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any, setting: str, value: object
-) -> None:
+def test_another_model_is_refused(plain, tmp_path, words, capsys, setting, value):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {setting: value}))
     assert_refused(tmp_path, words, capsys, "other", "")
 
 
-def without(part: str) -> Change:
+def without(part):
     return lambda tensors: {name: tensors[name] for name in tensors if part not in name}
 
 
-def with_one(name: str, make: Callable[[Tensors], Tensor]) -> Change:
+def with_one(name, make):
     return lambda tensors: {**tensors, name: make(tensors)}
 
 
-def a_third_sentence(tensors: Tensors) -> Tensors:
+def a_third_sentence(tensors):
     third = {"cls.seq_relationship.third.bias": torch.ones(2)}
     return without("cls.seq_relationship.")(tensors) | third
 
 
 DENSE = "bert.encoder.layer.1.output.dense.weight"
-WRONG_TENSORS: dict[str, tuple[Change, str]] = {
+WRONG_TENSORS = {
     "untied": (with_one("cls.predictions.decoder.weight", lambda t: t[WORDS] + 1e-3), "not equal"),
     "diverged": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS] / 0), "not finite"),
     "quantised": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS].to(torch.int8)), "int8"),
@@ -83,41 +74,37 @@ WRONG_TENSORS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "problem"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
-def test_wrong_tensors_are_refused(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any, change: Change, problem: str
-) -> None:
+def test_wrong_tensors_are_refused(plain, tmp_path, words, capsys, change, problem):
     shutil.copytree(plain, tmp_path / "other")
     path = tmp_path / "other" / "model.safetensors"
     save_file(change(load_file(path)), path)
     assert_refused(tmp_path, words, capsys, "other", problem)
 
 
-def test_other_words_are_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_other_words_are_refused(plain, tmp_path, words, capsys):
     more = tmp_path / "more.txt"
     more.write_text(words.read_text() + "another\n")
     shutil.copytree(plain, tmp_path / "bert")
     assert_refused(tmp_path, more, capsys, "bert", "its vocabulary 70")
 
 
-def test_a_pickle_is_refused(plain: Path, tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_a_pickle_is_refused(plain, tmp_path, words, capsys):
     shutil.copytree(plain, tmp_path / "old")
     (tmp_path / "old" / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
     assert_refused(tmp_path, words, capsys, "old", "is a pickle")
 
 
-def test_a_head_is_not_invented(tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_a_head_is_not_invented(tmp_path, words, capsys):
     save_theirs(tmp_path / "bare", "BertModel")
     assert_refused(tmp_path, words, capsys, "bare", "--missing draw")
 
 
-def test_several_files_are_refused(tmp_path: Path, words: Path, capsys: Any) -> None:
+def test_several_files_are_refused(tmp_path, words, capsys):
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
     assert_refused(tmp_path, words, capsys, "cut", "model.safetensors: is missing")
 
 
-def test_what_is_there_is_not_written_over(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any
-) -> None:
+def test_what_is_there_is_not_written_over(plain, tmp_path, words, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kept").write_text("kept")
     options = ["--from", "huggingface", "--vocab", str(words), "--out", str(tmp_path / "out")]
@@ -126,10 +113,8 @@ def test_what_is_there_is_not_written_over(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
 
 
-def test_a_full_disk_leaves_nothing(
-    plain: Path, tmp_path: Path, words: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path, *_: object) -> None:
+def test_a_full_disk_leaves_nothing(plain, tmp_path, words, capsys, monkeypatch):
+    def fail(path, *_):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -139,13 +124,13 @@ def test_a_full_disk_leaves_nothing(
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_safetensors(tmp_path / "pipe")
 
 
-def test_truncations_are_refused(tmp_path: Path) -> None:
+def test_truncations_are_refused(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({"full": torch.ones(4, 3), "half": torch.ones(7).half()}, path)
     contents = path.read_bytes()
@@ -158,7 +143,7 @@ def test_truncations_are_refused(tmp_path: Path) -> None:
         read_safetensors(path)
 
 
-def assert_refused(folder: Path, words: Path, capsys: Any, name: str, problem: str) -> None:
+def assert_refused(folder, words, capsys, name, problem):
     """One line, status 2, and nothing new in the folder."""
     before = sorted(path.name for path in folder.iterdir())
     capsys.readouterr()

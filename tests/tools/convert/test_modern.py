@@ -3,8 +3,6 @@
 import json
 import shutil
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,14 +46,14 @@ OLDER = {"global_attn_every_n_layers": 2, "global_rope_theta": 50.0, "local_rope
 
 
 @pytest.fixture(scope="module")
-def modern(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def modern(tmp_path_factory):
     """A saved ModernBertForMaskedLM, which tests must not change."""
     folder = tmp_path_factory.mktemp("modern") / "theirs"
     save_theirs(folder, "ModernBertForMaskedLM")
     return folder
 
 
-def restated(modern: Path, folder: Path, without: tuple[str, ...] = (), **more: Any) -> Path:
+def restated(modern, folder, without=(), **more):
     """The same weights under a config without some keys, and with others."""
     shutil.copytree(modern, folder)
     path = folder / "config.json"
@@ -67,9 +65,7 @@ def restated(modern: Path, folder: Path, without: tuple[str, ...] = (), **more: 
 @pytest.mark.parametrize(
     "form", ["ModernBertForMaskedLM", "ModernBertModel", "ModernBertForSequenceClassification"]
 )
-def test_hidden_states_and_scores_are_theirs(
-    form: str, tmp_path: Path, words: Path, synthetic_data: Path
-) -> None:
+def test_hidden_states_and_scores_are_theirs(form, tmp_path, words, synthetic_data):
     theirs = save_theirs(tmp_path / "theirs", form)
     is_whole = form == "ModernBertForMaskedLM"
     if not is_whole:
@@ -107,9 +103,7 @@ def test_hidden_states_and_scores_are_theirs(
     ],
     ids=["of 5", "of 4.48", "both"],
 )
-def test_either_spelling_is_the_same_model(
-    modern: Path, tmp_path: Path, words: Path, without: tuple[str, ...], more: dict[str, Any]
-) -> None:
+def test_either_spelling_is_the_same_model(modern, tmp_path, words, without, more):
     convert(modern, tmp_path / "plain", words)
     convert(restated(modern, tmp_path / "other", without, **more), tmp_path / "ours", words)
     plain, ours = read_config(tmp_path / "plain"), read_config(tmp_path / "ours")
@@ -117,7 +111,7 @@ def test_either_spelling_is_the_same_model(
     assert {name: asdict(ours.model)[name] for name in PATTERN} == PATTERN
 
 
-def test_what_is_not_stated_is_as_published(modern: Path, tmp_path: Path, words: Path) -> None:
+def test_what_is_not_stated_is_as_published(modern, tmp_path, words):
     gone = ("layer_types", "rope_parameters", "global_attn_every_n_layers", "local_attention")
     folder = restated(modern, tmp_path / "other", (*gone, "norm_eps", "model_max_length"))
     convert(folder, tmp_path / "ours", words)
@@ -127,7 +121,7 @@ def test_what_is_not_stated_is_as_published(modern: Path, tmp_path: Path, words:
     assert (model.layer_norm_epsilon, model.hidden_dropout) == (1e-5, 0.0)
 
 
-def test_rows_that_no_token_has_are_dropped(tmp_path: Path, words: Path) -> None:
+def test_rows_that_no_token_has_are_dropped(tmp_path, words):
     """As the published model's: 50,280 words and special tokens, 50,368 rows."""
     save_theirs(tmp_path / "theirs", "ModernBertForMaskedLM", vocab_size=160)
     found = convert(tmp_path / "theirs", tmp_path / "ours", words)
@@ -169,9 +163,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"
         ("model_type", "modernbert-decoder", "not bert or modernbert"),
     ],
 )
-def test_another_model_is_refused(
-    modern: Path, tmp_path: Path, words: Path, capsys: Any, setting: str, value: Any, said: str
-) -> None:
+def test_another_model_is_refused(modern, tmp_path, words, capsys, setting, value, said):
     folder = restated(modern, tmp_path / "other", **{setting: value})
     options = ("--from", "huggingface", "--vocab", words, "--out", tmp_path / "ours")
     assert said in refusal(capsys, "convert", folder, *options)
@@ -190,9 +182,7 @@ def test_another_model_is_refused(
         ({"decoder.bias": None}, "has no masked-LM head"),
     ],
 )
-def test_wrong_tensors_are_refused(
-    modern: Path, tmp_path: Path, words: Path, capsys: Any, change: dict[str, Any], said: str
-) -> None:
+def test_wrong_tensors_are_refused(modern, tmp_path, words, capsys, change, said):
     path = restated(modern, tmp_path / "other") / "model.safetensors"
     tensors = {**load_file(path), **change}
     save_file({name: each for name, each in tensors.items() if each is not None}, path)
@@ -200,7 +190,7 @@ def test_wrong_tensors_are_refused(
     assert said in refusal(capsys, "convert", tmp_path / "other", *options)
 
 
-def test_transformers_computes_the_same(tmp_path: Path, words: Path, synthetic_data: Path) -> None:
+def test_transformers_computes_the_same(tmp_path, words, synthetic_data):
     import transformers
 
     checkpoint = trained(tmp_path / "run", words, *MODERN)
@@ -226,7 +216,7 @@ def test_transformers_computes_the_same(tmp_path: Path, words: Path, synthetic_d
     assert tokenizer.model_max_length == 32
 
 
-def test_its_own_tokenizer_goes_in_and_out(tmp_path: Path, capsys: Any) -> None:
+def test_its_own_tokenizer_goes_in_and_out(tmp_path, capsys):
     """Pairs of bytes and BERT's special tokens after them, as published."""
     import transformers
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -255,7 +245,7 @@ def test_its_own_tokenizer_goes_in_and_out(tmp_path: Path, capsys: Any) -> None:
     assert capsys.readouterr().out.count("\n") == 5
 
 
-def test_sentence_transformers_loads_an_export(tmp_path: Path, words: Path) -> None:
+def test_sentence_transformers_loads_an_export(tmp_path, words):
     package = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -267,7 +257,7 @@ def test_sentence_transformers_loads_an_export(tmp_path: Path, words: Path) -> N
     assert found.shape == (2, 32) and abs(found).min() > 0
 
 
-def test_out_and_in_again_is_bit_for_bit(tmp_path: Path, words: Path) -> None:
+def test_out_and_in_again_is_bit_for_bit(tmp_path, words):
     checkpoint = trained(tmp_path / "run", words, *MODERN)
     export_huggingface(checkpoint, tmp_path / "out", words)
     found = convert(tmp_path / "out", tmp_path / "again", words)
@@ -277,7 +267,7 @@ def test_out_and_in_again_is_bit_for_bit(tmp_path: Path, words: Path) -> None:
     assert read_config(tmp_path / "again").model == read_config(checkpoint).model
 
 
-def test_in_and_out_again_is_bit_for_bit(modern: Path, tmp_path: Path, words: Path) -> None:
+def test_in_and_out_again_is_bit_for_bit(modern, tmp_path, words):
     convert(modern, tmp_path / "ours", words)
     export_huggingface(tmp_path / "ours", tmp_path / "out")
     before, after = tensors_of(modern), tensors_of(tmp_path / "out")
@@ -289,9 +279,7 @@ def test_in_and_out_again_is_bit_for_bit(modern: Path, tmp_path: Path, words: Pa
     assert {key: stated.get(key, value) for key, value in written.items()} | ids == written
 
 
-def test_it_fills_and_is_evaluated(
-    modern: Path, tmp_path: Path, words: Path, synthetic_data: Path, capsys: Any
-) -> None:
+def test_it_fills_and_is_evaluated(modern, tmp_path, words, synthetic_data, capsys):
     convert(modern, tmp_path / "ours", words)
     assert main(["fill", "a [MASK] b [MASK]", "--checkpoint", str(tmp_path / "ours")]) == 0
     assert capsys.readouterr().out.count("\n") == 12
@@ -300,9 +288,7 @@ def test_it_fills_and_is_evaluated(
     assert json.loads(capsys.readouterr().out)["mlm_accuracy"] >= 0
 
 
-def test_a_run_begins_with_it(
-    modern: Path, tmp_path: Path, words: Path, synthetic_data: Path, capsys: Any
-) -> None:
+def test_a_run_begins_with_it(modern, tmp_path, words, synthetic_data, capsys):
     folder = tmp_path / "ours"
     convert(modern, folder, words)
     config = config_for(folder, tmp_path / "fits.toml")

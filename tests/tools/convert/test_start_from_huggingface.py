@@ -1,8 +1,6 @@
 """Training begins from a directory in Hugging Face's form after a conversion, and not before."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +23,7 @@ from support import refusal
 
 
 @pytest.fixture
-def bert(tmp_path: Path, words: Path) -> Path:
+def bert(tmp_path, words):
     """A BertModel without heads, with its vocabulary."""
     save_theirs(tmp_path / "bert", "BertModel", max_position_embeddings=64)
     shutil.copy(words, tmp_path / "bert" / "vocab.txt")
@@ -33,7 +31,7 @@ def bert(tmp_path: Path, words: Path) -> Path:
 
 
 @pytest.fixture
-def ours(bert: Path, tmp_path: Path) -> Path:
+def ours(bert, tmp_path):
     """A checkpoint that was made of it."""
     options = ["--from", "huggingface", "--missing", "draw", "--out", str(tmp_path / "ours")]
     assert main(["convert", str(bert), *options]) == 0
@@ -41,17 +39,15 @@ def ours(bert: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def config(ours: Path, tmp_path: Path) -> Path:
+def config(ours, tmp_path):
     """The tiny config, of the model of these weights."""
     return config_for(ours, tmp_path / "fits.toml")
 
 
-def test_two_ranks_begin_with_it_and_go_on_without_it(
-    bert: Path, ours: Path, config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_begin_with_it_and_go_on_without_it(bert, ours, config, synthetic_data, tmp_path):
     first = tensors_of(ours)
 
-    def train(into: str, ranks: int, *more: object) -> int:
+    def train(into, ranks, *more):
         place = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / into)
         each = f"parallel.local_batch_size={16 // ranks}"
         shared = ("--set", f"parallel.ranks_per_node={ranks}", "--set", each)
@@ -78,14 +74,12 @@ def test_two_ranks_begin_with_it_and_go_on_without_it(
     assert read_config(more).model == read_config(saved).model
 
 
-def test_the_model_is_what_the_weights_say(ours: Path) -> None:
+def test_the_model_is_what_the_weights_say(ours):
     model = read_config(ours).model
     assert (model.vocab_size, model.num_heads, model.objective) == (NUM_WORDS, 4, "mlm")
 
 
-def test_train_says_how_to_convert(
-    bert: Path, config: Path, synthetic_data: Path, capsys: Any
-) -> None:
+def test_train_says_how_to_convert(bert, config, synthetic_data, capsys):
     told = "of other programs' weights: mlperf_bert convert"
     begin = ("--init-checkpoint", bert)
     place = ("--data", synthetic_data, "--run-dir", bert.parent / "run")
@@ -96,7 +90,7 @@ def test_train_says_how_to_convert(
     assert not (bert.parent / "run").exists()
 
 
-def test_convert_writes_a_config_to_go_on_with(bert: Path, tmp_path: Path, capsys: Any) -> None:
+def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     ours = tmp_path / "ours"
     words = ["convert", "--from", "huggingface", "--missing", "draw", str(bert)]
     assert main([*words, "--out", str(ours)]) == 0
@@ -111,7 +105,7 @@ def test_convert_writes_a_config_to_go_on_with(bert: Path, tmp_path: Path, capsy
     assert "\ndata.max_seq_length=64\n" in capsys.readouterr().out
 
 
-def test_own_text_converts_it_once(bert: Path, tmp_path: Path, capsys: Any) -> None:
+def test_own_text_converts_it_once(bert, tmp_path, capsys):
     text, out = tmp_path / "text", tmp_path / "out"
     write_letters(text)
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")

@@ -4,8 +4,6 @@ And its names, there and back, and its checksum.
 """
 
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 
 import google_crc32c
@@ -45,7 +43,7 @@ STANDARD = (
 )
 
 
-def is_refused(source: Path, expected: Mapping[str, np.ndarray]) -> bool:
+def is_refused(source, expected):
     """Whether reading ends with our error, in one line; where not, all is read as expected."""
     try:
         tensors = open_tensorflow(source)
@@ -64,18 +62,18 @@ def is_refused(source: Path, expected: Mapping[str, np.ndarray]) -> bool:
 
 
 @pytest.fixture
-def v2(tmp_path: Path) -> Path:
+def v2(tmp_path):
     """A copy of the V2 checkpoint to damage: its prefix."""
     shutil.copytree(V2.parent, tmp_path / "copy")
     return tmp_path / "copy" / V2.name
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_read_back_equal(name: str) -> None:
+def test_read_back_equal(name):
     assert not is_refused(*CHECKPOINTS[name])
 
 
-def test_what_is_cut_short_or_changed_is_refused_or_the_same(v2: Path) -> None:
+def test_what_is_cut_short_or_changed_is_refused_or_the_same(v2):
     expected, rng = bert_values(), Random("v2")
     for path in sorted(v2.parent.iterdir()):
         whole = path.read_bytes()
@@ -95,7 +93,7 @@ def test_what_is_cut_short_or_changed_is_refused_or_the_same(v2: Path) -> None:
     assert not is_refused(v2, expected)
 
 
-def test_a_damaged_tensor_is_named_when_it_is_read(v2: Path) -> None:
+def test_a_damaged_tensor_is_named_when_it_is_read(v2):
     data = v2.with_name(DATA)
     contents = bytearray(data.read_bytes())
     contents[0] ^= 1
@@ -110,7 +108,7 @@ def test_a_damaged_tensor_is_named_when_it_is_read(v2: Path) -> None:
             tensor.read()
 
 
-def test_a_file_that_is_missing_is_named(v2: Path) -> None:
+def test_a_file_that_is_missing_is_named(v2):
     v2.with_name(DATA).unlink()
     with pytest.raises(CheckpointError, match=rf"{DATA}: is missing; keep all files"):
         open_tensorflow(v2)
@@ -119,7 +117,7 @@ def test_a_file_that_is_missing_is_named(v2: Path) -> None:
         open_tensorflow(v2)
 
 
-def test_a_directory_must_have_just_one(v2: Path) -> None:
+def test_a_directory_must_have_just_one(v2):
     assert open_tensorflow(v2.parent).keys() == bert_values().keys()
     shutil.copy(v2.with_name(INDEX), v2.with_name("model.ckpt-7.index"))
     with pytest.raises(CheckpointError, match=r"name one of them: model.ckpt-28252, model.ckpt-7"):
@@ -133,13 +131,13 @@ def test_a_directory_must_have_just_one(v2: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["nothing", "nowhere/model.ckpt", "x" * 500, "nul\0", "/dev/zero"]
 )
-def test_what_is_no_checkpoint_is_refused(source: str, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(source, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         open_tensorflow(tmp_path / source)
     assert str(caught.value).isprintable()
 
 
-def test_garbage_is_refused(tmp_path: Path) -> None:
+def test_garbage_is_refused(tmp_path):
     rng = np.random.default_rng(1)
     for size in (0, 1, 47, 48, 1000, 100_000):
         (tmp_path / "model.ckpt.index").write_bytes(rng.bytes(size))
@@ -147,7 +145,7 @@ def test_garbage_is_refused(tmp_path: Path) -> None:
             open_tensorflow(tmp_path / "model.ckpt")
 
 
-def test_a_variable_in_parts_is_refused_when_it_is_read() -> None:
+def test_a_variable_in_parts_is_refused_when_it_is_read():
     tensors = open_tensorflow(V2_SHARDS)
     for name, value in partitioned_values().items():
         assert (tensors[name].dtype, tensors[name].shape) == (PARTS, value.shape)
@@ -155,7 +153,7 @@ def test_a_variable_in_parts_is_refused_when_it_is_read() -> None:
             tensors[name].read()
 
 
-def test_every_parameter_there_and_back() -> None:
+def test_every_parameter_there_and_back():
     config = ModelSection(num_layers=11)  # two digits too
     names = list(BertForPretraining(config, torch.device("meta")).state_dict())
     theirs = [tensorflow_name(name) for name in names]
@@ -165,7 +163,7 @@ def test_every_parameter_there_and_back() -> None:
         assert parameter_name(name) is None
 
 
-def test_what_is_not_a_weight_is_known_for_what_it_is() -> None:
+def test_what_is_not_a_weight_is_known_for_what_it_is():
     weights, ignored = sort_names(bert_values())
     assert weights.keys() == weight_shapes().keys()
     slots = {name for name, why in ignored.items() if why == "the optimizer's"}
@@ -173,7 +171,7 @@ def test_what_is_not_a_weight_is_known_for_what_it_is() -> None:
     assert ignored.keys() - slots == {"global_step"}
 
 
-def test_others_slots_and_heads() -> None:
+def test_others_slots_and_heads():
     others = {
         "bert/pooler/dense/kernel": None,
         "bert/pooler/dense/kernel/lamb_m": "the optimizer's",
@@ -189,18 +187,18 @@ def test_others_slots_and_heads() -> None:
     assert sort_names(unknown) == ({name: name for name in unknown}, {})
 
 
-def unmasked(masked: int) -> int:
+def unmasked(masked):
     rotated = (masked - 0xA282EAD8) % 2**32
     return (rotated << 15 | rotated >> 17) % 2**32
 
 
 @pytest.mark.parametrize(("contents", "expected"), STANDARD)
-def test_examples_of_the_standard(contents: bytes, expected: int) -> None:
+def test_examples_of_the_standard(contents, expected):
     assert unmasked(masked_crc32c(contents)) == expected
     assert google_crc32c.extend(google_crc32c.value(contents[:5]), contents[5:]) == expected
 
 
-def test_arrays_are_the_bytes_of_their_memory() -> None:
+def test_arrays_are_the_bytes_of_their_memory():
     floats = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert masked_crc32c(floats) == masked_crc32c(floats.tobytes())
     assert masked_crc32c(floats[1:]) == masked_crc32c(floats[1:].tobytes())

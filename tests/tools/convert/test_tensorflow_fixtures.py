@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ NAMES = {path.relative_to(FIXTURES) for path in FIXTURES.rglob("*") if path.is_f
 
 
 @pytest.fixture(scope="module")
-def tensorflow_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tensorflow_python(tmp_path_factory):
     """The interpreter of an environment with the real TensorFlow."""
     folder = tmp_path_factory.mktemp("tensorflow")
     python = folder / "environment" / "bin" / "python"
@@ -36,7 +35,7 @@ def tensorflow_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def _run(*command: object, **environ: str) -> str:
+def _run(*command, **environ):
     done = subprocess.run(
         [str(word) for word in command],
         env=os.environ | environ,
@@ -49,13 +48,13 @@ def _run(*command: object, **environ: str) -> str:
     return done.stdout
 
 
-def _make(python: Path, script: str, *arguments: object) -> None:
+def _make(python, script, *arguments):
     _run(python, MAKERS / script, *arguments, PYTHONPATH=str(REPOSITORY / "tests"))
 
 
 @pytest.mark.longest
 @pytest.mark.timeout(2400)
-def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python: Path, tmp_path: Path) -> None:
+def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python, tmp_path):
     anew = tmp_path / "fixtures"
     anew.mkdir()
     _make(tensorflow_python, "make_tensorflow_fixtures.py", anew)
@@ -70,9 +69,7 @@ def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python: Path, tmp_pa
 
 @pytest.mark.longest
 @pytest.mark.timeout(2400)
-def test_bert_large_is_read_in_the_memory_of_one_tensor(
-    tensorflow_python: Path, tmp_path: Path
-) -> None:
+def test_bert_large_is_read_in_the_memory_of_one_tensor(tensorflow_python, tmp_path):
     _make(tensorflow_python, "make_large_checkpoint.py", tmp_path / "model.ckpt")
     found = json.loads(_run(sys.executable, MAKERS / "read_checkpoint.py", tmp_path / "model.ckpt"))
     print(json.dumps(found))
@@ -82,7 +79,7 @@ def test_bert_large_is_read_in_the_memory_of_one_tensor(
         path.unlink()
 
 
-def assert_same_tensors(found_in: Path, expected_in: Path) -> None:
+def assert_same_tensors(found_in, expected_in):
     found, expected = open_tensorflow(found_in), open_tensorflow(expected_in)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_cases import convert, save_theirs, trained
@@ -21,13 +20,13 @@ TEXTS = ("Caf\u00e9 [MASK] caf\u00e9 Cafe", "\u4e2d\u6587 a-a", "a" * 60, "one")
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
+def theirs(tmp_path):
     """A BERT of these words, without a tokenizer."""
     save_theirs(tmp_path / "theirs", "BertForPreTraining", vocab_size=len(WORDS))
     return tmp_path / "theirs"
 
 
-def write_tokenizer(folder: Path, change: dict[str, dict[str, Any]], *, is_alone: bool) -> None:
+def write_tokenizer(folder, change, *, is_alone):
     contents = "".join(f"{word}\n" for word in WORDS).encode()
     values = word_piece_tokenizer(parse_vocabulary(contents, "words"))
     for section, settings in change.items():
@@ -39,14 +38,14 @@ def write_tokenizer(folder: Path, change: dict[str, dict[str, Any]], *, is_alone
         (folder / "vocab.txt").write_bytes(contents)
 
 
-def converted(source: Path, out: Path, words: Path | None = None) -> Path:
+def converted(source, out, words=None):
     """The vocabulary that a conversion took."""
     found = convert(source, out, words).vocabulary
     assert (out / file_name(found)).read_bytes() == found.contents
     return out / file_name(found)
 
 
-def ids_of(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[list[int]]:
+def ids_of(folder, texts=TEXTS):
     import transformers
 
     loaded = transformers.AutoTokenizer.from_pretrained(folder)
@@ -63,9 +62,7 @@ def ids_of(folder: Path, texts: tuple[str, ...] = TEXTS) -> list[list[int]]:
         {"model": {"max_input_chars_per_word": 50}},
     ],
 )
-def test_another_tokenizer_is_kept(
-    theirs: Path, tmp_path: Path, change: dict[str, dict[str, Any]]
-) -> None:
+def test_another_tokenizer_is_kept(theirs, tmp_path, change):
     write_tokenizer(theirs, {}, is_alone=False)
     plain = ids_of(theirs)
     assert converted(theirs, tmp_path / "plain").name == "vocab.txt"
@@ -79,9 +76,7 @@ def test_another_tokenizer_is_kept(
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_out_and_in_again_is_the_same_vocabulary(
-    theirs: Path, tmp_path: Path, lowercase: bool
-) -> None:
+def test_out_and_in_again_is_the_same_vocabulary(theirs, tmp_path, lowercase):
     write_tokenizer(theirs, {"normalizer": {"lowercase": lowercase}}, is_alone=True)
     before = converted(theirs, tmp_path / "ours")
     export_huggingface(tmp_path / "ours", tmp_path / "out")
@@ -89,7 +84,7 @@ def test_out_and_in_again_is_the_same_vocabulary(
     assert (again.name, again.read_bytes()) == (before.name, before.read_bytes())
 
 
-def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -> None:
+def test_words_beside_another_list_are_not_taken(theirs, tmp_path):
     write_tokenizer(theirs, {}, is_alone=False)
     swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in swapped))
@@ -97,7 +92,7 @@ def test_words_beside_another_list_are_not_taken(theirs: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
-def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, setting: str) -> None:
+def test_a_list_alone_does_not_split_as_it_did(theirs, tmp_path, setting):
     write_tokenizer(theirs, {}, is_alone=False)
     (theirs / "tokenizer.json").unlink()
     assert converted(theirs, tmp_path / "plain").name == "vocab.txt"
@@ -108,7 +103,7 @@ def test_a_list_alone_does_not_split_as_it_did(theirs: Path, tmp_path: Path, set
     assert converted(theirs, tmp_path / "ours", Path(given)).name == "vocab.txt"
 
 
-def byte_level(path: Path) -> None:
+def byte_level(path):
     """As `tokenizers` trains one: nothing stands around a text."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
@@ -123,7 +118,7 @@ def byte_level(path: Path) -> None:
     made.save(str(path))
 
 
-def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
+def test_a_byte_level_export_splits_as_training_did(tmp_path):
     import transformers
 
     given = tmp_path / "tokenizer.json"
@@ -152,6 +147,6 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path: Path) -> None:
     assert again.read_bytes() == Path(complete).read_bytes()
 
 
-def vocabulary_ids(vocabulary: Any, line: str) -> list[int]:
+def vocabulary_ids(vocabulary, line):
     (ids,) = encode_lines(vocabulary, [line])
     return [int(token) for token in ids]

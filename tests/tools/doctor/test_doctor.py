@@ -3,7 +3,6 @@
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +13,18 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed import spawn
 from support import REPOSITORY
 
-A100: cli.Gpu = ("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+A100 = ("NVIDIA A100-SXM4-80GB", 80 * 2**30)
 TORCH = cli.NEEDED[0]
 BUILT_FOR = "torch 2.13.0, CUDA 13.0"
 
 
-def test_equal_gpus_are_one_good_line() -> None:
+def test_equal_gpus_are_one_good_line():
     (finding,) = cli.judge_gpus([A100] * 8, 8, BUILT_FOR, None)
     assert finding.status == "ok"
     assert finding.found == "8 x NVIDIA A100-SXM4-80GB 80 GiB, torch 2.13.0, CUDA 13.0"
 
 
-def test_without_a_gpu(tiny_config: Path) -> None:
+def test_without_a_gpu(tiny_config):
     wants_cuda = load_config(tiny_config, ['run.device="cuda"'])
     for of_driver, config, status, words in (
         (0, None, "ok", "trains on the CPU"),
@@ -37,13 +36,13 @@ def test_without_a_gpu(tiny_config: Path) -> None:
         assert bool(finding.remedy) == (status != "ok")
 
 
-def test_different_gpus_are_named() -> None:
+def test_different_gpus_are_named():
     other = ("Tesla V100", 16 * 2**30)
     (finding,) = cli.judge_gpus([A100, other], 2, BUILT_FOR, None)
     assert finding.status == "warn" and "Tesla V100" in finding.found
 
 
-def test_a_config_of_more_ranks_than_gpus_fails(tiny_config: Path) -> None:
+def test_a_config_of_more_ranks_than_gpus_fails(tiny_config):
     auto = ['run.device="auto"', "parallel.ranks_per_node=8"]
     _, finding = cli.judge_gpus([A100] * 4, 4, BUILT_FOR, load_config(tiny_config, auto))
     assert finding.status == "fail" and "4 for 8 ranks" in finding.found
@@ -52,7 +51,7 @@ def test_a_config_of_more_ranks_than_gpus_fails(tiny_config: Path) -> None:
         assert len(cli.judge_gpus([A100] * 4, 4, BUILT_FOR, config)) == 1
 
 
-def test_too_few_processors_for_the_ranks_are_warned_of() -> None:
+def test_too_few_processors_for_the_ranks_are_warned_of():
     for usable, status in ((8, "ok"), (7, "warn")):
         finding = cli.judge_processors(usable, ranks=8)
         assert finding.status == status
@@ -60,7 +59,7 @@ def test_too_few_processors_for_the_ranks_are_warned_of() -> None:
         assert finding.found.startswith(cli.cpu_model())
 
 
-def test_free_space() -> None:
+def test_free_space():
     for free, status in ((2**20, "fail"), (5 * 2**30, "warn"), (2**40, "ok")):
         assert cli.judge_free(Path("/runs"), free).status == status
 
@@ -74,22 +73,20 @@ def test_free_space() -> None:
         (None, "fail", "run in the checkout: tools/venv.sh"),
     ],
 )
-def test_what_is_needed_is_there_in_a_version_that_was_tried(
-    version: str | None, status: str, remedy: str
-) -> None:
+def test_what_is_needed_is_there_in_a_version_that_was_tried(version, status, remedy):
     finding = cli.judge(TORCH, version)
     assert finding.status == status
     assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
 
 
-def test_what_training_can_do_without_says_what_its_lack_costs() -> None:
+def test_what_training_can_do_without_says_what_its_lack_costs():
     apex = cli.judge(cli.OPTIONAL[0], None)
     assert apex.status == "warn"
     assert "optim.implementation 'apex'" in apex.found
     assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
 
 
-def test_optional_packages_are_shown_where_they_are_needed(tiny_config: Path) -> None:
+def test_optional_packages_are_shown_where_they_are_needed(tiny_config):
     assert cli.needed_here(None, has_gpus=True) == {"triton"}
     config = load_config(tiny_config, ["data.loader=mpi_readers"])
     for given, shown in ((None, set()), (config, {"mpi4py"})):
@@ -97,26 +94,24 @@ def test_optional_packages_are_shown_where_they_are_needed(tiny_config: Path) ->
         assert found & {package.name for package in cli.OPTIONAL} == shown
 
 
-def test_what_is_needed_is_what_pyproject_requires() -> None:
+def test_what_is_needed_is_what_pyproject_requires():
     required = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     listed = {package.name + ">=" + ".".join(map(str, package.lowest)) for package in cli.NEEDED}
     assert listed == {text.partition(",")[0] for text in required["project"]["dependencies"]}
 
 
-def test_a_package_that_is_not_there_has_no_version() -> None:
+def test_a_package_that_is_not_there_has_no_version():
     nothing = cli.Package("no-such", "no_such.part", "nothing")
     assert cli.installed_version(nothing) is None
     assert cli.installed_version(TORCH)
 
 
-def test_a_line_has_status_name_what_was_found_and_the_remedy() -> None:
+def test_a_line_has_status_name_what_was_found_and_the_remedy():
     line = fail("disk", "two\nlines", "make room").line()
     assert line.split() == ["fail", "disk", "two", "lines;", "make", "room"]
 
 
-def test_the_whole_of_it_with_two_ranks(
-    tiny_config: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_whole_of_it_with_two_ranks(tiny_config, capfd):
     status = main(["doctor", "--config", str(tiny_config), "--set", "run.device=cpu"])
     *found, summed = capfd.readouterr().out.splitlines()
     assert {line.split()[1].split(".")[0] for line in found} == {"machine", "disk", "packages"}
@@ -124,12 +119,10 @@ def test_the_whole_of_it_with_two_ranks(
     assert summed.startswith("all-reduce: 2 ranks over gloo: sums exactly right, ")
 
 
-def test_the_ranks_of_the_config_are_started(
-    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[tuple[list[str], int]] = []
+def test_the_ranks_of_the_config_are_started(tiny_config, monkeypatch, capsys):
+    started = []
 
-    def start(words: list[str], ranks: int) -> int:
+    def start(words, ranks):
         started.append((words, ranks))
         return 9
 
@@ -143,10 +136,8 @@ def test_the_ranks_of_the_config_are_started(
     assert "fail  all-reduce" in (line := capsys.readouterr().out) and "status 9" in line
 
 
-def test_a_check_that_fails_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(config: Any) -> list[Any]:
+def test_a_check_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+    def broken(config):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setitem(cli.CHECKS, "disk", broken)
@@ -158,16 +149,14 @@ def test_a_check_that_fails_does_not_stop_the_others(
     assert any("packages.torch" in line for line in lines)
 
 
-def test_the_exit_status_is_for_schedulers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_status_is_for_schedulers(monkeypatch, capsys):
     for finding, status in ((ok("machine", "8"), 0), (fail("machine", "0", "x"), 1)):
         monkeypatch.setattr(cli, "CHECKS", {"machine": lambda _, found=finding: [found]})
         assert main(["doctor"]) == status
         assert capsys.readouterr().out == finding.line() + "\n"
 
 
-def test_a_wrong_option_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_one_line_and_status_2(capsys):
     for arguments, words in {
         "--set run.seed=1": "--set: is given without --config",
         "--config missing.toml": "missing.toml: No such file",
@@ -177,9 +166,7 @@ def test_a_wrong_option_is_one_line_and_status_2(capsys: pytest.CaptureFixture[s
         assert words in line
 
 
-def test_without_torch_the_other_checks_are_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_torch_the_other_checks_are_made(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(cli.CHECKS, "all-reduce", lambda config: [])
     assert main(["doctor"]) == 1

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,36 +14,33 @@ from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.bert import BertForPretraining, make_model
+from mlperf_bert.model.bert import make_model
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from model_cases import hugging_face_twin
 
 SPECIAL = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 
 
 @pytest.fixture
-def config(tiny_config: Path) -> RunConfig:
+def config(tiny_config):
     return load_config(tiny_config)
 
 
 @pytest.fixture
-def vocabulary(synthetic_data: Path) -> Vocabulary:
+def vocabulary(synthetic_data):
     return load_vocabulary(synthetic_data / "words.txt")
 
 
 @pytest.fixture
-def model(config: RunConfig) -> BertForPretraining:
+def model(config):
     wider = replace(config, model=replace(config.model, initializer_range=0.5))
     return make_model(wider, 3, CPU).eval()
 
 
-def test_candidates_are_those_of_transformers(
-    model: BertForPretraining, vocabulary: Vocabulary
-) -> None:
+def test_candidates_are_those_of_transformers(model, vocabulary):
     theirs = hugging_face_twin(model).eval()
     tokens = tokens_of("w3 [MASK] w7 w9 [MASK]", vocabulary, 32)
     with torch.inference_mode():
@@ -61,7 +57,7 @@ def test_candidates_are_those_of_transformers(
             assert math.isclose(candidate.probability, by_token[candidate.token], rel_tol=1e-4)
 
 
-def test_tokens_are_those_of_prepare(vocabulary: Vocabulary) -> None:
+def test_tokens_are_those_of_prepare(vocabulary):
     words = ["[CLS]", "w1", "[MASK]", "w2", "[UNK]", "[MASK]", "[SEP]"]
     tokens = tokens_of(" w1 [MASK]w2 else[MASK] ", vocabulary, 7)
     assert [vocabulary.tokens[token] for token in tokens] == words
@@ -71,9 +67,7 @@ def test_tokens_are_those_of_prepare(vocabulary: Vocabulary) -> None:
         tokens_of("w1 [mask]", vocabulary, 32)
 
 
-def test_all_candidates_and_no_special_token(
-    model: BertForPretraining, vocabulary: Vocabulary
-) -> None:
+def test_all_candidates_and_no_special_token(model, vocabulary):
     (found,) = fill(model, vocabulary, "[MASK]", 1000)
     assert {candidate.token for candidate in found} == set(vocabulary.tokens) - SPECIAL
     assert sum(candidate.probability for candidate in found) < 1
@@ -82,9 +76,7 @@ def test_all_candidates_and_no_special_token(
 
 
 @pytest.fixture
-def checkpoint(
-    tmp_path: Path, model: BertForPretraining, config: RunConfig, vocabulary: Vocabulary
-) -> Path:
+def checkpoint(tmp_path, model, config, vocabulary):
     """As training leaves one: runs/<name>/run_0/checkpoints."""
     directory = tmp_path / "runs" / "one" / "run_0" / "checkpoints"
     state = CheckpointState(
@@ -97,11 +89,11 @@ def checkpoint(
 
 
 def test_command(
-    checkpoint: Path,
-    synthetic_data: Path,
-    vocabulary: Vocabulary,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    checkpoint,
+    synthetic_data,
+    vocabulary,
+    capsys,
+):
     given = ("--checkpoint", str(checkpoint), "--device", "cpu")
     text = "w1 [MASK] w2"
     assert main(["fill", text, *given]) == 2
@@ -121,7 +113,7 @@ def test_command(
     assert "--top: is 0" in capsys.readouterr().err
 
 
-def test_a_byte_level_vocabulary(config: RunConfig, tmp_path: Path) -> None:
+def test_a_byte_level_vocabulary(config, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()

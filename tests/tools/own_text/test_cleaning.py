@@ -31,12 +31,12 @@ LONG = "enough letters to be kept as a document of its own"
         ("half \ud800 pair \ufffe", "half pair"),
     ],
 )
-def test_paragraphs(text: str, expected: str) -> None:
+def test_paragraphs(text, expected):
     assert clean_paragraph(text) == expected
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_a_cleaned_paragraph_is_clean(text: str) -> None:
+def test_a_cleaned_paragraph_is_clean(text):
     cleaned = clean_paragraph(text)
     cleaned.encode("utf-8")
     assert cleaned == " ".join(cleaned.split())
@@ -57,18 +57,18 @@ def test_a_cleaned_paragraph_is_clean(text: str) -> None:
         ("Dr. Wang sah ihn. Äpfel fielen.", ["Dr. Wang sah ihn.", "Äpfel fielen."]),
     ],
 )
-def test_sentences_of_several_scripts(text: str, expected: list[str]) -> None:
+def test_sentences_of_several_scripts(text, expected):
     assert list(any_sentences(text)) == expected
 
 
 @given(st.text(st.sampled_from("ab .。\u4e00"), max_size=3000))
-def test_sentences_are_short_and_lose_nothing(text: str) -> None:
+def test_sentences_are_short_and_lose_nothing(text):
     found = list(any_sentences(clean_paragraph(text)))
     assert all(0 < len(sentence) <= SENTENCE_CHARS for sentence in found)
     assert "".join(found).replace(" ", "") == text.replace(" ", "")
 
 
-def test_documents_are_left_out_for_a_reason() -> None:
+def test_documents_are_left_out_for_a_reason():
     assert clean_document(["a" * (LEAST_CHARS - 1)]) == ([], {"too short": LEAST_CHARS - 1})
     assert clean_document(["a" * LEAST_CHARS]) == (["a" * LEAST_CHARS], {})
     assert clean_document(["\u4e00" * LEAST_CHARS]) == (["\u4e00" * LEAST_CHARS], {})
@@ -81,7 +81,7 @@ def test_documents_are_left_out_for_a_reason() -> None:
     assert clean_document([" \n"]) == clean_document([]) == ([], {"too short": 0})
 
 
-def test_pieces_end_sentences_and_are_judged_by_themselves() -> None:
+def test_pieces_end_sentences_and_are_judged_by_themselves():
     assert clean_document(["A title", LONG]) == (["A title", LONG], {})
     markdown = f"{LONG}\nwrapped.\n## Heading\n- an item\n  goes on\n* another\n12. third"
     pieces = [f"{LONG} wrapped.", "## Heading", "- an item goes on", "* another", "12. third"]

@@ -5,15 +5,11 @@ import json
 import random
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_tools.own_text import files as own_files
 from bert_tools.own_text.files import (
-    DocumentRule,
-    Form,
     Rules,
     Section,
     TextFile,
@@ -31,16 +27,16 @@ KINDS = ("train", "held_out")
 TEXT = "One sentence. Another one.\n\nA second document.\n"
 
 
-def read(path: Path) -> bytes:
+def read(path):
     with opened(find_files(path)[0]) as stream:
         return stream.read()
 
 
-def whole(path: Path, form: Form = "text") -> TextFile:
+def whole(path, form="text"):
     return TextFile(path, path.name, form, "plain", path.stat().st_size)
 
 
-def test_a_directory_is_read_by_name_at_any_depth(tmp_path: Path) -> None:
+def test_a_directory_is_read_by_name_at_any_depth(tmp_path):
     for name in ("b.txt", "a/z.jsonl", "a/B.TXT.gz", ".hidden.txt", ".git/x.txt", "c.pdf", "d.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -54,7 +50,7 @@ def test_a_directory_is_read_by_name_at_any_depth(tmp_path: Path) -> None:
     assert unread_files(tmp_path / "b.txt") == []
 
 
-def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
     with pytest.raises(DataError, match="has no text files; these are read: "):
         find_files(tmp_path)
     path = tmp_path / "corpus.dump"
@@ -65,7 +61,7 @@ def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path: Path) -> N
     assert read(path) == TEXT.encode()
 
 
-def test_packed_files(tmp_path: Path) -> None:
+def test_packed_files(tmp_path):
     path, contents = tmp_path / "a.txt.gz", TEXT.encode() * 5000
     path.write_bytes(gzip.compress(contents) + gzip.compress(b"more"))
     assert read(path) == contents + b"more"
@@ -80,7 +76,7 @@ def test_packed_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "contents", [b"\x00\xff garbage", b'["a list"]', b'{"title": "no text"}', b"[" * 100_000]
 )
-def test_garbage_is_one_line(tmp_path: Path, contents: bytes) -> None:
+def test_garbage_is_one_line(tmp_path, contents):
     path = tmp_path / "file"
     path.write_bytes(contents)
     with pytest.raises(DataError) as caught:
@@ -92,9 +88,9 @@ def test_garbage_is_one_line(tmp_path: Path, contents: bytes) -> None:
 DOCUMENTS = "First line,\nwrapped.\n\n \t\nSecond.\nMore.\n\n\nThird."
 
 
-def documents(path: Path, rule: DocumentRule, form: Form = "text") -> list[list[str]]:
+def documents(path, rule, form="text"):
     """The documents, sections of one together, white space made single."""
-    found: list[list[str]] = []
+    found = []
     for section in sections(whole(path, form), Rules(rule, "text")):
         if section.opens:
             found.append([])
@@ -109,13 +105,13 @@ def documents(path: Path, rule: DocumentRule, form: Form = "text") -> list[list[
         ("file", [["First line, wrapped.", "Second. More.", "Third."]]),
     ],
 )
-def test_rules(tmp_path: Path, rule: DocumentRule, expected: list[list[str]]) -> None:
+def test_rules(tmp_path, rule, expected):
     path = tmp_path / "a.txt"
     path.write_text(DOCUMENTS)
     assert documents(path, rule) == expected
 
 
-def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path: Path) -> None:
+def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path):
     path = tmp_path / "a.jsonl"
     texts = ["One.\nTwo.", "", "Three \ud83d\ude00 \ud800."]
     path.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in texts) + "\n\n")
@@ -127,9 +123,7 @@ def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rule", ["empty-line", "file"])
-def test_overlong_documents_are_cut_and_nothing_is_lost(
-    tmp_path: Path, rule: DocumentRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlong_documents_are_cut_and_nothing_is_lost(tmp_path, rule, monkeypatch):
     monkeypatch.setattr(own_files, "SECTION_CHARS", 100)
     words = [f"wörd{number}" for number in range(200)]
     path = tmp_path / "a.txt"
@@ -141,9 +135,7 @@ def test_overlong_documents_are_cut_and_nothing_is_lost(
     assert sum(section.opens for section in found) == (1 if rule == "file" else 2)
 
 
-def test_bytes_that_are_no_utf8_are_replaced_across_cuts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_are_no_utf8_are_replaced_across_cuts(tmp_path, monkeypatch):
     monkeypatch.setattr(own_files, "SECTION_CHARS", 5)
     path = tmp_path / "a.txt"
     path.write_bytes("ääää".encode() + b"\xff" + "ä".encode())
@@ -151,7 +143,7 @@ def test_bytes_that_are_no_utf8_are_replaced_across_cuts(
     assert "".join(text for section in found for text in section.paragraphs) == "ääää\ufffdä"
 
 
-def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path) -> None:
+def test_cut_anywhere_a_file_has_the_same_documents(tmp_path):
     rules = Rules("empty-line", "text")
     pieces = ["word ", "\n", "\n\n", " \n", "x", "\n \n", "ä"]
     path = tmp_path / "a.txt"
@@ -164,7 +156,7 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path) -> None:
             if start is not None and start > starts[-1]:
                 starts.append(start)
         uncut = documents(path, "empty-line")
-        cut: list[list[str]] = []
+        cut = []
         for start, stop in zip(starts, [*starts[1:], None], strict=True):
             piece = replace(whole(path), start=start, stop=stop)
             found = list(sections(piece, rules))
@@ -174,7 +166,7 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path: Path) -> None:
         assert len(starts) > 1 or len(uncut) < 20
 
 
-def parquet(path: Path, text: Any, **options: Any) -> Path:
+def parquet(path, text, **options):
     """A file of columns id and text."""
     pq = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
     import pyarrow
@@ -183,22 +175,20 @@ def parquet(path: Path, text: Any, **options: Any) -> Path:
     return path
 
 
-def of_parquet(path: Path, text_field: str = "text") -> list[list[str]]:
+def of_parquet(path, text_field="text"):
     (file,) = find_files(path)
     return [section.paragraphs for section in sections(file, Rules("empty-line", text_field))]
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
-def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(tmp_path, kind):
     pa = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     texts = ["One.\nTwo.", "", "Drei \U0001f600.", *(f"Text {number}." for number in range(60))]
     path = parquet(tmp_path / "a.PARQUET", pa.array(texts, kind), row_group_size=7)
     assert of_parquet(path) == [text.split("\n") for text in texts if text]
 
 
-def test_parquet_that_gives_no_text_is_one_line(tmp_path: Path) -> None:
+def test_parquet_that_gives_no_text_is_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     for text, field, problem in (
         (["a"], "body", "document 1: has no text 'body'"),
@@ -221,16 +211,14 @@ def test_parquet_that_gives_no_text_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_without_pyarrow_a_file_is_refused_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_a_file_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"has .parquet files.*tools/venv.sh parquet"):
         find_files(tmp_path)
 
 
-def test_parquet_beside_text_gives_the_parts_of_the_same_text(tmp_path: Path) -> None:
+def test_parquet_beside_text_gives_the_parts_of_the_same_text(tmp_path):
     texts = made_up_texts()
     rules = Rules("empty-line", "text")
     found = []

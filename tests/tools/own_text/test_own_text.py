@@ -5,18 +5,16 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_tools.own_text import files as own_files
 from bert_tools.own_text import prepare as preparing
 from bert_tools.own_text.cleaning import documents_of
-from bert_tools.own_text.prepare import Cleaned, OwnText, Part, fitting_share, prepare_own_text
+from bert_tools.own_text.prepare import Cleaned, Part, fitting_share, prepare_own_text
 from bert_tools.own_text.vocabulary import with_frequent_characters
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
@@ -29,12 +27,12 @@ LONGER = replace(SETTINGS, max_seq_length=64)
 
 
 @pytest.fixture
-def texts() -> list[str]:
+def texts():
     return made_up_texts()
 
 
 @pytest.fixture
-def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> OwnText:
+def wanted(tmp_path, texts, monkeypatch):
     """Small settings, the texts in one file, and several jobs of it."""
     monkeypatch.setattr(preparing, "LEAST_PART_BYTES", 4000)
     monkeypatch.setattr(preparing, "LARGEST_SHARE", 0.2)
@@ -42,7 +40,7 @@ def wanted(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """The result for `wanted`; tests must not change it."""
     directory = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
@@ -51,14 +49,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
 
 
-def documents_in(out: Path, stem: str) -> list[str]:
+def documents_in(out, stem):
     """The documents of one side, of the last cleaning if there were two."""
     cleanings = sorted((out / "text").glob("*/"), key=lambda path: path.stat().st_mtime_ns)
     paths = sorted([*(out / "text").glob(f"{stem}*.txt"), *cleanings[-1].glob(f"{stem}*.txt")])
     return [document for path in paths for document in documents_of(path)]
 
 
-def test_two_sets_and_a_vocabulary(wanted: OwnText, whole: Path, texts: list[str]) -> None:
+def test_two_sets_and_a_vocabulary(wanted, whole, texts):
     out = whole
     train, held_out = (Manifest.load(out / name) for name in ("train", "eval"))
     assert len(train.shards) > 1
@@ -79,9 +77,7 @@ def test_two_sets_and_a_vocabulary(wanted: OwnText, whole: Path, texts: list[str
     verify(out, full=True, workers=1, quiet=True).raise_if_wrong()
 
 
-def test_workers_layout_and_packing_change_nothing(
-    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
-) -> None:
+def test_workers_layout_and_packing_change_nothing(wanted, whole, tmp_path, texts):
     expected = contents(whole)
     assert contents(make(wanted, tmp_path / "two", workers=2)) == expected
     # The same name, so that it lies in the same place of the order of files.
@@ -100,15 +96,13 @@ def test_workers_layout_and_packing_change_nothing(
         assert (out / "vocab.txt").read_bytes() == expected["vocab.txt"]
 
 
-def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
-    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_anywhere_it_goes_on_to_the_same_bytes(wanted, whole, tmp_path, monkeypatch):
     rename = Path.replace
     out, stops, number = tmp_path / "stopped", 0, 1
     while True:
         left = number
 
-        def replace_or_stop(self: Path, target: Path) -> Path:
+        def replace_or_stop(self, target):
             nonlocal left
             left -= 1
             if left < 0:
@@ -126,9 +120,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
     assert contents(out) == contents(whole)
 
 
-def test_added_documents_move_none_across(
-    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
-) -> None:
+def test_added_documents_move_none_across(wanted, whole, tmp_path, texts):
     rng = random.Random(9)
     more = [made_up_document(rng) for _ in range(60)]
     wanted.source.write_text("\n\n".join([*more[:30], *texts, *more[30:]]))
@@ -138,8 +130,8 @@ def test_added_documents_move_none_across(
 
 
 def test_copies_of_a_document_stay_on_one_side_and_are_evaluated_once(
-    wanted: OwnText, whole: Path, tmp_path: Path, texts: list[str]
-) -> None:
+    wanted, whole, tmp_path, texts
+):
     wanted.source.write_text("\n\n".join([*texts, *texts[:40]]))
     out = make(wanted, tmp_path / "out")
     for stem in ("train", "eval"):
@@ -149,9 +141,7 @@ def test_copies_of_a_document_stay_on_one_side_and_are_evaluated_once(
     assert record["documents"]["held out, but not needed"] > 0
 
 
-def test_long_documents_stay_on_one_side(
-    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
-) -> None:
+def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
     monkeypatch.setattr("bert_tools.own_text.files.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
     for number in range(30):
@@ -168,9 +158,7 @@ def test_long_documents_stay_on_one_side(
     assert all(sides)
 
 
-def test_a_directory_of_something_else_is_refused(
-    wanted: OwnText, whole: Path, tmp_path: Path
-) -> None:
+def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     before = contents(out)
     record = json.loads((out / "corpus.json").read_text())
@@ -187,16 +175,14 @@ def test_a_directory_of_something_else_is_refused(
         assert contents(out) == before
 
 
-def written(directory: Path, texts: list[str]) -> Path:
+def written(directory, texts):
     directory.mkdir()
     for number, text in enumerate(texts):
         (directory / f"{number:03d}.md").write_text(text)
     return directory
 
 
-def test_a_directory_of_files_and_what_is_said_of_it(
-    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, capsys):
     """A heading, a list and a table of figures in each file; nothing but figures is left out."""
     figures = "| 12.5 | 3 |"
     pages = [f"# Title\n\n- one\n- two\n\n{text}\n\n{figures}" for text in texts]
@@ -222,9 +208,7 @@ def test_a_directory_of_files_and_what_is_said_of_it(
     assert not prepare_own_text(free, out, workers=2)
 
 
-def test_the_paragraphs_of_few_files_are_documents(
-    wanted: OwnText, whole: Path, tmp_path: Path
-) -> None:
+def test_the_paragraphs_of_few_files_are_documents(wanted, whole, tmp_path):
     assert contents(make(replace(wanted, documents=None), tmp_path / "out")) == contents(whole)
     (tmp_path / "text").mkdir()
     wanted.source.rename(tmp_path / "text" / "text.txt")
@@ -234,9 +218,7 @@ def test_the_paragraphs_of_few_files_are_documents(
         make(replace(few, documents="file"), tmp_path / "one")
 
 
-def test_much_that_is_left_out_is_a_warning(
-    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_much_that_is_left_out_is_a_warning(wanted, tmp_path, texts, capsys):
     wanted.source.write_text("\n\n".join([*texts, *["too short by itself"] * 300]))
     make(wanted, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
@@ -245,7 +227,7 @@ def test_much_that_is_left_out_is_a_warning(
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [1] * 39 + [20], [1] * 6, [1] * 500])
-def test_few_documents_are_held_out_by_about_their_share(sizes: list[int]) -> None:
+def test_few_documents_are_held_out_by_about_their_share(sizes):
     """Four at least, of few two; no more than these, or twice the share of the characters."""
     rng = random.Random(3)
     for _ in range(100):
@@ -264,7 +246,7 @@ def test_few_documents_are_held_out_by_about_their_share(sizes: list[int]) -> No
             assert max(sizes) > 1 or share == 1 / 16
 
 
-def test_too_little_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
+def test_too_little_is_one_line(wanted, tmp_path):
     for text, problem in (
         (b"one document only, of enough letters", "documents for (train|eval), 2 are needed"),
         (b"\xff\xfe\x00" * 500, "has 0 documents for train"),
@@ -278,8 +260,8 @@ def test_too_little_is_one_line(wanted: OwnText, tmp_path: Path) -> None:
 
 
 def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
-    wanted: OwnText, whole: Path, tmp_path: Path
-) -> None:
+    wanted, whole, tmp_path
+):
     given = replace(wanted, vocab_path=whole / "vocab.txt")
     assert contents(make(given, tmp_path / "out")) == contents(whole)
     (tmp_path / "text").mkdir()
@@ -289,8 +271,8 @@ def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
     assert contents(make(beside, tmp_path / "beside")) == contents(whole)
 
 
-def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
-    def share(num_bytes: int) -> float:
+def test_the_share_halves_as_text_grows(tmp_path):
+    def share(num_bytes):
         file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes)
         return preparing.default_share([file])
 
@@ -301,7 +283,7 @@ def test_the_share_halves_as_text_grows(tmp_path: Path) -> None:
     assert all(s * size <= preparing.HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))
 
 
-def test_rare_characters_leave_a_vocabulary_room() -> None:
+def test_rare_characters_leave_a_vocabulary_room():
     rng = random.Random(4)
     common = {f"ab{number:x}": 50 + number for number in range(100)}
     rare = {chr(0x4E00 + number) + chr(0x5E00 + number): 1 for number in range(400)}
@@ -314,7 +296,7 @@ def test_rare_characters_leave_a_vocabulary_room() -> None:
     assert with_frequent_characters(dict(shuffled), 128) == found
 
 
-def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
+def test_single_segments(wanted, tmp_path):
     out = make(replace(wanted, settings=replace(SETTINGS, segments="single")), tmp_path / "out")
     assert {Manifest.load(out / name).segments for name in ("train", "eval")} == {"single"}
 
@@ -329,15 +311,13 @@ def test_single_segments(wanted: OwnText, tmp_path: Path) -> None:
         ({}, -3, "workers: is -3"),
     ],
 )
-def test_options_are_checked_before_the_text_is_read(
-    wanted: OwnText, tmp_path: Path, change: dict[str, Any], workers: int, problem: str
-) -> None:
+def test_options_are_checked_before_the_text_is_read(wanted, tmp_path, change, workers, problem):
     with pytest.raises(ConfigError, match=problem):
         make(replace(wanted, **change), tmp_path / "out", workers)
     assert not (tmp_path / "out").exists()
 
 
-def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path) -> None:
+def test_output_is_not_read_as_text(wanted, tmp_path):
     (tmp_path / "text").mkdir()
     wanted.source.rename(tmp_path / "text" / "a.txt")
     wanted = replace(wanted, source=tmp_path / "text")
@@ -347,7 +327,7 @@ def test_output_is_not_read_as_text(wanted: OwnText, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "text").iterdir()] == ["a.txt"]
 
 
-def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Path) -> None:
+def test_what_was_lost_is_made_again(wanted, whole, tmp_path):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     shutil.rmtree(out / "text")  # which may go
     os.utime(wanted.source, (1, 1))  # the same text
@@ -358,14 +338,12 @@ def test_what_was_lost_is_made_again(wanted: OwnText, whole: Path, tmp_path: Pat
     assert contents(out) == contents(whole)
 
 
-def test_what_is_cleaned_is_not_cleaned_again(
-    wanted: OwnText, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_cleaned_is_not_cleaned_again(wanted, whole, tmp_path, monkeypatch):
     out, number_before_the_stop = tmp_path / "out", 3
-    cleaned: list[int] = []
+    cleaned = []
     read_sections = preparing.sections
 
-    def watched(piece: own_files.TextFile, rules: own_files.Rules) -> Iterator[own_files.Section]:
+    def watched(piece, rules):
         if len(cleaned) == number_before_the_stop:
             raise KeyboardInterrupt
         cleaned.append(piece.start)
@@ -382,9 +360,7 @@ def test_what_is_cleaned_is_not_cleaned_again(
 
 @pytest.mark.parametrize("damage", [b"{", b"[]", b"{}"])
 @pytest.mark.parametrize("name", ["corpus.json", "text/*/job-00000.json"])
-def test_a_damaged_record_is_one_line(
-    wanted: OwnText, whole: Path, tmp_path: Path, name: str, damage: bytes
-) -> None:
+def test_a_damaged_record_is_one_line(wanted, whole, tmp_path, name, damage):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     path = sorted(out.glob(name))[-1]
     path.write_bytes(damage)
@@ -394,18 +370,14 @@ def test_a_damaged_record_is_one_line(
         make(wanted, out)
 
 
-def test_a_name_of_another_encoding_is_told_in_ascii(
-    wanted: OwnText, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_of_another_encoding_is_told_in_ascii(wanted, tmp_path, texts, capsys):
     source = written(tmp_path / "pages", texts)
     (source / "caf\udce9.pdf").touch()
     make(replace(wanted, source=source, documents=None), tmp_path / "out")
     assert "caf\\udce9.pdf" in capsys.readouterr().out
 
 
-def test_a_stopped_run_goes_on_with_the_same_text_alone(
-    wanted: OwnText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_goes_on_with_the_same_text_alone(wanted, tmp_path, monkeypatch):
     out, original = tmp_path / "out", wanted.source.read_text()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("bert_tools.own_text.prepare.prepare_pair", _interrupt)
@@ -416,5 +388,5 @@ def test_a_stopped_run_goes_on_with_the_same_text_alone(
         make(wanted, out)
 
 
-def _interrupt(*_: object, **__: object) -> None:
+def _interrupt(*_, **__):
     raise KeyboardInterrupt

@@ -32,20 +32,20 @@ SHORT = (  # at a rate by which twelve steps show
 )
 
 
-def chosen(*words: object) -> own_text.Plan:
+def chosen(*words):
     parser = ArgumentParser()
     own_text.add_arguments(parser)
     args = parser.parse_args([*map(str, words), "--out", "out", "--set", "run.device=cpu"])
     return own_text._choose(args)
 
 
-def of_size(path: Path, num_bytes: int) -> Path:
+def of_size(path, num_bytes):
     with path.open("wb") as file:
         file.truncate(num_bytes)
     return path
 
 
-def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path: Path) -> None:
+def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path):
     tiny, usual, huge = (
         chosen(of_size(tmp_path / f"{size}.txt", size)).config
         for size in (1_000, 1_500_000, 2_000_000_000)
@@ -62,9 +62,7 @@ def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path: Path) -> N
     assert (usual.parallel.ranks_per_node, usual.parallel.global_batch_size) == (ranks, batch)
 
 
-def test_the_architecture_of_today(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_architecture_of_today(tmp_path, capsys, monkeypatch):
     text = of_size(tmp_path / "a.txt", 10**6)
     plain, modern = chosen(text).config, chosen(text, "--architecture", "modern").config
     assert modern.model.architecture == "modern"
@@ -83,7 +81,7 @@ def test_the_architecture_of_today(
     assert (config.parallel.ranks_per_node, config.parallel.global_batch_size) == (2, 256)
 
 
-def test_what_the_user_sets_stays(tmp_path: Path) -> None:
+def test_what_the_user_sets_stays(tmp_path):
     text = of_size(tmp_path / "a.txt", 10**6)
     plan = chosen(text, "--set", "schedule.decay_steps=7", "--set", "parallel.ranks_per_node=1")
     assert plan.config.max_steps == 7
@@ -95,7 +93,7 @@ def test_what_the_user_sets_stays(tmp_path: Path) -> None:
     assert other.settings == ()
 
 
-def test_on_gpus_it_is_the_model_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
     num_gpus = 4
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     parser = ArgumentParser()
@@ -118,9 +116,7 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert "on 1 GPU:" in plan.in_words()
 
 
-def test_bad_starts_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     out = ("--out", str(tmp_path / "out"))
     assert "TEXT: there is no file" in refusal(capsys, "own-text", "/nowhere", *out)
     text = write_letters(tmp_path / "text")
@@ -140,7 +136,7 @@ def test_bad_starts_are_one_line(
     assert list(tmp_path.iterdir()) == [text]
 
 
-def check_sentences(exported: Path) -> None:
+def check_sentences(exported):
     encoder = Transformer(str(exported))
     pooled = Pooling(encoder.get_embedding_dimension(), "mean")
     embeddings = SentenceTransformer(modules=[encoder, pooled]).encode(["wcg wbf", "wbf"])
@@ -148,9 +144,7 @@ def check_sentences(exported: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "modern"])
-def test_from_text_to_what_transformers_loads(
-    tmp_path: Path, architecture: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_from_text_to_what_transformers_loads(tmp_path, architecture, capfd):
     import transformers
 
     text, out = write_letters(tmp_path / "text", 160), tmp_path / "out"
@@ -209,7 +203,7 @@ def test_from_text_to_what_transformers_loads(
 
 
 @pytest.mark.longest
-def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path: Path) -> None:
+def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path):
     text, out = write_letters(tmp_path / "text"), tmp_path / "out"
     command = ["own-text", str(text), "--out", str(out), *SMALL]
     command += ["--set", "schedule.decay_steps=60", "--set", "run.log_interval_steps=1"]

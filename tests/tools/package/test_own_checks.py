@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,11 +26,9 @@ from submissions import (
 )
 from support import mlperf_records
 
-Mutate = Callable[[Path], object]
-
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     """Good runs in the open division. Not to be changed."""
     root = tmp_path_factory.mktemp("repository")
     write_repository(root, {OPEN: "open"})
@@ -41,13 +36,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(repository: Path, tmp_path: Path) -> Path:
+def root(repository, tmp_path):
     """A copy to be spoiled."""
     shutil.copytree(repository, tmp_path / "repository")
     return tmp_path / "repository"
 
 
-def own_problems(root: Path) -> list[str]:
+def own_problems(root):
     """The problems found without MLCommons' checkers."""
     tree = root.with_name("tree")
     systems, problems = export(root, root / "results", tree)
@@ -55,35 +50,35 @@ def own_problems(root: Path) -> list[str]:
     return [str(problem) for problem in problems]
 
 
-def test_nothing_is_found_where_nothing_is_wrong(repository: Path) -> None:
+def test_nothing_is_found_where_nothing_is_wrong(repository):
     assert own_problems(repository) == []
 
 
-def add_link(root: Path) -> None:
+def add_link(root):
     log_of(root, 3).unlink()
     log_of(root, 3).symlink_to(log_of(root, 4))
 
 
-def write_text(name: str, text: str = "") -> Mutate:
+def write_text(name, text=""):
     return lambda root: (root / name).write_text(text)
 
 
-def describe_with(**changed: object) -> Mutate:
+def describe_with(**changed):
     return lambda root: describe(root, **changed)
 
 
-def change_log(key: str, **members: Any) -> Mutate:
+def change_log(key, **members):
     return lambda root: change(log_of(root, 3), key, **members)
 
 
-def append_record(root: Path) -> None:
+def append_record(root):
     write_records(
         log_of(root, 3), [*mlperf_records(log_of(root, 3)), mlperf_records(log_of(root, 3))[0]]
     )
 
 
-def repeat_record(key: str) -> Mutate:
-    def repeat(root: Path) -> None:
+def repeat_record(key):
+    def repeat(root):
         records = mlperf_records(log_of(root, 3))
         place = next(number for number, each in enumerate(records) if each["key"] == key)
         write_records(log_of(root, 3), [*records[:place], records[place], *records[place:]])
@@ -91,7 +86,7 @@ def repeat_record(key: str) -> Mutate:
     return repeat
 
 
-REFUSED: dict[str, tuple[Mutate, str]] = {
+REFUSED = {
     "nine logs": (
         lambda root: log_of(root, 9).unlink(),
         rf"results/{OPEN}/bert: holds 9 logs, not result_9\.txt; put",
@@ -179,16 +174,14 @@ REFUSED: dict[str, tuple[Mutate, str]] = {
 
 
 @pytest.mark.parametrize(("mutate", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_spoiled_submission_is_refused_with_its_reason(
-    mutate: Mutate, reason: str, root: Path
-) -> None:
+def test_a_spoiled_submission_is_refused_with_its_reason(mutate, reason, root):
     mutate(root)
     problems = own_problems(root)
     assert any(re.search(reason, problem) for problem in problems), problems
     assert all(problem.isprintable() for problem in problems)
 
 
-def test_all_that_is_wrong_is_found_at_once(root: Path) -> None:
+def test_all_that_is_wrong_is_found_at_once(root):
     wrong = ("nine logs", "resumed", "below target", "missing field", "dot file", "no licence")
     for name in wrong:
         REFUSED[name][0](root)
@@ -196,7 +189,7 @@ def test_all_that_is_wrong_is_found_at_once(root: Path) -> None:
     assert len(problems) == len(wrong)
 
 
-def test_the_closed_division_has_a_target_of_its_own(root: Path) -> None:
+def test_the_closed_division_has_a_target_of_its_own(root):
     describe(root, division="closed")
     for number in range(10):
         change(log_of(root, number), "submission_division", value="closed")
@@ -210,7 +203,7 @@ def test_the_closed_division_has_a_target_of_its_own(root: Path) -> None:
     assert "target 0.7 and accuracy 0.71 in the closed division; both must be" in problems[3]
 
 
-def test_the_closed_division_starts_from_the_given_checkpoint(root: Path) -> None:
+def test_the_closed_division_starts_from_the_given_checkpoint(root):
     describe(root, division="closed")
     for number in range(10):
         change(log_of(root, number), "submission_division", value="closed")
@@ -222,7 +215,7 @@ def test_the_closed_division_starts_from_the_given_checkpoint(root: Path) -> Non
     assert "--init-checkpoint" in drawn and "--init-checkpoint" in unknown
 
 
-def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root: Path) -> None:
+def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root):
     change(log_of(root, 3), "initial_weights", value="random")
     for number in range(4, 10):
         drop(log_of(root, number), "initial_weights")
@@ -230,7 +223,7 @@ def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root: Pat
 
 
 @pytest.mark.parametrize("contents", ["{", "[]"])
-def test_a_broken_description_is_one_line(contents: str, root: Path) -> None:
+def test_a_broken_description_is_one_line(contents, root):
     (root / "systems" / f"{OPEN}.json").write_text(contents)
     problems = own_problems(root)
     assert problems[0].startswith(f"systems/{OPEN}.json: cannot be read (")
@@ -259,12 +252,12 @@ GOOD = "WARNING -  harmless\nINFO - Run 10/10\nINFO - SUCCESS\n"
         (1, GOOD),
     ],
 )
-def test_only_the_words_of_a_checker_count(status: int, output: str) -> None:
+def test_only_the_words_of_a_checker_count(status, output):
     assert judge(CALL, 0, GOOD) == ()
     assert judge(CALL, status, output) != ()
 
 
-def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path: Path) -> None:
+def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path):
     assert scaling_of(tmp_path, OPEN) == 1.0
     directory = tmp_path / "results" / OPEN / "bert"
     directory.mkdir(parents=True)
@@ -286,7 +279,7 @@ DESCRIPTION = {
 }
 
 
-def test_nothing_is_found_in_a_good_description() -> None:
+def test_nothing_is_found_in_a_good_description():
     assert check_description(DESCRIPTION) == []
 
 
@@ -304,20 +297,20 @@ def test_nothing_is_found_in_a_good_description() -> None:
         ("framework", "", "empty"),
     ],
 )
-def test_a_wrong_value(field: str, value: object, problem: str) -> None:
+def test_a_wrong_value(field, value, problem):
     (found,) = check_description({**DESCRIPTION, field: value})
     assert found.startswith(field)
     assert problem in found
 
 
-def test_missing_fields_and_more_fields() -> None:
+def test_missing_fields_and_more_fields():
     for field in DESCRIPTION.keys() - {"cooling", "other_software_stack"}:  # for MLCommons' checker
         rest = {name: value for name, value in DESCRIPTION.items() if name != field}
         assert check_description(rest) == [f"{field} is missing"]
     assert check_description({**DESCRIPTION, "system_type": "7"}) == []
 
 
-def test_what_is_no_description_is_one_problem(tmp_path: Path) -> None:
+def test_what_is_no_description_is_one_problem(tmp_path):
     for name, contents in (("list", b"[]"), ("broken", b"{"), ("binary", b"\xff\xfe")):
         (tmp_path / name).write_bytes(contents)
         (problem,) = read_description(tmp_path / name, name)[1]

@@ -2,9 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,16 +10,16 @@ from mlperf_bert.__main__ import main
 
 
 @pytest.fixture(autouse=True)
-def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def told(capsys):
     """The output of a question, or its one error line; text is split as a shell does, no path."""
 
-    def of(*words: object, status: int = 0) -> str:
+    def of(*words, status=0):
         asked = ["plan"]
         for each in words:
             asked += [str(each)] if isinstance(each, Path) else shlex.split(str(each))
@@ -35,10 +33,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def asked(told: Callable[..., str]) -> Callable[..., Any]:
+def asked(told):
     """The facts of a question's --json."""
 
-    def of(*words: object) -> Any:
+    def of(*words):
         found = json.loads(told(*words, "--json"))
         assert found["schema_version"] == 1
         return found

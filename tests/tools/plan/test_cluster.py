@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from bert_tools.plan.buckets import backward_order
 from bert_tools.plan.cluster.device import Device, embedding_ms, head_ms, layer_ms, sent_buckets
 from bert_tools.plan.cluster.forecast import evaluation_ms
 from bert_tools.plan.cluster.machine import (
-    Constants,
     Network,
     accelerators,
     default_constants,
@@ -22,11 +20,11 @@ from bert_tools.plan.cluster.machine import (
     ring_all_reduce_ms,
     tree_all_reduce_ms,
 )
-from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
+from bert_tools.plan.cluster.step import Job, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.sections import BalancePolicy, ClipPolicy, ModelSection
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.balance import Balance, StepPlanner
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.token_packets import gathered_bytes
@@ -44,47 +42,47 @@ FREE = replace(
 )
 A100 = Device(accelerators()["a100"], "bf16", FREE)
 PARAMETERS = 336_232_258
-WHOLE: ClipPolicy = "whole_before_allreduce"
-BUCKET: ClipPolicy = "bucket_before_allreduce"
-CLIPS: tuple[ClipPolicy, ...] = ("none", "after_allreduce", WHOLE, BUCKET)
+WHOLE = "whole_before_allreduce"
+BUCKET = "bucket_before_allreduce"
+CLIPS = ("none", "after_allreduce", WHOLE, BUCKET)
 
 
 def job(
-    nodes: int = 2,
-    gpus: int = 4,
+    nodes=2,
+    gpus=4,
     *,
-    clip: ClipPolicy = "none",
-    constants: Constants = FREE,
-    node_gb_s: float | None = None,
-    **program: Any,
-) -> Job:
+    clip="none",
+    constants=FREE,
+    node_gb_s=None,
+    **program,
+):
     """Eager unless `program` says else."""
     machine = make_machine("a100", nodes, gpus, node_gb_s)
     program = {"capture": "off", **program}
     return Job(machine=machine, constants=constants, precision="bf16", clip=clip, **program)
 
 
-def even(ranks: int, sequences: int = 4, length: int = 256) -> Workload:
+def even(ranks, sequences=4, length=256):
     return even_workload(ranks, sequences, length, 38)
 
 
-def uneven(tokens: list[int]) -> Workload:
+def uneven(tokens):
     """Ranks of one sequence each, all cut from `even_workload` but for its tokens."""
     parts = [even_workload(1, 1, length, 38) for length in tokens]
     names = ("tokens", "real_tokens", "attended", "masked", "sequences")
     return Workload(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def simulate(of: Job, work: Workload) -> StepTiming:
+def simulate(of, work):
     return simulate_step(of, work, np.ones(work.world_size))
 
 
-def network(nodes: int, gpus: int, *, node_gb_s: float = 200) -> Network:
+def network(nodes, gpus, *, node_gb_s=200):
     constants = replace(FREE, link_efficiency=1.0, network_efficiency=1.0)
     return Network(make_machine("a100", nodes, gpus, node_gb_s), constants)
 
 
-def test_rings_and_trees_by_hand() -> None:
+def test_rings_and_trees_by_hand():
     # 8 ranks: 14 messages of 125 MB at 100 GB/s take 1.25 ms each, and 5 us.
     assert ring_all_reduce_ms(1e9, 8, 100, 5) == pytest.approx(14 * (1.25 + 0.005))
     assert ring_all_gather_ms(1e9, 8, 100, 5) == pytest.approx(7 * (1.25 + 0.005))
@@ -94,7 +92,7 @@ def test_rings_and_trees_by_hand() -> None:
         assert function(1e9, 1, 100, 5) == 0  # one rank sends nothing
 
 
-def test_collectives_of_machines_by_hand() -> None:
+def test_collectives_of_machines_by_hand():
     # 2 * 7/8 of 672 MB at 300 GB/s.
     assert network(1, 8).all_reduce_ms(672e6) == pytest.approx(2 * 7 / 8 * 672 / 300)
     assert network(1, 1).all_reduce_ms(672e6) == 0
@@ -103,7 +101,7 @@ def test_collectives_of_machines_by_hand() -> None:
     assert network(2, 8).all_gather_ms(672e6) == pytest.approx(gathered)
 
 
-def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes() -> None:
+def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes():
     for nodes in (2, 16, 128, 12_500):
         # Every byte must leave a node and come back reduced, but for the node's own part.
         least = 2 * (nodes - 1) / nodes * 672 / 200
@@ -115,7 +113,7 @@ def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes() -> Non
     assert small[-1] < 10 * small[0]  # trees: log2(12,500) is 14 times log2(2)
 
 
-def test_more_bandwidth_is_never_slower() -> None:
+def test_more_bandwidth_is_never_slower():
     for nodes, num_bytes in itertools.product((1, 2, 64), (4, 25e6, 672e6)):
         machines = [network(nodes, 8, node_gb_s=rate) for rate in (10, 25, 100, 400)]
         times = [each.all_reduce_ms(num_bytes) for each in machines]
@@ -129,11 +127,11 @@ def test_more_bandwidth_is_never_slower() -> None:
         assert all(second <= first + 1e-9 for first, second in pairwise(steps))
 
 
-def product_ms(rows: int, columns: int, inner: int) -> float:
+def product_ms(rows, columns, inner):
     return float(A100.product_ms(np.array([float(rows)]), columns, inner)[0])
 
 
-def test_a_product_takes_whole_waves_of_tiles() -> None:
+def test_a_product_takes_whole_waves_of_tiles():
     rate = 312e12 * FREE.matrix_efficiency / 108  # operations a second of one multiprocessor
     one_tile = 1e3 * 2 * 128 * 128 * 1024 / rate
     for rows, waves in ((128, 1), (1, 1), (108 * 128, 1), (108 * 128 + 1, 2)):
@@ -144,7 +142,7 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
     assert times == sorted(times)
 
 
-def test_parts_of_a_step_on_one_device() -> None:
+def test_parts_of_a_step_on_one_device():
     # The same tokens in sequences twice as long: twice the pairs.
     long, short = (even(1, sequences=4096 // length, length=length) for length in (512, 256))
     pairs_ms = [float(A100.attention_ms(work.attended, 1024, 2)[0]) for work in (long, short)]
@@ -165,7 +163,7 @@ def test_parts_of_a_step_on_one_device() -> None:
     assert all(more[0] > less[0] for more, less in zip(everything, masked, strict=True))
 
 
-def test_data_sheets_have_a_source_each() -> None:
+def test_data_sheets_have_a_source_each():
     for accelerator in accelerators().values():
         assert "data sheet" in accelerator.source
         assert accelerator.peak_tflops("bf16") > 0
@@ -173,7 +171,7 @@ def test_data_sheets_have_a_source_each() -> None:
 
 
 @pytest.fixture(scope="module")
-def index() -> SampleIndex:
+def index():
     """A few thousand samples in all four strata of 512 tokens."""
     lengths = np.arange(8, 513, 4)
     return SampleIndex.of_histogram(
@@ -182,12 +180,12 @@ def index() -> SampleIndex:
 
 
 def drawn(
-    index: SampleIndex,
-    balance: BalancePolicy = "none",
-    sizes: tuple[int, int, int] = (2, 4, 1),
+    index,
+    balance="none",
+    sizes=(2, 4, 1),
     *,
-    is_captured: bool = False,
-) -> list[Workload]:
+    is_captured=False,
+):
     """Nodes, accelerators of each, and steps; 8 sequences a rank."""
     nodes, gpus_per_node, draws = sizes
     changed = {
@@ -203,7 +201,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])
-def test_ranks_get_what_the_planner_gives_them(policy: BalancePolicy, index: SampleIndex) -> None:
+def test_ranks_get_what_the_planner_gives_them(policy, index):
     works = drawn(index, policy, (4, 4, 3))
     planner = StepPlanner(
         UniformSampler(len(index.lengths), 128, 0),
@@ -219,8 +217,8 @@ def test_ranks_get_what_the_planner_gives_them(policy: BalancePolicy, index: Sam
     assert works[0].sequences.tolist() == [8] * 16
 
 
-def test_presort_is_more_even_than_random_draws(index: SampleIndex) -> None:
-    policies: tuple[BalancePolicy, ...] = ("none", "presort_local", "presort_global")
+def test_presort_is_more_even_than_random_draws(index):
+    policies = ("none", "presort_local", "presort_global")
     none, local, everywhere = (
         np.mean([each.real_tokens.max() / each.real_tokens.mean() for each in works])
         for works in (drawn(index, policy, (8, 4, 5)) for policy in policies)
@@ -228,7 +226,7 @@ def test_presort_is_more_even_than_random_draws(index: SampleIndex) -> None:
     assert everywhere < local < none
 
 
-def test_a_captured_step_computes_as_many_tokens_on_every_rank(index: SampleIndex) -> None:
+def test_a_captured_step_computes_as_many_tokens_on_every_rank(index):
     (eager,) = drawn(index)
     (captured,) = drawn(index, is_captured=True)  # all ranks as the largest
     assert captured.tokens.tolist() == [eager.tokens.max()] * 8
@@ -236,14 +234,14 @@ def test_a_captured_step_computes_as_many_tokens_on_every_rank(index: SampleInde
     assert captured.real_tokens.tolist() == eager.real_tokens.tolist() == eager.tokens.tolist()
 
 
-def test_attention_pairs_lie_between_real_ones_and_those_of_full_tiles(index: SampleIndex) -> None:
+def test_attention_pairs_lie_between_real_ones_and_those_of_full_tiles(index):
     attended = float(drawn(index)[0].attended.sum())
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
     lengths = index.lengths[batch].astype(float)
     assert (lengths**2).sum() <= attended <= ((lengths + 16) * (lengths + 64)).sum()
 
 
-def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index: SampleIndex) -> None:
+def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index):
     (everywhere,) = drawn(index, "exchange_global")
     (node,) = drawn(index, "exchange_local")
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1).reshape(8, 1, 8)
@@ -258,12 +256,12 @@ def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index: Sa
     assert later == pytest.approx(0.75 * 32 / 300)
 
 
-def test_more_than_the_set_holds_is_refused(index: SampleIndex) -> None:
+def test_more_than_the_set_holds_is_refused(index):
     with pytest.raises(ConfigError, match="makes a global batch of"):
         drawn(index, sizes=(10_000, 8, 1))
 
 
-def test_without_communication_a_step_is_its_computing() -> None:
+def test_without_communication_a_step_is_its_computing():
     timing = simulate(job(1, 1), even(1))
     work = sum(float(phase.device_ms[0]) for phase in timing.phases)
     # Adam: 28 bytes a parameter, and 2 to zero its gradient.
@@ -275,7 +273,7 @@ def test_without_communication_a_step_is_its_computing() -> None:
 
 
 @pytest.mark.parametrize("capture", ["on", "off"])
-def test_parts_and_waits_of_every_rank_are_the_step(capture: str) -> None:
+def test_parts_and_waits_of_every_rank_are_the_step(capture):
     for clip in CLIPS:
         of = job(clip=clip, constants=FULL, capture=capture)
         work = uneven([512, 40, 300, 300, 128, 511, 7, 90])
@@ -285,7 +283,7 @@ def test_parts_and_waits_of_every_rank_are_the_step(capture: str) -> None:
         assert timing.communication_ms >= timing.exposed_ms - 1e-9
 
 
-def test_an_even_deal_of_the_same_tokens_is_never_slower() -> None:
+def test_an_even_deal_of_the_same_tokens_is_never_slower():
     deals = ([256] * 8, [240, 272] * 4, [128, 384] * 4, [512, 0 + 1] * 4)
     steps = [simulate(job(), uneven(tokens)) for tokens in deals]
     assert all(first.step_ms <= second.step_ms for first, second in pairwise(steps))
@@ -296,7 +294,7 @@ def test_an_even_deal_of_the_same_tokens_is_never_slower() -> None:
     assert waits[:7] == pytest.approx(np.full(7, waits[0])) and waits[0] > 0
 
 
-def test_clipping_by_buckets_hides_communication_that_the_whole_does_not() -> None:
+def test_clipping_by_buckets_hides_communication_that_the_whole_does_not():
     for node_gb_s in (1, 10, 25, 200, 10_000):
         whole, bucket = (
             simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
@@ -309,7 +307,7 @@ def test_clipping_by_buckets_hides_communication_that_the_whole_does_not() -> No
     assert timing.exposed_ms == pytest.approx(timing.communication_ms)
 
 
-def test_buckets_behind_each_other_on_a_slow_network() -> None:
+def test_buckets_behind_each_other_on_a_slow_network():
     of = job(4, 4, node_gb_s=0.5)
     timing = simulate(of, even(16))
     total = sum(of.network.all_reduce_ms(bucket.num_bytes) for bucket in of.buckets)
@@ -319,7 +317,7 @@ def test_buckets_behind_each_other_on_a_slow_network() -> None:
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4, 16, 56])
-def test_capture_is_never_slower(sequences: int) -> None:
+def test_capture_is_never_slower(sequences):
     eager, captured = (
         simulate(job(2, 8, constants=FULL, capture=each), even(16, sequences)).step_ms
         for each in ("off", "on")
@@ -329,7 +327,7 @@ def test_capture_is_never_slower(sequences: int) -> None:
         assert captured < 0.8 * eager  # there launches take longer than kernels
 
 
-def test_what_comes_behind_the_last_bucket() -> None:
+def test_what_comes_behind_the_last_bucket():
     none, after = (simulate(job(clip=clip), even(8)) for clip in CLIPS[:2])
     a_byte = 1e3 * PARAMETERS / (2039e9 * FREE.memory_efficiency)  # of each parameter
     assert after.step_ms - none.step_ms == pytest.approx(3 * 2 * a_byte)  # three passes
@@ -338,7 +336,7 @@ def test_what_comes_behind_the_last_bucket() -> None:
     assert none.all_gather_ms == 0 < shared.all_gather_ms
 
 
-def test_an_eager_forward_waits_for_no_more_than_its_own_weights() -> None:
+def test_an_eager_forward_waits_for_no_more_than_its_own_weights():
     """The embeddings come first and are waited for; the layers' weights come while it computes."""
     captured, eager = (
         simulate(job(capture=capture, sharding="node"), even(8, 64)) for capture in ("on", "off")
@@ -351,7 +349,7 @@ def test_an_eager_forward_waits_for_no_more_than_its_own_weights() -> None:
     assert eager.all_gather_ms < captured.all_gather_ms / 3
 
 
-def test_buckets_are_those_of_the_project() -> None:
+def test_buckets_are_those_of_the_project():
     order = backward_order(ModelSection(), 256, 38)
     planned = [2 * sum(each.numel for each in bucket) for bucket in plan_buckets(order, 2, 25.0)]
     found = sent_buckets(2)
@@ -362,14 +360,14 @@ def test_buckets_are_those_of_the_project() -> None:
     assert found[-1].phase == 25 and found[-1].fraction == 1.0
 
 
-def test_jitter_makes_many_ranks_slower_than_few() -> None:
+def test_jitter_makes_many_ranks_slower_than_few():
     assert jitter(1000, 0.0, 1).tolist() == [1.0] * 1000
     slowest = [np.mean([jitter(p, 0.01, seed).max() for seed in range(200)]) for p in (8, 1024)]
     # The expected largest of 8 and of 1,024 normal draws: 1.42 and 3.25 deviations.
     assert slowest == pytest.approx([1.0142, 1.0325], abs=0.001)
 
 
-def test_evaluations_are_shared_by_the_ranks() -> None:
+def test_evaluations_are_shared_by_the_ranks():
     one, eight = (evaluation_ms(job(1, ranks)) for ranks in (1, 8))
     assert 7 < one / eight < 9
     constants = replace(FREE, host_launch_us=50.0)  # small ones are quicker captured

@@ -3,14 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from bert_tools.plan.cluster.forecast import HELD_OUT
 from bert_tools.plan.cluster.machine import constant_rows
-from plan_cases import Asked
 from support import REPOSITORY
 
 SIZES = (
@@ -18,7 +16,7 @@ SIZES = (
     "--set parallel.ranks_per_node=4 --set parallel.local_batch_size=4"
 )
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
-TABLES: dict[str, list[list[str]]] = json.loads((LOG / "tables.json").read_text("utf-8"))
+TABLES = json.loads((LOG / "tables.json").read_text("utf-8"))
 PAGE, STORY = (
     (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
     for name in ("how/cluster_model", "how/scaling")
@@ -40,11 +38,11 @@ LOGGED = {  # and in those of the log
 
 
 @pytest.fixture
-def simulated(asked: Asked) -> Asked:
+def simulated(asked):
     return partial(asked, SIZES)
 
 
-def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
+def test_the_parts_are_the_step_and_the_steps_the_run(simulated):
     found = simulated()
     assert found["kind"] == "simulation"
     assert found["global_batch_size"] == 32 and found["world_size"] == 8
@@ -55,7 +53,7 @@ def test_the_parts_are_the_step_and_the_steps_the_run(simulated: Asked) -> None:
     assert found["forecast"]["seconds"] == pytest.approx(seconds)
 
 
-def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[..., str]) -> None:
+def test_samples_are_told_with_their_range(simulated, told):
     estimate = simulated()["samples_to_target"]
     assert estimate["low"] < estimate["samples"]
     spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; extrapolated: "
@@ -63,7 +61,7 @@ def test_samples_are_told_with_their_range(simulated: Asked, told: Callable[...,
     assert said in told(SIZES)
 
 
-def test_a_faster_network_takes_less_time(simulated: Asked) -> None:
+def test_a_faster_network_takes_less_time(simulated):
     slow, fast = (simulated(f"--node-bandwidth {rate}") for rate in (10, 400))
     assert fast["exposed_ms"] < slow["exposed_ms"]
     assert fast["forecast"]["seconds"] < slow["forecast"]["seconds"]
@@ -73,7 +71,7 @@ NAMES = {1: "dgxa100_1x8x56x1", 16: "dgxa100_16x8x24x1", 128: "dgxa100_128x8x4x1
 
 
 @pytest.mark.parametrize("nodes", NAMES)
-def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..., str]) -> None:
+def test_one_question_has_one_answer(nodes, asked, told):
     suggested = asked(f"suggest --nodes {nodes} --gpus-per-node 8")
     found = asked("cluster --config", NAMES[nodes])
     seconds, steps = found["forecast"]["seconds"], found["run"]["steps"]
@@ -105,9 +103,7 @@ def test_one_question_has_one_answer(nodes: int, asked: Asked, told: Callable[..
         ("open_adamw_h200_1x1x448x1", "open_adamw"),
     ],
 )
-def test_a_config_is_asked_about_with_its_recipe(
-    stem: str, recipe: str, asked: Asked, told: Callable[..., str]
-) -> None:
+def test_a_config_is_asked_about_with_its_recipe(stem, recipe, asked, told):
     found = asked("cluster --config", stem)
     assert found["recipe"] == recipe
     as_lamb = asked("cluster --config", stem, "--set optim.name=lamb")
@@ -116,14 +112,14 @@ def test_a_config_is_asked_about_with_its_recipe(
     assert f"after 100 steps, {found['run']['steps']:,} are expected: raise run.max_steps" in few
 
 
-def test_the_buckets_are_the_configs(asked: Asked) -> None:
+def test_the_buckets_are_the_configs(asked):
     """One bucket is sent after backward; small ones beside it."""
     cluster = "cluster --config dgxa100_16x8x24x1 --set"
     found = [asked(cluster, f"parallel.bucket_cap_mb={cap}") for cap in (25, 1000)]
     assert found[0]["exposed_ms"] < found[1]["exposed_ms"] / 3
 
 
-def test_the_range_is_that_of_the_constants_and_the_samples(simulated: Asked) -> None:
+def test_the_range_is_that_of_the_constants_and_the_samples(simulated):
     found = simulated()
     spread, samples = found["forecast"], found["samples_to_target"]
     shorter = spread["low"] / spread["seconds"] / (samples["low"] / samples["samples"])
@@ -131,7 +127,7 @@ def test_the_range_is_that_of_the_constants_and_the_samples(simulated: Asked) ->
     assert 0.5 < shorter < 1 < longer < 2  # by the constants alone
 
 
-def test_forwards_that_accumulate_come_one_after_another(asked: Asked) -> None:
+def test_forwards_that_accumulate_come_one_after_another(asked):
     words = "cluster --config h100_1x1x112x4 --set parallel.grad_accum_steps="
     one, three = (asked(f"{words}{steps}") for steps in (1, 3))
     assert (one["global_batch_size"], three["global_batch_size"]) == (112, 336)
@@ -152,23 +148,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_forecast_is_refused(words: str, told: Callable[..., str]) -> None:
+def test_what_cannot_be_forecast_is_refused(words, told):
     assert REFUSED[words] in told("cluster", words, status=2)
 
 
-def test_constants_are_what_the_model_takes_today() -> None:
+def test_constants_are_what_the_model_takes_today():
     for row, shown in zip(constant_rows(), TABLES["constants"][1:], strict=True):
         assert shown[:3] == [f"`{row.name}`", f"{row.value:.4g}", f"{row.low:g} to {row.high:g}"]
 
 
-def test_errors_beside_a_forecast_are_those_of_the_tables() -> None:
+def test_errors_beside_a_forecast_are_those_of_the_tables():
     step, whole = TABLES["errors"][2], TABLES["errors"][4]
     assert (step[:2], whole[:2]) == (["held out", "step"], ["held out", "step x samples"])
     for row in (step, whole):
         assert row[2] in HELD_OUT and f"mean error {row[3].replace('%', ' %')}" in HELD_OUT
 
 
-def test_numbers_in_sentences_stand_in_their_table() -> None:
+def test_numbers_in_sentences_stand_in_their_table():
     log = re.sub(r"(?s)<!-- made by.*?<!-- end -->", "", (LOG / "README.md").read_text("utf-8"))
     for name, shown in SHOWN.items():
         text = json.dumps(TABLES[name])

@@ -2,8 +2,6 @@
 
 import csv
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,29 +10,25 @@ from bert_tools.plan.entries import Entry
 from bert_tools.plan.law import CEREBRAS, fit_law, in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
-from plan_cases import Asked
 from support import REPOSITORY, TOOLS
-
-Told = Callable[..., str]
-Row = Mapping[str, str]
 
 A100 = ("submitter=NVIDIA", "division=closed", "accelerator~A100")
 H100 = ("submitter~NVIDIA", "round>=3.0", "round<=3.1", "accelerator~H100")
 
 
 @pytest.fixture
-def fitted(asked: Asked) -> Callable[..., Any]:
+def fitted(asked):
     """The facts of the law of published results under conditions."""
 
-    def of(*conditions: str) -> Any:
+    def of(*conditions):
         return asked("law", *(f"--filter '{each}'" for each in conditions))
 
     return of
 
 
-def test_filters(fitted: Asked) -> None:
+def test_filters(fitted):
     """Against the shipped table, read without our reader."""
-    tests: dict[str, Callable[[Row], bool]] = {
+    tests = {
         "round=2.1": lambda row: row["round"] == "2.1",
         "submitter=nvidia": lambda row: row["submitter"] == "NVIDIA",
         "accelerator~a100": lambda row: "A100" in row["accelerator"],
@@ -55,13 +49,13 @@ def test_filters(fitted: Asked) -> None:
         assert found == [(row["round"], row["system"]) for row in wanted]
 
 
-def test_what_has_no_time_or_size_is_named(told: Told) -> None:
+def test_what_has_no_time_or_size_is_named(told):
     text = told("law --filter round=0.7 --filter accelerator~A100")
     assert "left out: 0.7 NVIDIA dgxa100_n256" in text
     assert ": no time in its source" in text
 
 
-def test_two_entries_move_the_exponent_of_the_whole_shipped_table(fitted: Asked) -> None:
+def test_two_entries_move_the_exponent_of_the_whole_shipped_table(fitted):
     """As the README of logs/2026-11-22-scaling-law says; they took 157 M samples each."""
     answers = [fitted(), fitted("samples<=100000000")]
     assert len(answers[0]["entries"]) - len(answers[1]["entries"]) == 2
@@ -69,8 +63,8 @@ def test_two_entries_move_the_exponent_of_the_whole_shipped_table(fitted: Asked)
 
 
 def test_names_that_no_terminal_should_show_are_written_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     """Bytes that are no UTF-8, and an escape."""
     name = "x\udcff\x1b[31m"
     sizes = ["--nodes", "1", "--gpus-per-node", "8", "--out"]
@@ -80,30 +74,30 @@ def test_names_that_no_terminal_should_show_are_written_out(
     assert r"config: x\udcff\x1b[31m.toml" in lines
 
 
-def test_the_shipped_table_says_where_it_is_from() -> None:
+def test_the_shipped_table_says_where_it_is_from():
     text = (TOOLS / "plan" / "published_results.csv").read_text("ascii")
     comment = [line for line in text.split("\n") if line.startswith("#")]
     assert any("github.com/mlcommons" in line for line in comment)
     assert text.count("\n") == len(comment) + 1 + 348
 
 
-def is_nvidia_a100(row: Row) -> bool:
+def is_nvidia_a100(row):
     is_closed = row["submitter"] == "NVIDIA" and row["division"] == "closed"
     return is_closed and "A100" in row["accelerator"]
 
 
-def is_h100(row: Row) -> bool:
+def is_h100(row):
     is_nvidia = row["submitter"] in ("NVIDIA", "NVIDIA_CoreWeave") and "H100" in row["accelerator"]
     return is_nvidia and row["round"] in ("3.0", "3.1")
 
 
-def shipped() -> list[dict[str, str]]:
+def shipped():
     """The shipped table, read without our reader."""
     lines = (TOOLS / "plan" / "published_results.csv").read_text("ascii").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def slope(rows: list[dict[str, str]], column: str) -> tuple[float, float]:
+def slope(rows, column):
     """Exponent and coefficient by numpy's own fit."""
     x = np.log([float(row["accelerators"]) for row in rows])
     y = np.log([float(row[column]) for row in rows])
@@ -113,7 +107,7 @@ def slope(rows: list[dict[str, str]], column: str) -> tuple[float, float]:
 
 # (conditions, rows, the same by hand, coefficient in minutes, exponents of time, throughput and
 # samples): those that this project quotes.
-QUOTED: list[tuple[tuple[str, ...], int, Callable[[Row], bool], float, tuple[float, ...]]] = [
+QUOTED = [
     (
         *(("round=2.1", *A100), 4, lambda row: row["round"] == "2.1" and is_nvidia_a100(row)),
         *(59.7, (-0.701, 0.805, 0.103)),
@@ -126,7 +120,7 @@ QUOTED: list[tuple[tuple[str, ...], int, Callable[[Row], bool], float, tuple[flo
 ]
 
 
-def test_the_quoted_laws_of_the_shipped_table(fitted: Asked) -> None:
+def test_the_quoted_laws_of_the_shipped_table(fitted):
     names = ("exponent", "throughput_exponent", "samples_exponent")
     for conditions, count, is_one, minutes, exponents in QUOTED:
         answer = fitted(*conditions)
@@ -141,9 +135,7 @@ def test_the_quoted_laws_of_the_shipped_table(fitted: Asked) -> None:
             assert answer[name] == pytest.approx(slope(rows, column)[0])
 
 
-def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(
-    fitted: Asked, told: Told
-) -> None:
+def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(fitted, told):
     answer = fitted("round=0.7", *A100)
     rows = [row for row in shipped() if row["round"] == "0.7" and is_nvidia_a100(row)]
     logged = [row for row in rows if row["time_min"]]
@@ -155,7 +147,7 @@ def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(
     assert "left out: 0.7 NVIDIA dgxa100_n256" in text
 
 
-def test_cerebras_law_is_the_line_through_all_five_entries_of_v07() -> None:
+def test_cerebras_law_is_the_line_through_all_five_entries_of_v07():
     """Three times by the logs, 0.81 by MLCommons' table; 1.48 is what both its numbers ask for."""
     minutes = {8: 49.01, 16: 30.63, 256: 3.36, 1024: 1.48, 2048: 0.81}
     law = fit_law([entry(size, time) for size, time in minutes.items()]).time
@@ -163,7 +155,7 @@ def test_cerebras_law_is_the_line_through_all_five_entries_of_v07() -> None:
     assert law.exponent == pytest.approx(CEREBRAS.exponent, abs=5e-5)
 
 
-def entry(accelerators: int, minutes: float, samples: float | None = None) -> Entry:
+def entry(accelerators, minutes, samples=None):
     rate = None if samples is None else samples / (60 * minutes)
     return Entry(
         system=f"s{accelerators}",
@@ -174,7 +166,7 @@ def entry(accelerators: int, minutes: float, samples: float | None = None) -> En
     )
 
 
-def test_an_exact_law_comes_back_with_its_split() -> None:
+def test_an_exact_law_comes_back_with_its_split():
     sizes = (8, 16, 64, 512)
     law = fit_law([entry(p, 200 * p**-0.6, 1e6 * p**0.25) for p in sizes])
     assert law.throughput is not None and law.samples is not None
@@ -185,13 +177,13 @@ def test_an_exact_law_comes_back_with_its_split() -> None:
     assert [law.residual(each) for each in law.entries] == pytest.approx([1, 1, 1, 1])
 
 
-def scattered() -> list[Entry]:
+def scattered():
     generator = np.random.default_rng(5)
     sizes = [8 * 2 ** (number % 8) for number in range(40)]
     return [entry(p, 100 * p**-0.7 * math.exp(generator.normal(0, 0.2))) for p in sizes]
 
 
-def standard_error(entries: list[Entry]) -> float:
+def standard_error(entries):
     """The standard error of the exponent, by hand."""
     x = np.log([float(each.accelerators or 0) for each in entries])
     y = np.log([each.time_min or 0 for each in entries])
@@ -199,7 +191,7 @@ def standard_error(entries: list[Entry]) -> float:
     return math.sqrt(off / np.sum((x - x.mean()) ** 2))
 
 
-def test_intervals_go_with_the_scatter() -> None:
+def test_intervals_go_with_the_scatter():
     # Quantiles of printed tables, for 2, 38, 40 and 60 degrees of freedom.
     even = [entry(8 * 2 ** (n % 8), 10 * (1 + n % 3)) for n in range(62)]
     for entries, quantile in (
@@ -211,13 +203,13 @@ def test_intervals_go_with_the_scatter() -> None:
 
 
 @pytest.mark.parametrize("more", [[], [entry(1002, 6)]])
-def test_sizes_that_hardly_differ_are_refused(more: list[Entry]) -> None:
+def test_sizes_that_hardly_differ_are_refused(more):
     """log(5/3) over log(1001/1000) is 511; at one accelerator that is 1000^511 times as much."""
     with pytest.raises(ConfigError, match=r"entries is p\^.*; give entries whose sizes differ"):
         fit_law([entry(1000, 5), entry(1001, 3), *more])
 
 
-def test_two_entries_leave_no_interval() -> None:
+def test_two_entries_leave_no_interval():
     law = fit_law([entry(8, 10, 2e6), entry(64, 2)])
     assert law.time.exponent == pytest.approx(math.log(0.2) / math.log(8))
     assert law.time.interval is None
@@ -225,7 +217,7 @@ def test_two_entries_leave_no_interval() -> None:
     assert (law.throughput, law.samples) == (None, None)
 
 
-def test_too_few_entries_are_refused() -> None:
+def test_too_few_entries_are_refused():
     for entries, message in (
         ([], "no entry is left"),
         ([entry(8, 10)], "one entry alone, 's8'"),
@@ -235,7 +227,7 @@ def test_too_few_entries_are_refused() -> None:
             fit_law(entries)
 
 
-def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help() -> None:
+def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help():
     halves = fit_law([entry(8, 20), entry(128, 5)])  # a quarter by 16 times as many
     text = "\n".join(in_words("some", halves, (), ()))
     assert "half the time takes 4.0 times the accelerators and 100% more" in text
@@ -244,7 +236,7 @@ def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help() -> 
         assert "half the time" not in "\n".join(in_words("some", hardly, (), ()))
 
 
-def test_a_split_of_some_of_the_entries_says_so() -> None:
+def test_a_split_of_some_of_the_entries_says_so():
     """The time's line is through four entries, of which the samples of two are known."""
     entries = [entry(8, 10, 2e6), entry(64, 2, 3e6), entry(128, 0.5), entry(256, 0.3)]
     law = fit_law(entries)
@@ -257,9 +249,9 @@ def test_a_split_of_some_of_the_entries_says_so() -> None:
     )  # log(1.5) / log(8)
 
 
-def test_the_records_lead_and_the_energy_are_those_of_the_table() -> None:
+def test_the_records_lead_and_the_energy_are_those_of_the_table():
     text = (TOOLS / "plan" / "published_results.csv").read_text("ascii").splitlines()
-    entries: dict[tuple[str, str, int], Row] = {
+    entries = {
         (row["round"], row["submitter"], int(row["accelerators"])): row
         for row in csv.DictReader(line for line in text if not line.startswith("#"))
         if "A100" in row["accelerator"] and row["time_min"]

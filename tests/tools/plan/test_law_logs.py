@@ -7,23 +7,22 @@ from pathlib import Path
 import pytest
 
 from bert_tools.common.log_reader import TOKEN
-from bert_tools.plan.entries import Entry, read_results
+from bert_tools.plan.entries import read_results
 from log_trees import RUNS, write_run, write_system
 from mlperf_bert.errors import DataError
-from plan_cases import Asked
 from support import REPOSITORY
 
 TIMES = [10.0, 19.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 1.0]
 MEAN_OF_EIGHT = (10 + 12 + 13 + 14 + 15 + 16 + 17 + 18) / 8
 
 
-def only(root: Path) -> Entry:
+def only(root):
     (entry,), skipped = read_results(root)
     assert not skipped
     return entry
 
 
-def test_an_entry_of_ten_runs(tmp_path: Path) -> None:
+def test_an_entry_of_ten_runs(tmp_path):
     root = tmp_path / "training_results_v2.1" / "Acme"
     directory = write_system(root, "acme_n2", minutes=TIMES, samples=2_500_000, nodes=2)
     (directory.parent / "resnet").mkdir()
@@ -39,7 +38,7 @@ def test_an_entry_of_ten_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["aborted", "cut", "hostile"])
-def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path: Path, how: str) -> None:
+def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path, how):
     directory = write_system(tmp_path, "acme", minutes=TIMES, samples=2_500_000)
     fail(directory / "result_4.txt", how)  # that of 14 minutes
     (entry,), skipped = read_results(tmp_path)
@@ -53,7 +52,7 @@ def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path: Path, ho
     assert skipped[-1].args[0] == str(directory)
 
 
-def fail(path: Path, how: str) -> None:
+def fail(path, how):
     if how == "aborted":
         path.unlink()
         write_run(path, 5.0, 1_000_000, status="aborted")
@@ -63,7 +62,7 @@ def fail(path: Path, how: str) -> None:
         path.write_text(f'{TOKEN}{{"key": "run_start", "time_ms": 1e999}}\n')
 
 
-def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path: Path) -> None:
+def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path):
     directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000, says_ranks=True)
     write_run(directory / "result_2.txt", 4.0, 1000, ranks=64)
     entries, (error,) = read_results(tmp_path)
@@ -74,27 +73,27 @@ def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path: Path) -> N
     assert entries == [] and "more than 1,000,000,000,000 samples" in str(error)
 
 
-def test_few_runs_have_a_plain_mean(tmp_path: Path) -> None:
+def test_few_runs_have_a_plain_mean(tmp_path):
     write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000)
     assert only(tmp_path).time_min == pytest.approx(4.0)
     fail(tmp_path / "results/acme/bert/result_1.txt", "aborted")
     assert read_results(tmp_path)[0] == []
 
 
-def test_the_logs_own_ranks_come_before_the_description(tmp_path: Path) -> None:
+def test_the_logs_own_ranks_come_before_the_description(tmp_path):
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, nodes=4, says_ranks=True)
     (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
     assert only(tmp_path).accelerators == 32
 
 
-def test_a_damaged_description_is_named(tmp_path: Path) -> None:
+def test_a_damaged_description_is_named(tmp_path):
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     (tmp_path / "systems" / "acme.json").write_text("{")
     entries, (skipped,) = read_results(tmp_path)
     assert entries == [] and skipped.args[0] == str(tmp_path / "systems" / "acme.json")
 
 
-def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path) -> None:
+def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     path = tmp_path / "systems" / "acme.json"
     for count in ("0", "-8", "8.5", "1e3", None, ["8"], "8" * 5000):
@@ -104,7 +103,7 @@ def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path: Path) -> N
         assert "does not say how many accelerators" in skipped[-1].args[1]
 
 
-def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) -> None:
+def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path):
     """Where directories do not say it, as in a tree of one's own."""
     directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, says_ranks=True)
     own = directory.rename(tmp_path / "own")
@@ -116,7 +115,7 @@ def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path: Path) 
     assert [each.args[1] for each in skipped[:3]] == ["is of the benchmark 'resnet'"] * 3
 
 
-def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path: Path) -> None:
+def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path):
     directory = write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     (directory / "result_3.txt").symlink_to("result_3.txt")
     assert len(read_results(tmp_path)[1]) == 1
@@ -126,12 +125,12 @@ def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 
-def test_where_no_logs_are(tmp_path: Path) -> None:
+def test_where_no_logs_are(tmp_path):
     with pytest.raises(DataError, match="holds no MLPerf log of bert"):
         read_results(tmp_path)
 
 
-def test_the_law_of_a_tree(tmp_path: Path, asked: Asked, told: Asked) -> None:
+def test_the_law_of_a_tree(tmp_path, asked, told):
     """Three sizes on time = 80 * p^-0.5; samples grow as p^0.25, so throughput does as p^0.75."""
     for nodes in (1, 4, 16):
         size = 8 * nodes
@@ -157,7 +156,7 @@ def test_the_law_of_a_tree(tmp_path: Path, asked: Asked, told: Asked) -> None:
     assert f"skipped: {broken}/result_0.txt: holds no line with" in told("law .")
 
 
-def test_the_projects_own_runs(told: Asked) -> None:
+def test_the_projects_own_runs(told):
     """Ten runs of two ranks: an entry, but no law alone."""
     results = REPOSITORY / "results"
     (entry,), _ = read_results(results)

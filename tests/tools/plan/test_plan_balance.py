@@ -4,10 +4,8 @@ Section 1.7's imbalances come out again, and ours are within the bars of this pr
 is the table of the analysis of the published runs, made with the same length histogram.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +14,11 @@ from bert_tools.common.length_histogram import LengthHistogram
 from bert_tools.plan.balance import measure_row
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.balance import Assignment, Balance, Float64Array, StepPlan, StepPlanner
+from mlperf_bert.data.balance import Assignment, Balance, StepPlanner
 from mlperf_bert.data.capacity import CapacityPlan, forward_sizes
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
-from plan_cases import Asked
 from support import CONFIGS
 
 OPEN = "balance --config dgxa100_1x8x56x1 --draws 3 --set mlperf.enforce_rules=false"
@@ -35,11 +31,11 @@ SERVED = ["uniform", "quantile", "strata_6_3_2_5", "strata_4_2_2_4"]
 
 
 @pytest.fixture
-def balanced(asked: Asked) -> Asked:
+def balanced(asked):
     return partial(asked, OPEN, SIZES)
 
 
-def rows_by_policy(result: dict[str, Any], sampler: str = "uniform") -> dict[Any, Any]:
+def rows_by_policy(result, sampler="uniform"):
     return {
         (row["policy"], row["counts_per_rank"]): row
         for row in result["rows"]
@@ -47,7 +43,7 @@ def rows_by_policy(result: dict[str, Any], sampler: str = "uniform") -> dict[Any
     }
 
 
-def test_every_sampler_meets_every_policy(balanced: Asked) -> None:
+def test_every_sampler_meets_every_policy(balanced):
     result = balanced()
     assert (result["world_size"], result["global_batch_size"]) == (8, 48)
     assert [row["sampler"] for row in result["rows"]] == [name for name in SERVED for _ in POLICIES]
@@ -64,9 +60,7 @@ def test_every_sampler_meets_every_policy(balanced: Asked) -> None:
     assert rows[FAR]["exchanged_bytes_per_rank"] > rows[NEAR]["exchanged_bytes_per_rank"]
 
 
-def test_a_config_is_held_against_what_its_other_settings_allow(
-    asked: Asked, told: Callable[..., str]
-) -> None:
+def test_a_config_is_held_against_what_its_other_settings_allow(asked, told):
     words = "balance --draws 3 --config dgxa100_128x8x4x1 --set parallel.nodes=1"
     result = asked(words, "--set data.counts_per_rank=equal")
     assert {row["sampler"] for row in result["rows"]} == {"uniform", "quantile"}  # of the rules
@@ -81,14 +75,14 @@ def test_a_config_is_held_against_what_its_other_settings_allow(
     assert f"{100 * result['rows'][1]['capacity_waste_ladder']:.1f} %" in own
 
 
-def test_samplers_that_cannot_serve_the_batch_are_left_out(balanced: Asked, asked: Asked) -> None:
+def test_samplers_that_cannot_serve_the_batch_are_left_out(balanced, asked):
     left_out = balanced("--set parallel.local_batch_size=5")["left_out"]
     assert "need a multiple of 16" in left_out["strata_6_3_2_5"]
     assert "need a multiple of 12" in left_out["strata_4_2_2_4"]
     assert set(left_out) == {"strata_6_3_2_5", "strata_4_2_2_4"}
 
 
-def test_bytes_that_exchanges_send(balanced: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_exchanges_send(balanced, monkeypatch):
     one = LengthHistogram(lengths=np.array([20, 512]), counts=np.array([1000, 0]))
     index = SampleIndex.of_histogram(one, "test")
     monkeypatch.setattr("bert_tools.plan.balance.wikipedia_index", lambda: index)
@@ -101,9 +95,7 @@ def test_bytes_that_exchanges_send(balanced: Asked, monkeypatch: pytest.MonkeyPa
     assert rows[NEAR]["exchanged_bytes_per_rank"] == 0 < rows[FAR]["exchanged_bytes_per_rank"]
 
 
-def test_measures_of_a_prepared_set_are_those_of_its_plans(
-    asked: Asked, synthetic_data: Path
-) -> None:
+def test_measures_of_a_prepared_set_are_those_of_its_plans(asked, synthetic_data):
     index = LengthIndex.open(synthetic_data / "train")
     longest = f"--set data.max_seq_length={index.manifest.max_seq_length}"
     words = "balance --draws 3 --config cpu_tiny --set data.corpus=prepared"
@@ -133,7 +125,7 @@ def test_measures_of_a_prepared_set_are_those_of_its_plans(
     assert {key: row[key] for key in expected} == pytest.approx(expected)
 
 
-def test_masked_positions_follow_the_published_rounding() -> None:
+def test_masked_positions_follow_the_published_rounding():
     histogram = LengthHistogram(lengths=np.array([1, 10, 30, 511]), counts=np.array([1, 2, 1, 1]))
     # 0.15 * 10 is 1.5, which goes to the even 2; 0.15 * 30 is 4.5, which goes to 4.
     index = SampleIndex.of_histogram(histogram, "test")
@@ -141,7 +133,7 @@ def test_masked_positions_follow_the_published_rounding() -> None:
     assert index.lengths.tolist() == [1, 10, 10, 30, 511]
 
 
-def test_the_table_has_a_line_a_row(told: Callable[..., str]) -> None:
+def test_the_table_has_a_line_a_row(told):
     lines = told(OPEN, SIZES).splitlines()
     head = next(line for line in lines if line.startswith("sampler"))
     table = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
@@ -161,7 +153,7 @@ PUBLISHED = {
     (8, 16): (1.425, 1.026, 1.059, 1.005),
     (1, 16): (1.256, 1.008, 1.052, 1.009),
 }
-PRESETS: dict[int, SamplerName] = {16: "strata_6_3_2_5", 12: "strata_4_2_2_4"}
+PRESETS = {16: "strata_6_3_2_5", 12: "strata_4_2_2_4"}
 
 # (nodes, local batch size) -> largest imbalance, token waste and masked waste allowed. The project
 # sets no bar for the wastes at 12 sequences: those are this test's.
@@ -177,12 +169,12 @@ UNEQUAL_SHARE = 1 / 3  # of what equal counts lose, that unequal ones may
 
 
 def plans_of(
-    nodes: int,
-    local_batch_size: int,
-    sampler: SamplerName,
-    balance: Callable[[Float64Array], Assignment],
-    draws: int,
-) -> list[StepPlan]:
+    nodes,
+    local_batch_size,
+    sampler,
+    balance,
+    draws,
+):
     """Steps of Wikipedia's lengths on nodes of 8 ranks."""
     index = wikipedia_index()
     planner = StepPlanner(
@@ -201,7 +193,7 @@ def plans_of(
     return [planner.plan(step) for step in range(1, draws + 1)]
 
 
-def in_one_direction(cost: Float64Array, group_size: int) -> Assignment:
+def in_one_direction(cost, group_size):
     """Deal each forward's samples, the largest first, to neighbouring ranks, every row from rank 0.
 
     `cost` is [R, A, b]; `group_size` ranks share what they have drawn, as published programs do.
@@ -215,8 +207,8 @@ def in_one_direction(cost: Float64Array, group_size: int) -> Assignment:
 
 
 @pytest.mark.parametrize(("nodes", "size"), PUBLISHED)
-def test_published_methods(nodes: int, size: int) -> None:
-    cases: tuple[tuple[SamplerName, Callable[[Float64Array], Assignment]], ...] = (
+def test_published_methods(nodes, size):
+    cases = (
         ("uniform", Balance()),
         (PRESETS[size], Balance(policy="exchange_local", ranks_per_node=8)),
         ("uniform", partial(in_one_direction, group_size=8 * nodes)),
@@ -231,7 +223,7 @@ def test_published_methods(nodes: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "size"), BARS)
-def test_ours_is_within_its_bars(nodes: int, size: int) -> None:
+def test_ours_is_within_its_bars(nodes, size):
     plans = plans_of(nodes, size, "quantile", Balance(policy="presort_global"), 60)
     imbalance, token_waste, masked_waste = BARS[nodes, size]
     assert np.mean([plan.imbalance_tokens for plan in plans]) <= imbalance
@@ -242,7 +234,7 @@ def test_ours_is_within_its_bars(nodes: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", EQUAL_COUNTS)
-def test_unequal_counts_beat_equal_ones(size: int) -> None:
+def test_unequal_counts_beat_equal_ones(size):
     config = load_config(
         CONFIGS / "dgxa100_128x8x4x1.toml",
         [f"parallel.local_batch_size={size}", "data.sampler=quantile"],

@@ -1,7 +1,6 @@
 """`mlperf_bert plan buckets`: BERT-large's counts, and the model and backward it is planned by."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_tools.plan.buckets import backward_order
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.layers import loss_sums, pretraining_loss
 from mlperf_bert.step.captured import synthetic_batch
-from plan_cases import Asked
 
 MIB = 2**20
 LARGE = (
@@ -24,10 +21,10 @@ LARGE = (
 )
 
 
-def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
+def backward_of(config, dtype):
     """Share of backward's FLOPs done when each gradient is whole, in that order."""
     model = BertForPretraining(config.model, torch.device("cpu")).to(dtype)
-    done: dict[str, int] = {}
+    done = {}
     with FlopCounterMode(display=False) as flops:
         batch = synthetic_batch(config)
         loss = pretraining_loss(loss_sums(model(batch), batch), batch)
@@ -36,22 +33,20 @@ def backward_of(config: RunConfig, dtype: torch.dtype) -> dict[str, float]:
             parameter.register_post_accumulate_grad_hook(
                 lambda _, name=name: done.update({name: flops.get_total_flops() - of_forward})
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total = flops.get_total_flops() - of_forward
     return {name: count / total for name, count in done.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_gradients_are_ready_in_the_planned_order(
-    tiny_config: Path, attention: str, dtype: torch.dtype
-) -> None:
+def test_gradients_are_ready_in_the_planned_order(tiny_config, attention, dtype):
     config = load_config(tiny_config, (f"model.attention={attention}",))
     planned = [each.name for each in backward_order(config.model, 64, 10)]
     assert list(backward_of(config, dtype)) == planned
 
 
-def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config: Path) -> None:
+def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config):
     config = load_config(tiny_config, ("model.attention=reference", "model.num_layers=3"))
     counted = backward_of(config, torch.float32)
     data = config.data
@@ -67,18 +62,18 @@ def test_shares_of_backward_are_those_of_torchs_flop_count(tiny_config: Path) ->
         ModelSection(num_layers=2, objective="mlm"),
     ],
 )
-def test_sizes_are_those_of_the_real_model(model: ModelSection) -> None:
+def test_sizes_are_those_of_the_real_model(model):
     real = BertForPretraining(replace(model, attention="reference"), torch.device("meta"))
     numels = {name: parameter.numel() for name, parameter in real.named_parameters()}
     assert {each.name: each.numel for each in backward_order(model, 512, 76)} == numels
 
 
-def test_modernbert_is_refused(told: Asked) -> None:
+def test_modernbert_is_refused(told):
     words = "buckets --config cpu_tiny --set model.architecture=modern --set model.objective=mlm"
     assert "model.architecture: is 'modern'" in told(words, status=2)
 
 
-def test_bert_large_has_its_known_buckets(asked: Asked, tiny_config: Path) -> None:
+def test_bert_large_has_its_known_buckets(asked, tiny_config):
     for dtype, count in (("bf16", 22), ("fp32", 38)):
         precision = f"--set model.precision={dtype}"
         answer = asked("buckets --config", tiny_config, LARGE, precision)
@@ -94,14 +89,14 @@ def test_bert_large_has_its_known_buckets(asked: Asked, tiny_config: Path) -> No
         assert starts == sorted(starts) and starts[0] > 0
 
 
-def test_the_cap_of_the_config_holds(asked: Asked, tiny_config: Path) -> None:
+def test_the_cap_of_the_config_holds(asked, tiny_config):
     settings = "--set parallel.bucket_cap_mb=100.0 --set model.precision=bf16"
     answer = asked("buckets --config", tiny_config, LARGE, settings)
     assert answer["bucket_cap_mb"] == 100
     assert len(answer["buckets"]) < 8
 
 
-def test_the_table_shows_the_buckets(asked: Asked, told: Asked, tiny_config: Path) -> None:
+def test_the_table_shows_the_buckets(asked, told, tiny_config):
     words = ("buckets --set parallel.bucket_cap_mb=0.02 --config", tiny_config)
     printed = told(*words)
     buckets = asked(*words)["buckets"]

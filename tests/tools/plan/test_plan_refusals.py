@@ -2,12 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from plan_cases import Asked
 from support import run_process
 
 BALANCE = "balance --config dgxa100_1x8x56x1"
@@ -63,14 +61,14 @@ REFUSED = {
 
 
 @pytest.fixture
-def files(in_own_directory: Path) -> list[str]:
+def files(in_own_directory):
     """The names of the files in the working directory: of one that must be kept."""
     Path("kept.csv").write_text("kept\n")
     return sorted(path.name for path in in_own_directory.iterdir())
 
 
 @pytest.mark.parametrize("question", REFUSED)
-def test_what_cannot_be_is_one_line(told: Asked, files: list[str], question: str) -> None:
+def test_what_cannot_be_is_one_line(told, files, question):
     for words, message in REFUSED[question].items():
         assert message in told(question, words, status=2), words
         assert sorted(path.name for path in Path().iterdir()) == files, words
@@ -88,7 +86,7 @@ print(found)
 """
 
 
-def answered_without(*modules: str, questions: Sequence[str]) -> tuple[list[int], str, str]:
+def answered_without(*modules, questions):
     """Statuses of questions in a process that cannot import these modules; what it says."""
     done = run_process(sys.executable, "-c", HIDDEN.replace("{modules}", str(modules)), *questions)
     assert done.returncode == 0, done.stderr
@@ -96,7 +94,7 @@ def answered_without(*modules: str, questions: Sequence[str]) -> tuple[list[int]
     return json.loads(statuses), "\n".join(lines), done.stderr
 
 
-def test_no_question_needs_torch_or_numba(files: list[str]) -> None:
+def test_no_question_needs_torch_or_numba(files):
     statuses, said, _ = answered_without(
         *("torch", "numba"),
         questions=(

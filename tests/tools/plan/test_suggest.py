@@ -15,7 +15,6 @@ import pytest
 from bert_tools.plan.cluster.forecast import simulate
 from bert_tools.plan.entries import published_entries
 from bert_tools.plan.recipes import (
-    Accelerator,
     Recipe,
     knots,
     lamb_recipe,
@@ -27,14 +26,13 @@ from bert_tools.plan.suggest import suggest, to_toml
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import config_from_tables, load_config
 from mlperf_bert.errors import ConfigError
-from plan_cases import Asked
 from support import CONFIGS, TOOLS
 
 LARGEST = 16_384
-RECIPES: tuple[Recipe, ...] = get_args(Recipe)
+RECIPES = get_args(Recipe)
 
 
-def test_at_a_knot_the_published_set_comes_back() -> None:
+def test_at_a_knot_the_published_set_comes_back():
     assert [lamb_recipe(knot.global_batch_size) for knot in knots()] == list(knots())
     batches = [knot.global_batch_size for knot in knots()]
     assert batches == sorted(set(batches)) and batches[-1] == LARGEST
@@ -46,7 +44,7 @@ def test_at_a_knot_the_published_set_comes_back() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(768, 3072), (4096, 12288), (448, 768)])
-def test_midway_in_the_logarithm_lies_the_geometric_mean(low: int, high: int) -> None:
+def test_midway_in_the_logarithm_lies_the_geometric_mean(low, high):
     middle, *ends = (lamb_recipe(batch) for batch in (round(math.sqrt(low * high)), low, high))
     for name in ("learning_rate", "weight_decay", "decay_steps"):
         both = math.prod(getattr(each, name) for each in ends)
@@ -56,7 +54,7 @@ def test_midway_in_the_logarithm_lies_the_geometric_mean(low: int, high: int) ->
         assert 1 - getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
 
 
-def test_warm_up_keeps_its_share_of_the_schedule() -> None:
+def test_warm_up_keeps_its_share_of_the_schedule():
     low, middle, high = (lamb_recipe(batch) for batch in (4096, 7094, 12288))
     for name in ("warmup_steps", "start_warmup_step"):
         share = [getattr(each, name) / each.decay_steps for each in (low, middle, high)]
@@ -64,14 +62,14 @@ def test_warm_up_keeps_its_share_of_the_schedule() -> None:
     assert middle.form == "published"
 
 
-def test_below_the_smallest_set_samples_stay_and_the_rate_goes_with_the_root() -> None:
+def test_below_the_smallest_set_samples_stay_and_the_rate_goes_with_the_root():
     whole, quarter = lamb_recipe(256), lamb_recipe(64)
     assert quarter.learning_rate == pytest.approx(whole.learning_rate / 2)
     assert quarter.decay_steps == 4 * whole.decay_steps
     assert (quarter.beta_1, quarter.beta_2) == (whole.beta_1, whole.beta_2)
 
 
-def test_any_batch_has_a_set_that_a_schedule_can_hold() -> None:
+def test_any_batch_has_a_set_that_a_schedule_can_hold():
     for batch in range(1, LARGEST + 1, 7):
         recipe = lamb_recipe(batch)
         assert 0 < recipe.beta_1 < 1
@@ -95,7 +93,7 @@ POINTS = {
 }
 
 
-def test_samples_of_published_points_and_between_them() -> None:
+def test_samples_of_published_points_and_between_them():
     for (batch, recipe), million in POINTS.items():
         found = samples_to_target(batch, recipe)
         assert found.samples == pytest.approx(million * 1e6)
@@ -108,8 +106,8 @@ def test_samples_of_published_points_and_between_them() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(
-    recipe: Recipe,
-) -> None:
+    recipe,
+):
     points = samples_points(recipe)
     smallest, largest = points[0], points[-1]
     below = samples_to_target(smallest.global_batch_size // 4, recipe)
@@ -121,7 +119,7 @@ def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe: Recipe) -> None:
+def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe):
     before = samples_to_target(1, recipe)
     for batch in range(1, 40_000, 97):
         found = samples_to_target(batch, recipe)
@@ -133,13 +131,13 @@ def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe: Recipe) 
         assert samples == sorted(samples)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     for batch in (0, LARGEST + 1):
         with pytest.raises(ConfigError, match="use 1 to 16,384"):
             lamb_recipe(batch)
 
 
-SHIPPED: list[tuple[int, int, Accelerator, str]] = [
+SHIPPED = [
     (1, 8, "a100", "dgxa100_1x8x56x1"),
     (2, 8, "a100", "dgxa100_2x8x48x1"),
     (4, 8, "a100", "dgxa100_4x8x48x1"),
@@ -160,7 +158,7 @@ SHIPPED: list[tuple[int, int, Accelerator, str]] = [
 ]
 
 
-def test_sizes_with_a_recipe_of_their_own_return_it() -> None:
+def test_sizes_with_a_recipe_of_their_own_return_it():
     """The shipped configs were written by hand after the published recipes."""
     for nodes, gpus, accelerator, stem in SHIPPED:
         found = suggest(nodes, gpus, accelerator)
@@ -168,7 +166,7 @@ def test_sizes_with_a_recipe_of_their_own_return_it() -> None:
         assert found.name == f"{stem}.toml" and found.samples.basis == "published"
 
 
-def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
+def test_batches_that_are_called_published_are_in_the_shipped_table():
     text = (TOOLS / "plan" / "batch_sizes.csv").read_text("ascii")
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
     ran = {
@@ -184,7 +182,7 @@ def test_batches_that_are_called_published_are_in_the_shipped_table() -> None:
         assert (row["accelerator"], *size) in ran, row
 
 
-def test_512_nodes_have_the_published_set_at_16384() -> None:
+def test_512_nodes_have_the_published_set_at_16384():
     config = suggest(512, 8).config
     optim, schedule = config.optim, config.schedule
     assert (config.parallel.local_batch_size, config.parallel.global_batch_size) == (4, 16_384)
@@ -194,7 +192,7 @@ def test_512_nodes_have_the_published_set_at_16384() -> None:
     )
 
 
-RECIPES_OF_CONFIGS: dict[str, Recipe] = {
+RECIPES_OF_CONFIGS = {
     "dgxa100_128x8x4x1": "closed_lamb",
     "open_adamw_dgxa100_128x8x16x1": "open_adam",
     "open_adamw_dgxa100_128x8x4x1": "open_hypothesis",
@@ -203,12 +201,12 @@ RECIPES_OF_CONFIGS: dict[str, Recipe] = {
 
 
 @pytest.mark.parametrize("stem", RECIPES_OF_CONFIGS)
-def test_a_config_is_of_its_recipe(stem: str) -> None:
+def test_a_config_is_of_its_recipe(stem):
     assert recipe_of(load_config(CONFIGS / f"{stem}.toml")) == RECIPES_OF_CONFIGS[stem]
 
 
 @pytest.mark.parametrize(("accelerator", "every"), [("a100", 1), ("h100", 7), ("h200", 11)])
-def test_every_number_of_nodes_has_a_closed_config(accelerator: Accelerator, every: int) -> None:
+def test_every_number_of_nodes_has_a_closed_config(accelerator, every):
     batches = []
     for nodes in range(1, 1025, every):
         found = suggest(nodes, 8, accelerator=accelerator)
@@ -225,7 +223,7 @@ def test_every_number_of_nodes_has_a_closed_config(accelerator: Accelerator, eve
     assert all(after > 0.66 * before for before, after in pairwise(batches))
 
 
-def test_more_nodes_take_less_time_and_no_fewer_samples() -> None:
+def test_more_nodes_take_less_time_and_no_fewer_samples():
     found = [suggest(2**power, 8) for power in range(11)]
     batches = [each.config.parallel.global_batch_size for each in found]
     rates = [each.config.optim.learning_rate for each in found]
@@ -236,7 +234,7 @@ def test_more_nodes_take_less_time_and_no_fewer_samples() -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_published_runs_lie_in_the_range_of_the_forecast() -> None:
+def test_published_runs_lie_in_the_range_of_the_forecast():
     """Ours is another program; NVIDIA's on 8, 64, 1,024 and 4,096 A100 are near it, not on it."""
     for nodes, minutes in ((1, 16.882), (8, 2.497), (128, 0.421), (512, 0.206)):
         found = suggest(nodes, 8)
@@ -244,7 +242,7 @@ def test_published_runs_lie_in_the_range_of_the_forecast() -> None:
         assert expected.low < 60 * minutes < expected.high
 
 
-def test_few_gpus_accumulate_to_the_published_batch() -> None:
+def test_few_gpus_accumulate_to_the_published_batch():
     for gpus, accumulation in ((1, 8), (2, 4), (4, 2)):
         parallel = suggest(1, gpus).config.parallel
         assert parallel.global_batch_size == 448
@@ -257,7 +255,7 @@ WARNINGS = {
 }
 
 
-def test_what_leaves_the_known_range_is_said(told: Asked) -> None:
+def test_what_leaves_the_known_range_is_said(told):
     path = Path("own.toml")
     for words, warning in WARNINGS.items():
         path.unlink(missing_ok=True)
@@ -267,7 +265,7 @@ def test_what_leaves_the_known_range_is_said(told: Asked) -> None:
     assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [[]] * 4
 
 
-def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:
+def test_the_file_is_one_that_config_accepts(asked, told):
     answer = asked("suggest --nodes 3 --gpus-per-node 4")
     path = Path(answer["file"])
     parallel = load_config(path).parallel
@@ -279,7 +277,7 @@ def test_the_file_is_one_that_config_accepts(asked: Asked, told: Asked) -> None:
     assert main(["config", "show", answer["file"]]) == 0
 
 
-def test_a_file_that_is_there_is_not_replaced(told: Asked) -> None:
+def test_a_file_that_is_there_is_not_replaced(told):
     words = "suggest --nodes 3 --gpus-per-node 4 --out own.toml"
     expected = "time to expect: mlperf_bert plan cluster --config own.toml --accelerator a100\n"
     assert told(words).endswith(f"config: own.toml\n{expected}")

@@ -1,17 +1,15 @@
 """`report` and `watch` as a user meets them."""
 
-from collections.abc import Callable
-
 import pytest
 
 from mlperf_bert.__main__ import main
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def told(capsys):
     """The output of a command, or its one error line."""
 
-    def of(*words: object, status: int = 0) -> str:
+    def of(*words, status=0):
         assert main([str(word) for word in words]) == status
         said = capsys.readouterr()
         if status == 2:

@@ -1,21 +1,16 @@
 """Runs as they might have gone: directories with made-up curves."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from mlperf_bert.config.files import config_to_toml, load_config
-from mlperf_bert.run.outcome import RunOutcome, Status
+from mlperf_bert.run.outcome import RunOutcome
 from support import TINY_CONFIG
-
-Told = Callable[..., str]  # what `report` or `watch` prints
 
 BATCH = 16  # of TINY_CONFIG, which has 20 steps and a target of 0.99
 CURVE = ((5, 0.36), (10, 0.50), (15, 0.69), (20, 0.99))  # steps and accuracies
 
 
-def record(step: int, accuracy: float | None = None, **values: Any) -> dict[str, Any]:
+def record(step, accuracy=None, **values):
     """One of `metrics.jsonl`, of a healthy run but for `values`."""
     return {
         "step": step,
@@ -37,24 +32,24 @@ def record(step: int, accuracy: float | None = None, **values: Any) -> dict[str,
     }
 
 
-def records_of(curve: Iterable[tuple[int, float]] = CURVE, **values: Any) -> list[dict[str, Any]]:
+def records_of(curve=CURVE, **values):
     """Records of evaluations."""
     return [record(step, accuracy, **values) for step, accuracy in curve]
 
 
-def lines_of(records: Iterable[Mapping[str, Any]]) -> str:
+def lines_of(records):
     return "".join(f"{json.dumps(each)}\n" for each in records)
 
 
 def write_run(
-    directory: Path,
-    records: Sequence[Mapping[str, Any]] = (),
+    directory,
+    records=(),
     *,
-    overrides: Sequence[str] = (),
-    ended: Status | None = None,
-    said: Sequence[str] = (),
-    index: int = 0,
-) -> Path:
+    overrides=(),
+    ended=None,
+    said=(),
+    index=0,
+):
     """A run directory with run `index`; its folder is `directory / f"run_{index}"`."""
     run = directory / f"run_{index}"
     run.mkdir(parents=True)
@@ -73,19 +68,19 @@ def write_run(
     return directory
 
 
-def write_environment(run: Path, **facts: Any) -> None:
+def write_environment(run, **facts):
     whole = {"schema_version": 1, "device": "cpu", "world_size": 2, "commit": "0a1b2c", **facts}
     (run / "environment.json").write_text(json.dumps(whole), encoding="utf-8")
 
 
-def end_run(run: Path, status: Status = "success", stopped_by: str | None = None) -> None:
+def end_run(run, status="success", stopped_by=None):
     outcome = RunOutcome(
         status=status, steps=20, samples=320, seconds=61.0, mlm_accuracy=0.99, stopped_by=stopped_by
     )
     (run / "outcome.json").write_bytes(outcome.to_json())
 
 
-def log_line(key: str, value: Any, seconds: float = 0.001, **metadata: Any) -> str:
+def log_line(key, value, seconds=0.001, **metadata):
     """One line of an MLPerf log."""
     fields = {"key": key, "value": value, "time_ms": int(1000 * seconds), "metadata": metadata}
     return f":::MLLOG {json.dumps(fields)}\n"

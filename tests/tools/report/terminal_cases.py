@@ -9,8 +9,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
-from typing import IO, Any, Self
 
 import pyte
 
@@ -24,13 +22,13 @@ class Terminal:
 
     def __init__(
         self,
-        *arguments: object,
-        columns: int = 80,
-        rows: int = 24,
-        program: Sequence[str] = WATCH,
-        stderr: IO[str] | None = None,
-        **environ: str,
-    ) -> None:
+        *arguments,
+        columns=80,
+        rows=24,
+        program=WATCH,
+        stderr=None,
+        **environ,
+    ):
         self._ours, theirs = pty.openpty()
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
@@ -50,63 +48,63 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C arrives
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.process.kill()
         self.process.wait()
         if self._is_open:
             self.hang_up()
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         return [line.rstrip() for line in self.screen.display]
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "\n".join(self.lines)
 
     @property
-    def is_alternate(self) -> bool:
+    def is_alternate(self):
         """Whether a program has taken the screen."""
         return _ALTERNATE in self.screen.mode
 
     @property
-    def settings(self) -> list[Any]:
+    def settings(self):
         return termios.tcgetattr(self._theirs)
 
-    def until(self, condition: Callable[[], object]) -> None:
+    def until(self, condition):
         """Show what comes until the condition holds."""
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end_s, self.text
             self._show(0.05)
 
-    def until_left(self) -> int:
+    def until_left(self):
         """Show what comes until the program has ended; its status."""
         self.until(lambda: self.process.poll() is not None)
         while self._show(0.0):
             pass
         return self.process.wait()
 
-    def hang_up(self) -> None:
+    def hang_up(self):
         """Close the terminal, as when a connection is lost."""
         self._is_open = False
         os.close(self._theirs)
         os.close(self._ours)
 
-    def type(self, keys: bytes) -> None:
+    def type(self, keys):
         os.write(self._ours, keys)
 
-    def resize(self, columns: int, rows: int) -> None:
+    def resize(self, columns, rows):
         self.screen.resize(rows, columns)
         self._set_size(columns, rows)
 
-    def _set_size(self, columns: int, rows: int) -> None:
+    def _set_size(self, columns, rows):
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def _show(self, seconds: float) -> bool:
+    def _show(self, seconds):
         if not select.select([self._ours], [], [], seconds)[0]:
             return False
         came = os.read(self._ours, 65536)

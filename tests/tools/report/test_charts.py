@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.report.chart import Point, seconds, significant, thinned, tick_labels, ticks
+from bert_tools.report.chart import seconds, significant, thinned, tick_labels, ticks
 
 MINUS = "\N{MINUS SIGN}"
 
 
-def test_numbers_are_written_with_few_digits() -> None:
+def test_numbers_are_written_with_few_digits():
     words = {0: "0", 0.27191318: "0.2719", 36272.4: "36,272", 1.0345: "1.034"}
     words |= {-2.5: f"{MINUS}2.500", 0.0000123: f"1.23e{MINUS}05"}
     assert {value: significant(value) for value in words} == words
 
 
-def test_times() -> None:
+def test_times():
     words = {0.0306: "0.031 s", 95.24: "95.2 s", 242.4: "4 min 02 s"}
     words |= {3 * 3600 + 425: "3 h 07 min", 7199.9: "120 min 00 s"}
     assert {value: seconds(value) for value in words} == words
@@ -34,7 +34,7 @@ def test_times() -> None:
         (-3, 3, ["\N{MINUS SIGN}3", "\N{MINUS SIGN}2", "\N{MINUS SIGN}1", "0", "1", "2", "3"]),
     ],
 )
-def test_axes(low: float, high: float, labels: list[str]) -> None:
+def test_axes(low, high, labels):
     assert tick_labels(ticks(low, high)) == labels
 
 
@@ -43,7 +43,7 @@ NUMBERS = st.floats(min_value=-1e300, max_value=1e300)
 
 @settings(deadline=None)
 @given(NUMBERS, NUMBERS)
-def test_any_range_has_a_few_ticks_with_labels_of_their_own(one: float, other: float) -> None:
+def test_any_range_has_a_few_ticks_with_labels_of_their_own(one, other):
     low, high = sorted((one, other))
     found = ticks(low, high)
     assert 1 <= len(found) <= 13 and found == sorted(found)
@@ -57,10 +57,8 @@ VALUES = st.one_of(st.none(), st.integers(-50, 50).map(float))
 
 @settings(deadline=None)
 @given(st.lists(VALUES, min_size=30, max_size=300), st.integers(8, 40))
-def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(
-    values: list[float | None], most: int
-) -> None:
-    points: list[Point] = list(enumerate(values))
+def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(values, most):
+    points = list(enumerate(values))
     kept = thinned(points, most)
     assert len(kept) <= most + most // 2  # a gap may come to the lowest and the highest of a part
     assert list(kept) == sorted(set(kept), key=lambda point: point[0])

@@ -1,10 +1,8 @@
 """What a run prints is for people: no tool reads it, so that its sentences can be improved."""
 
 import os
-from pathlib import Path
 
-import pytest
-from run_cases import Told, log_line, record, write_environment, write_run
+from run_cases import log_line, record, write_environment, write_run
 
 from report_pages import page_of
 from support import REPOSITORY
@@ -19,9 +17,7 @@ SENTENCES = (
 MAY_NAME_IT = {"tools/bert_tools/report/watch.py"}
 
 
-def test_other_words_of_the_console_give_the_same_page_and_screen(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_words_of_the_console_give_the_same_page_and_screen(tmp_path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path / "run", [record(10, 0.5), record(20, 0.99)], said=SENTENCES)
     write_environment(run / "run_0")
@@ -39,7 +35,7 @@ def test_other_words_of_the_console_give_the_same_page_and_screen(
         assert told("watch", run, "--once") == screen
 
 
-def test_no_tool_opens_what_a_run_has_printed() -> None:
+def test_no_tool_opens_what_a_run_has_printed():
     """Whoever wants a figure of a run takes it from its metrics, its MLPerf log or its outcome."""
     tools = REPOSITORY / "tools"
     found = {

@@ -1,29 +1,26 @@
 """`mlperf_bert report`: the files it writes, what it prints, and one line for every mistake."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from run_cases import Told, records_of, write_run
+from run_cases import records_of, write_run
 
 from report_pages import checked
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     return write_run(tmp_path / "run", records_of(), ended="success")
 
 
-def test_the_page_of_a_run_is_in_its_directory(run: Path, told: Told) -> None:
+def test_the_page_of_a_run_is_in_its_directory(run, told):
     said = told("report", "page", run).splitlines()
     assert "target reached" in checked((run / "report.html").read_text("utf-8")).words
     assert said[0] == f"{run}/run_0: target reached"
     assert said[1].startswith("page, ") and said[1].endswith(f": {run}/report.html")
 
 
-def test_of_several_runs_it_is_below_runs_or_where_asked_for(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_of_several_runs_it_is_below_runs_or_where_asked_for(run, tmp_path, monkeypatch, told):
     other = write_run(tmp_path / "other", records_of())
     monkeypatch.chdir(tmp_path)
     told("report", "page", run, other)
@@ -32,13 +29,13 @@ def test_of_several_runs_it_is_below_runs_or_where_asked_for(
     assert not (run / "report.html").exists() and (tmp_path / "other.html").exists()
 
 
-def test_a_place_prints_as_one_line(tmp_path: Path, told: Told) -> None:
+def test_a_place_prints_as_one_line(tmp_path, told):
     run = write_run(tmp_path / "a\x1b[31m\nb", records_of())
     lines = told("report", "page", run).split("\n")
     assert len(lines) == 3 and all(line.isprintable() for line in lines)
 
 
-def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told) -> None:
+def test_tensorboard_reads_what_is_written(run, tmp_path, told):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "scalars"
     said = told("report", "tensorboard", run, "--out", directory)
@@ -52,7 +49,7 @@ def test_tensorboard_reads_what_is_written(run: Path, tmp_path: Path, told: Told
     assert "holds an event file already" in again
 
 
-def test_of_several_runs_one_is_named(tmp_path: Path, told: Told) -> None:
+def test_of_several_runs_one_is_named(tmp_path, told):
     pytest.importorskip("tensorboard")
     root = write_run(tmp_path / "runs", records_of())
     write_run(root, records_of(), index=1)
@@ -61,9 +58,7 @@ def test_of_several_runs_one_is_named(tmp_path: Path, told: Told) -> None:
     told("report", "tensorboard", root / "run_1", "--out", tmp_path / "scalars")
 
 
-def test_without_the_extra_a_line_names_it_and_nothing_is_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_without_the_extra_a_line_names_it_and_nothing_is_written(run, tmp_path, monkeypatch, told):
     for name in ("event_pb2", "summary_pb2"):
         monkeypatch.setitem(sys.modules, f"tensorboard.compat.proto.{name}", None)
     said = told("report", "tensorboard", run, "--out", tmp_path / "more", status=2)
@@ -80,9 +75,7 @@ CANNOT_BE = {
 }
 
 
-def test_options_that_cannot_be(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_options_that_cannot_be(run, tmp_path, monkeypatch, told):
     monkeypatch.chdir(tmp_path)
     for options, line in CANNOT_BE.items():
         assert line in told("report", *options.split(), status=2)

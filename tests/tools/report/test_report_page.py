@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from run_cases import BATCH, end_run, log_line, record, records_of, write_environment, write_run
@@ -18,7 +16,7 @@ CHARTS = {
 }
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
+def test_a_whole_run(tmp_path):
     run = write_run(tmp_path / "run", records_of(), ended="success") / "run_0"
     write_environment(run, packages={"torch": "2.13.0"})
     clock = {"init_start": 10, "init_stop": 13, "run_start": 13, "run_stop": 113}
@@ -35,13 +33,13 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert "80.00 samples: 0.3600" in page.words  # of a dot
 
 
-def test_unknown_columns_are_ignored(tmp_path: Path) -> None:
+def test_unknown_columns_are_ignored(tmp_path):
     records = records_of(something_new=5.0, noise_scale=None)
     assert set(checked(page_of(write_run(tmp_path / "run", records))).charts()) == CHARTS
 
 
-def remove(*names: str) -> Callable[[Path], Path]:
-    def removed(root: Path) -> Path:
+def remove(*names):
+    def removed(root):
         for name in names:
             (root / name).unlink()
         return root
@@ -63,16 +61,14 @@ def remove(*names: str) -> Callable[[Path], Path]:
         (lambda root: root / "run_0", [], len(CHARTS)),
     ],
 )
-def test_what_is_not_there_is_said(
-    make: Callable[[Path], Path], said: Sequence[str], num_charts: int, tmp_path: Path
-) -> None:
+def test_what_is_not_there_is_said(make, said, num_charts, tmp_path):
     root = write_run(tmp_path / "run", records_of(), ended="success")
     page = checked(page_of(make(root)))
     assert [words for words in said if words not in page.words] == []
     assert len(page.charts()) == num_charts
 
 
-def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path: Path) -> None:
+def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path):
     run = write_run(tmp_path / "run", [record(1)])
     with (run / "run_0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
@@ -85,7 +81,7 @@ def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path: P
     assert "target missed" in checked(page_of(run)).words
 
 
-def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_a_gap(tmp_path):
     records = [record(step, loss=None if step == 3 else 2.0) for step in range(1, 6)]
     text = page_of(write_run(tmp_path / "run", records))
     assert checked(text).charts()["Training loss"] == "this run, 4 values, the last 2.000"
@@ -94,7 +90,7 @@ def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
     assert path and path[1].count("M") == 2 and len(re.split("[ML]", path[1])) == 5
 
 
-def test_a_resumed_run_has_no_time_to_train(tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_time_to_train(tmp_path):
     root = write_run(tmp_path / "run", records_of(), ended="success")
     log = log_line("run_start", None, 1) + log_line("run_stop", None, 90)
     (root / "result_0.txt").write_text(log, encoding="ascii")
@@ -105,7 +101,7 @@ def test_a_resumed_run_has_no_time_to_train(tmp_path: Path) -> None:
     assert "2 attempts" in page.words and "Time to train" not in page.words
 
 
-def test_runs_side_by_side(tmp_path: Path) -> None:
+def test_runs_side_by_side(tmp_path):
     first = write_run(tmp_path / "first", records_of())
     slow = records_of(samples_per_s=600.0)[:3]
     changed = ["optim.learning_rate=5e-4", 'optim.name="lamb"']
@@ -130,7 +126,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     }
 
 
-def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
+def test_equal_runs_differ_in_nothing(tmp_path):
     runs = [write_run(tmp_path / name, records_of()) for name in "ab"]
     told = "No setting and no machine does, as far as the files of the runs tell them."
     assert told in checked(page_of(*runs)).words
@@ -141,14 +137,14 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     assert told in checked(page_of(*runs)).words
 
 
-def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path) -> None:
+def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path):
     runs = [write_run(tmp_path / f"n{n}", [record(1, 0.1 + n / 100)]) for n in range(10)]
     text = page_of(*runs)
     curves = re.findall(r'<path d="[^"]*" class="([^"]*)"', text[: text.index("Training loss")])
     assert len(set(curves)) == 10
 
 
-def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
+def test_nothing_in_a_hostile_run_becomes_markup(tmp_path):
     changed = [f"mlperf.submission_org={json.dumps(TAG)}"]
     name = "script><b onclick=x>'\"&"  # of two, so that their parents' are shown too
     other = write_run(tmp_path / "q<" / name, records_of())
@@ -166,7 +162,7 @@ def test_nothing_in_a_hostile_run_becomes_markup(tmp_path: Path) -> None:
     assert r"\x1b[2J\u202eabc\x00<!--" in page.words
 
 
-def test_a_file_that_is_wrong_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_is_refused_in_a_line(tmp_path):
     run = write_run(tmp_path / "run", records_of(), ended="success") / "run_0"
     for name, contents in (
         ("environment.json", "{"),
@@ -181,7 +177,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(tmp_path: Path) -> None:
         path.unlink() if before is None else path.write_text(before, encoding="utf-8")
 
 
-def test_a_long_run_is_a_small_page_that_keeps_its_peaks(tmp_path: Path) -> None:
+def test_a_long_run_is_a_small_page_that_keeps_its_peaks(tmp_path):
     records = [
         record(
             step, 0.5 if step % 1000 == 0 else None, loss=99.5 if step == 12_345 else 3 + step % 7

@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from run_cases import lines_of, record, write_run
@@ -20,11 +18,11 @@ from mlperf_bert.errors import UserError
 GOOD = json.dumps(record(1)).encode()
 
 
-def changed(**values: object) -> bytes:
+def changed(**values):
     return json.dumps({**record(1), **values}).encode() + b"\n"
 
 
-def without(key: str) -> bytes:
+def without(key):
     kept = {name: value for name, value in record(1).items() if name != key}
     return json.dumps(kept).encode() + b"\n"
 
@@ -48,9 +46,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_line_is_skipped_and_said_in_one_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_is_skipped_and_said_in_one_line(name, tmp_path, capsys):
     path = tmp_path / "metrics\x1b[2J.jsonl"
     contents, reason = DAMAGED[name]
     path.write_bytes(contents)
@@ -60,9 +56,7 @@ def test_a_damaged_line_is_skipped_and_said_in_one_line(
     assert reason in error and error.endswith("; skipped\n")
 
 
-def test_metrics_come_back_as_they_were_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_come_back_as_they_were_written(tmp_path, capsys):
     written = [record(step, None if step % 2 else 0.5, unknown=step) for step in range(1, 9)]
     written[3]["loss"] = None  # which is what a loss that is no number becomes
     path = write_run(tmp_path / "run", written) / "run_0" / "metrics.jsonl"
@@ -73,16 +67,14 @@ def test_metrics_come_back_as_they_were_written(
     assert capsys.readouterr().err == ""
 
 
-def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+def test_values_that_are_no_numbers_are_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(changed(more={}, word="x", grad_norm=float("inf"), other=[1]))
     (found,) = read_metrics(path)
     assert found == {key: value for key, value in record(1).items() if key != "grad_norm"}
 
 
-def test_of_lines_that_do_not_ascend_the_odd_one_is_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_lines_that_do_not_ascend_the_odd_one_is_skipped(tmp_path, capsys):
     written = [record(step) for step in range(1, 7)]
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of([*written[:2], record(830), *written[3:]]))
@@ -94,20 +86,20 @@ def test_of_lines_that_do_not_ascend_the_odd_one_is_skipped(
     assert capsys.readouterr().err.endswith("; skipped (and 1 more)\n")
 
 
-def make_runs(root: Path, *indexes: int) -> Path:
+def make_runs(root, *indexes):
     for index in indexes:
         (root / f"run_{index}").mkdir(parents=True)
         (root / f"run_{index}" / "metrics.jsonl").touch()
     return root
 
 
-def test_all_runs_of_a_directory_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_all_runs_of_a_directory_in_the_order_of_their_numbers(tmp_path):
     root = make_runs(tmp_path / "ten", 10, 2, 0)
     (root / "result_0.txt").touch()
     assert find_runs([root]) == {f"ten/run_{index}": root / f"run_{index}" for index in (0, 2, 10)}
 
 
-def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path: Path) -> None:
+def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path):
     one, two = make_runs(tmp_path / "a" / "x", 0), make_runs(tmp_path / "b" / "x", 0)
     (tmp_path / "other_name").symlink_to(one)
     assert list(find_runs([one])) == ["x"]
@@ -116,7 +108,7 @@ def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path: Path) -> None:
     assert list(find_runs([one, make_runs(tmp_path / "a" / "y", 3)])) == ["x", "y"]
 
 
-def test_what_holds_no_run_is_told_so(tmp_path: Path) -> None:
+def test_what_holds_no_run_is_told_so(tmp_path):
     (tmp_path / "e").mkdir()
     with pytest.raises(UserError, match=r"holds no run: no run_<i>, no metrics\.jsonl"):
         find_runs([tmp_path / "e"])
@@ -129,7 +121,7 @@ def test_what_holds_no_run_is_told_so(tmp_path: Path) -> None:
         find_runs([make_runs(tmp_path / "many", *range(MAX_RUNS + 1))])
 
 
-def test_the_newest_of_several_runs_or_the_one_that_is_named(tmp_path: Path) -> None:
+def test_the_newest_of_several_runs_or_the_one_that_is_named(tmp_path):
     make_runs(tmp_path, 0, 2, 10)
     for name in ("run_x", "run_", "run_9999999", "other_12"):
         (tmp_path / name).mkdir()
@@ -140,7 +132,7 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(tmp_path: Path) -> 
     assert newest_run(tmp_path / "nothing") is None
 
 
-def test_an_environment_is_flat_text(tmp_path: Path) -> None:
+def test_an_environment_is_flat_text(tmp_path):
     path = tmp_path / "environment.json"
     facts = {"schema_version": 1, "packages": {"torch": "2", "no": None}, "world_size": 2, "x": []}
     path.write_text(json.dumps(facts))
@@ -154,7 +146,7 @@ def test_an_environment_is_flat_text(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(make, tmp_path):
     make(tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")

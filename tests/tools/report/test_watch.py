@@ -3,35 +3,33 @@
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
-from run_cases import Told, end_run, record, write_run
+from run_cases import end_run, record, write_run
 
-from bert_tools.report.watch import Look, look_at, rows_of
+from bert_tools.report.watch import look_at, rows_of
 from mlperf_bert.errors import UserError
-from mlperf_bert.run.outcome import Status
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
 LOG = ("evaluation at 160 samples: accuracy 0.1000 (0.5 s)",)
 
 
-def running(directory: Path) -> Path:
+def running(directory):
     records = [record(step, 0.05 * step if step % 3 == 0 else None) for step in range(1, 15)]
     return write_run(directory, records, said=LOG)
 
 
-def set_age(run: Path, seconds: float) -> None:
+def set_age(run, seconds):
     for name in ("config.toml", "metrics.jsonl", "stdout.log"):
         if (run / name).exists():
             os.utime(run / name, (time.time() - seconds,) * 2)
 
 
-def numbers(look: Look) -> dict[str, str]:
+def numbers(look):
     return dict(rows_of(look))
 
 
-def test_a_run_under_way(tmp_path: Path) -> None:
+def test_a_run_under_way(tmp_path):
     look = look_at(running(tmp_path / "run"))
     assert (look.name, look.state) == ("run/run_0", "running")
     assert numbers(look) == {
@@ -44,7 +42,7 @@ def test_a_run_under_way(tmp_path: Path) -> None:
     }
 
 
-def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path: Path) -> None:
+def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path):
     rates = [9e9] * 4 + [0.5] * 6 + [2.0] * 6  # of the last 12 the median is 1.25
     records = [record(step, samples_per_s=rate) for step, rate in enumerate(rates, 1)]
     look = look_at(write_run(tmp_path / "run", records))
@@ -55,7 +53,7 @@ def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path: Path) -> None:
         assert numbers(look)["left"] == "not known to the last step"
 
 
-def test_a_run_that_writes_nothing_is_stalled(tmp_path: Path) -> None:
+def test_a_run_that_writes_nothing_is_stalled(tmp_path):
     run = running(tmp_path / "run") / "run_0"
     for seconds, state in ((50, "running"), (90, "stalled: nothing written for 90.0 s")):
         set_age(run, seconds)
@@ -73,7 +71,7 @@ def test_a_run_that_writes_nothing_is_stalled(tmp_path: Path) -> None:
     assert not look_at(slow).is_stalled
 
 
-def test_before_the_first_metrics(tmp_path: Path) -> None:
+def test_before_the_first_metrics(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "nothing"):
         look = look_at(tmp_path / name)
@@ -84,9 +82,9 @@ def test_before_the_first_metrics(tmp_path: Path) -> None:
     assert numbers(look) == {}
 
 
-def test_how_a_run_ended(tmp_path: Path) -> None:
+def test_how_a_run_ended(tmp_path):
     run = running(tmp_path / "run")
-    ends: tuple[tuple[Status, str | None, str], ...] = (
+    ends = (
         ("success", None, "ended: target reached"),
         ("aborted", None, "ended: target missed"),
         ("aborted", "SIGTERM", "ended: stopped by SIGTERM"),
@@ -101,7 +99,7 @@ def test_how_a_run_ended(tmp_path: Path) -> None:
     assert look_at(without).state == "ended: finished, no target"
 
 
-def test_what_is_odd_is_shown(tmp_path: Path) -> None:
+def test_what_is_odd_is_shown(tmp_path):
     records = [record(1, 0.5, skipped_steps=2), record(2, 0.25, loss=None, skipped_steps=1)]
     run = write_run(tmp_path / "run", records) / "run_0"
     with (run / "metrics.jsonl").open("a") as file:
@@ -116,7 +114,7 @@ def test_what_is_odd_is_shown(tmp_path: Path) -> None:
     assert "config.toml" in config
 
 
-def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path, told: Told) -> None:
+def test_no_file_reaches_the_terminal_as_it_is(tmp_path, told):
     root = write_run(tmp_path / "run\x1b]0;owned\x07\u202e", [record(1), record(2, loss=1e299)])
     run = root / "run_0"
     with (run / "metrics.jsonl").open("a") as file:
@@ -130,7 +128,7 @@ def test_no_file_reaches_the_terminal_as_it_is(tmp_path: Path, told: Told) -> No
         assert line.isprintable(), ascii(line)
 
 
-def test_any_number_is_written(tmp_path: Path) -> None:
+def test_any_number_is_written(tmp_path):
     keys = ("samples_per_s", "step_ms", "loss")
     for number in (1e299, -1e299, 1e-299, 0.0, 2**62):
         records = [record(step, **dict.fromkeys(keys, number)) for step in (1, 5, 2**61, 2**62)]
@@ -138,9 +136,7 @@ def test_any_number_is_written(tmp_path: Path) -> None:
         assert all(value.isprintable() for value in numbers(look).values())
 
 
-def test_once_prints_every_run_and_so_does_what_is_no_terminal(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_prints_every_run_and_so_does_what_is_no_terminal(tmp_path, told, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     one = running(tmp_path / "one")
     two = write_run(tmp_path / "two", [record(20, 0.99)], ended="success")
@@ -151,7 +147,7 @@ def test_once_prints_every_run_and_so_does_what_is_no_terminal(
     assert all(len(line) <= 60 for line in lines)
 
 
-def test_mistakes_are_one_line(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_line(tmp_path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for arguments, words in {

@@ -1,14 +1,13 @@
 """`watch` on a terminal: what is written meanwhile is shown, and the terminal is left clean."""
 
 import signal
-from pathlib import Path
 
 import pytest
 from run_cases import end_run, lines_of, record, write_run
 from terminal_cases import PATIENCE_S, Terminal
 
 
-def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path: Path) -> None:
+def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path):
     root = tmp_path / "runs"
     with Terminal(root) as terminal:
         terminal.until(lambda: "no run has" in terminal.text)
@@ -34,7 +33,7 @@ def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path: 
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
-def test_who_leaves_leaves_the_terminal_clean(how: str, tmp_path: Path) -> None:
+def test_who_leaves_leaves_the_terminal_clean(how, tmp_path):
     run = write_run(tmp_path / "runs", [record(1)])
     with Terminal(run) as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
@@ -47,7 +46,7 @@ def test_who_leaves_leaves_the_terminal_clean(how: str, tmp_path: Path) -> None:
         assert "1 of 20" in terminal.text and "Traceback" not in terminal.text
 
 
-def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
+def test_a_terminal_that_is_closed_ends_it(tmp_path):
     run = write_run(tmp_path / "runs", [record(1)])
     with (tmp_path / "errors").open("w") as errors, Terminal(run, stderr=errors) as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
@@ -56,7 +55,7 @@ def test_a_terminal_that_is_closed_ends_it(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
-def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path: Path) -> None:
+def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path):
     run = write_run(tmp_path / "runs", [record(1)], ended="aborted")
     with Terminal(run) as coloured:
         assert coloured.until_left() == 0

@@ -1,12 +1,9 @@
 """Answers out of scores, against a search of every pair; exact match and F1 by hand."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from bert_tools.squad.answers import (
     FoundAnswer,
@@ -16,8 +13,8 @@ from bert_tools.squad.answers import (
     score,
     texts,
 )
-from bert_tools.squad.questions import Answer, Question, Questions
-from bert_tools.squad.windows import Windows, make_windows
+from bert_tools.squad.questions import Answer, Question
+from bert_tools.squad.windows import make_windows
 from plain_spans import plain_answers
 from squad_cases import qa, questions_of, vocabulary_of
 
@@ -31,7 +28,7 @@ WHOLE = make_windows(QUESTIONS, VOCABULARY)  # [CLS] who [SEP] t0 ... t9 [SEP]: 
 THREE = make_windows(QUESTIONS, VOCABULARY, max_length=8, stride=3)
 
 
-def scores_of(windows: Windows, **scores: float) -> NDArray[np.float64]:
+def scores_of(windows, **scores):
     """-5 everywhere, but for tokens by their number among all, as at7=1.0."""
     found = np.full(len(windows.input_ids), -5.0)
     for name, value in scores.items():
@@ -39,17 +36,17 @@ def scores_of(windows: Windows, **scores: float) -> NDArray[np.float64]:
     return found
 
 
-def both(starts: Any, ends: Any) -> NDArray[np.float64]:
+def both(starts, ends):
     """As `score_windows` gives them."""
     return np.stack([starts, ends], axis=1)
 
 
-def one(windows: Windows, starts: Any, ends: Any, **options: Any) -> FoundAnswer:
+def one(windows, starts, ends, **options):
     (found,) = find_answers(QUESTIONS, windows, both(starts, ends), **options)
     return found
 
 
-def test_the_best_start_and_end() -> None:
+def test_the_best_start_and_end():
     starts, ends = scores_of(WHOLE, at0=1, at5=3), scores_of(WHOLE, at0=2, at7=4)
     found = one(WHOLE, starts, ends)
     assert found == FoundAnswer("t2 t3 t4", 7.0, 3.0)
@@ -66,7 +63,7 @@ def test_the_best_start_and_end() -> None:
         assert one(WHOLE, scores, scores).text == "t5"
 
 
-def test_no_answer_is_the_lowest_of_the_windows() -> None:
+def test_no_answer_is_the_lowest_of_the_windows():
     starts = scores_of(THREE, at0=4, at8=1, at16=2)
     ends = scores_of(THREE, at0=3, at8=2, at16=0.5)
     assert one(THREE, starts, ends).no_answer_score == 2.5  # of 7, 3 and 2.5
@@ -75,7 +72,7 @@ def test_no_answer_is_the_lowest_of_the_windows() -> None:
     assert one(THREE, starts, ends).text == "t1"  # an answer stays in its window
 
 
-def test_a_start_counts_where_there_is_most_text_around_it() -> None:
+def test_a_start_counts_where_there_is_most_text_around_it():
     # t3 is the last token of the first window and the first of the second: no text on one side in
     # either, both windows equally long, so the first window counts.
     first, second = 3 + 3, 8 + 3
@@ -90,7 +87,7 @@ def test_a_start_counts_where_there_is_most_text_around_it() -> None:
         assert one(windows, starts, scores_of(windows)).text == text
 
 
-def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
+def test_text_is_cut_out_of_the_context_as_it_stands():
     context = "Caf\u00e9s, (T1)   and\nCaf\u00e9s!"
     questions = questions_of((context, [qa("q", "who")]))
     vocabulary = vocabulary_of("who", "cafe", "##s", ",", "(", ")", "t1", "and", "!")
@@ -101,7 +98,7 @@ def test_text_is_cut_out_of_the_context_as_it_stands() -> None:
     assert found.text == "T1)   and\nCaf\u00e9"
 
 
-def test_a_text_without_tokens_has_no_answer() -> None:
+def test_a_text_without_tokens_has_no_answer():
     questions = questions_of(("\u00ad", [qa("q1", "who")]), (TEXT, [qa("q2", "who")]))
     windows = make_windows(questions, VOCABULARY)
     starts = np.ones(len(windows.input_ids))
@@ -118,9 +115,7 @@ def test_a_text_without_tokens_has_no_answer() -> None:
     longest=st.integers(1, 12),
 )
 @settings(max_examples=150, deadline=None)
-def test_equal_to_looking_at_every_pair(
-    seed: int, texts: list[int], max_length: int, stride: int, longest: int
-) -> None:
+def test_equal_to_looking_at_every_pair(seed, texts, max_length, stride, longest):
     rng = np.random.default_rng(seed)
     contexts = [" ".join(f"t{word}" for word in rng.integers(10, size=size)) for size in texts]
     questions = questions_of(*((text, [qa(f"q{n}", "who")]) for n, text in enumerate(contexts)))
@@ -132,8 +127,8 @@ def test_equal_to_looking_at_every_pair(
     assert [(each.text, each.score, each.no_answer_score) for each in found] == expected
 
 
-def test_right_scores_give_the_right_answers() -> None:
-    questions: Questions = questions_of(
+def test_right_scores_give_the_right_answers():
+    questions = questions_of(
         (TEXT, [qa("q1", "who", ("t3 t4", 9)), qa("q2", "who"), qa("q3", "who", ("t9", 27))])
     )
     windows = make_windows(questions, VOCABULARY, max_length=12, stride=4)
@@ -164,11 +159,11 @@ CONTEXT = "the cat sat on a mat. The an, a! Cat"
         ("", ""),
     ],
 )
-def test_normalized(text: str, expected: str) -> None:
+def test_normalized(text, expected):
     assert normalized(text) == expected
 
 
-def asked(*answers: tuple[str, int]) -> Questions:
+def asked(*answers):
     return questions_of((CONTEXT, [qa("q", "Who?", *answers)]))
 
 
@@ -215,9 +210,7 @@ CAT, CAT_SAT, MAT = ("cat", 4), ("cat sat", 4), ("mat", 17)
         (["The"], "cat", 0, 0),
     ],
 )
-def test_the_best_of_the_right_answers(
-    right: list[str], answer: str, exact: float, words: float
-) -> None:
+def test_the_best_of_the_right_answers(right, answer, exact, words):
     answers = tuple(Answer(text, 0) for text in right)
     question = Question("q", CONTEXT, "Who?", answers)
     assert best_of(question, answer) == (exact, pytest.approx(words))
@@ -229,7 +222,7 @@ FOUR = questions_of(
 )
 
 
-def test_means_by_kind() -> None:
+def test_means_by_kind():
     # q1: "cat" against "cat sat": F1 2/3, not equal. q2 right. q3 right (none). q4 wrong.
     found = score(FOUR, {"q1": "cat", "q2": "the mat", "q3": "", "q4": "cat"})
     for part, questions, f1 in (
@@ -244,11 +237,11 @@ def test_means_by_kind() -> None:
     assert score(asked(), {"q": ""})["answerable"] == none
 
 
-def found_of(*pairs: tuple[str, float]) -> list[FoundAnswer]:
+def found_of(*pairs):
     """Texts with the score of no answer, theirs being 0."""
     return [FoundAnswer(text, 0.0, no_answer) for text, no_answer in pairs]
 
 
-def test_a_text_is_given_unless_no_answer_scores_more() -> None:
+def test_a_text_is_given_unless_no_answer_scores_more():
     found = found_of(("cat", -1.0), ("mat", 0.5), ("sat", 0.25), ("on", 0.0))
     assert texts(FOUR, found) == {"q1": "cat", "q2": "", "q3": "", "q4": "on"}

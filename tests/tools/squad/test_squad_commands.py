@@ -1,8 +1,6 @@
 """`squad train`, `score` and `compare` as a user calls them, on a tiny model."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,35 +14,33 @@ RUN = ("--updates", 3, "--microbatches", 4, "--noise-every", 2)
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory):
     """A run of three updates by one rank."""
     directory = tmp_path_factory.mktemp("squad") / "run"
     assert squad("train", *TINY, *RUN, "--run-dir", directory) == 0
     return directory
 
 
-def squad(*words: object) -> int:
+def squad(*words):
     """Run `squad ...` in this process; its status."""
     return main(["squad", *map(str, words)])
 
 
-def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def as_json(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["schema_version"] == 1
     assert isinstance(found, dict)
     return found
 
 
-def test_a_runs_answers_score_as_its_record_says(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runs_answers_score_as_its_record_says(run_dir, capsys):
     assert squad("score", "--predictions", run_dir / "predictions.json") == 0
     scored, run = as_json(capsys), read_run(run_dir)
     assert scored["all"] == {name: run[name] for name in ("questions", "exact_match", "f1")}
     assert scored["answerable"] == run["answerable"]
 
 
-def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_written_over(run_dir, capsys):
     files = [path for path in run_dir.rglob("*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
     other = ("--train", QUICK_DEV, "--updates", 1)
@@ -54,9 +50,7 @@ def test_a_run_is_not_written_over(run_dir: Path, capsys: pytest.CaptureFixture[
     assert {path: path.read_bytes() for path in files} == before
 
 
-def test_no_answer_to_anything_scores_what_has_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_answer_to_anything_scores_what_has_none(tmp_path, capsys):
     questions = read_questions(QUICK_DEV)
     answers = tmp_path / "none.json"
     answers.write_text(json.dumps({each.id: "" for each in questions}))
@@ -73,11 +67,11 @@ def test_no_answer_to_anything_scores_what_has_none(
 
 
 def test_two_engines_are_compared_on_real_ranks(
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    run_dir,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the ranks
     out = tmp_path / "out"
     # The run of one rank has ended before.

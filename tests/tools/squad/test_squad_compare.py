@@ -3,17 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import at_batch, directory_of, run_all
-from bert_tools.squad.comparison import Run
 from bert_tools.squad.settings import (
     EngineName,
     SquadSettings,
@@ -28,18 +25,18 @@ from squad_cases import record, write_record
 HERE = Path(__file__)
 
 
-def settings(engine: str = "single", seed: int = 1, **changes: Any) -> SquadSettings:
+def settings(engine="single", seed=1, **changes):
     return SquadSettings(engine=parse_engine(engine), seed=seed, **({"updates": 12} | changes))
 
 
 class FakeRuns:
     """Leaves a record where a run would, or ends with another status from `fail_at` on."""
 
-    def __init__(self, fail_at: int = 99, status: int = STOPPED) -> None:
-        self.calls: list[tuple[list[str], int]] = []
+    def __init__(self, fail_at=99, status=STOPPED):
+        self.calls = []
         self._fail_at, self._status = fail_at, status
 
-    def __call__(self, words: Sequence[str], num_ranks: int) -> int:
+    def __call__(self, words, num_ranks):
         self.calls.append((list(words), num_ranks))
         if len(self.calls) >= self._fail_at:
             return self._status
@@ -55,7 +52,7 @@ class FakeRuns:
         write_record(args.run_dir, record(str(given.engine), **more))
         return 0
 
-    def run(self, out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
+    def run(self, out, runs):
         """`run_all` with these in the place of real ones."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compare, "run_on_ranks", self)
@@ -65,7 +62,7 @@ class FakeRuns:
 TURNS = [("single", 1), ("ddp:2", 1), ("single", 2), ("ddp:2", 2)]
 
 
-def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
+def test_what_has_ended_is_not_run_again(tmp_path):
     planned = [settings(name, seed) for name, seed in TURNS]
     stopped, again = FakeRuns(fail_at=3), FakeRuns()
     runs, status = stopped.run(tmp_path, planned)
@@ -76,7 +73,7 @@ def test_what_has_ended_is_not_run_again(tmp_path: Path) -> None:
     assert FakeRuns(fail_at=1, status=2).run(tmp_path / "2", planned) == ([], 2)
 
 
-def test_a_sweep_trains_on_as_many_samples_at_every_batch() -> None:
+def test_a_sweep_trains_on_as_many_samples_at_every_batch():
     found = [at_batch(settings("ddp:2"), batch) for batch in (16, 32, 64)]
     assert [each.updates for each in found] == [12, 6, 3]
     # sqrt(32 / 16) and sqrt(64 / 16) times 5e-5
@@ -95,16 +92,14 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch() -> None:
         ({"train": HERE}, "train is "),
     ],
 )
-def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
+def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(tmp_path, changes, named):
     FakeRuns().run(tmp_path, [settings()])
     assert directory_of(tmp_path, settings()).name == "single-batch_16-seed_1"
     with pytest.raises(DataError, match=named):
         FakeRuns().run(tmp_path, [settings(**changes)])
 
 
-def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path: Path) -> None:
+def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path):
     train = tmp_path / "train.json"
     train.write_text("before")
     FakeRuns().run(tmp_path, [settings(train=train)])
@@ -116,7 +111,7 @@ def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("engine", ["single", "fsdp:3", "pipeline:2@gpipe"])
-def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
+def test_options_of_a_rank_give_the_same_settings(engine):
     odd = {"learning_rate": 1.23456789e-5, "global_batch": 48, "microbatches": 12}
     wanted = settings(engine, seed=5, train=HERE, dev=HERE, layers=3, **odd)
     parser = argparse.ArgumentParser()
@@ -126,13 +121,11 @@ def test_options_of_a_rank_give_the_same_settings(engine: str) -> None:
     assert str(Path("here").absolute()) in replace(wanted, vocab=Path("here")).as_words()
 
 
-def compare_words(out: Path, *more: str) -> list[str]:
+def compare_words(out, *more):
     return ["squad", "compare", "--engines", "single,ddp:2", "--out", str(out), *more]
 
 
-def test_the_command_writes_table_and_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_table_and_record(tmp_path, monkeypatch, capsys):
     fake = FakeRuns()
     monkeypatch.setattr(compare, "run_on_ranks", lambda words, ranks, **_: fake(words, ranks))
     out = tmp_path / "out"
@@ -170,9 +163,7 @@ def test_the_command_writes_table_and_record(
         (["--engines", "ddp:2,ddp:2"], "twice"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], named: str
-) -> None:
+def test_mistakes_are_one_line_and_leave_no_run(tmp_path, capsys, more, named):
     assert main(compare_words(tmp_path / "out", *more)) == 2
     error = capsys.readouterr().err
     assert named in error
@@ -180,9 +171,7 @@ def test_mistakes_are_one_line_and_leave_no_run(
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_a_missing_matplotlib_is_told_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_matplotlib_is_told_before_the_first_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(compare_words(tmp_path / "out")) == 2
     assert "matplotlib" in capsys.readouterr().err
@@ -199,11 +188,11 @@ def test_a_missing_matplotlib_is_told_before_the_first_run(
         (" pipeline:3@zero_bubble ", EngineName(kind="pipeline", ranks=3, schedule="zero_bubble")),
     ],
 )
-def test_names_are_read(text: str, expected: EngineName) -> None:
+def test_names_are_read(text, expected):
     assert parse_engine(text) == expected
 
 
-def test_a_name_is_written_as_it_is_read_and_tells_ranks_and_parts() -> None:
+def test_a_name_is_written_as_it_is_read_and_tells_ranks_and_parts():
     for text in ("single", "ddp:4", "fsdp:2", "pipeline:2", "pipeline:2@gpipe"):
         assert str(parse_engine(text)) == text
     assert parse_engine("pipeline:2").num_parts == 2
@@ -226,7 +215,7 @@ REFUSED = (
 )
 
 
-def test_other_names_are_refused() -> None:
+def test_other_names_are_refused():
     for text in REFUSED:
         with pytest.raises(ConfigError, match="--engine: "):
             parse_engine(text)
@@ -249,14 +238,12 @@ def test_other_names_are_refused() -> None:
         ("single", {"updates": 0}, "--updates"),
     ],
 )
-def test_settings_that_cannot_run(
-    engine: str, changes: dict[str, object], option: str | None
-) -> None:
+def test_settings_that_cannot_run(engine, changes, option):
     with nullcontext() if option is None else pytest.raises(ConfigError, match=option):
-        SquadSettings(engine=parse_engine(engine), **changes)  # type: ignore[arg-type]
+        SquadSettings(engine=parse_engine(engine), **changes)
 
 
-def test_updates_of_epochs_are_rounded_up() -> None:
+def test_updates_of_epochs_are_rounded_up():
     epochs = SquadSettings(engine=parse_engine("single"), epochs=2.0)
     assert epochs.num_updates(100) == 13  # 200 windows in batches of 16
     assert epochs.num_updates(1) == 1

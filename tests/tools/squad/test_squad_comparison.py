@@ -3,8 +3,6 @@
 import io
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,6 @@ from bert_tools.squad.compare import timeline_figure
 from bert_tools.squad.comparison import (
     MARK,
     RESULT,
-    Run,
     compare_runs,
     in_words,
     is_comparable,
@@ -26,20 +23,20 @@ from squad_cases import pipeline_timeline, record, write_record
 M0 = 16
 
 
-def run_of(directory: Path, engine: str = "single", **changes: Any) -> Run:
+def run_of(directory, engine="single", **changes):
     name = f"{len(list(directory.glob('*')))}"
     return read_run(write_record(directory / name, record(engine, **changes)))
 
 
-def with_batch(batch: int) -> dict[str, Any]:
+def with_batch(batch):
     return {"settings": record()["settings"] | {"global_batch": batch}}
 
 
-def rates(value: float) -> dict[str, Any]:
+def rates(value):
     return {"samples_per_s": value}
 
 
-def row_of(comparison: dict[str, Any], engine: str, batch: int = 16) -> dict[str, Any]:
+def row_of(comparison, engine, batch=16):
     """What a comparison says of an engine."""
     (row,) = (
         row
@@ -50,13 +47,13 @@ def row_of(comparison: dict[str, Any], engine: str, batch: int = 16) -> dict[str
     return row
 
 
-def mean(comparison: dict[str, Any], engine: str, key: str, batch: int = 16) -> float | None:
+def mean(comparison, engine, key, batch=16):
     """The mean of a measure."""
     found = row_of(comparison, engine, batch)["values"][key]
     return None if found is None else float(found["mean"])
 
 
-def test_mean_and_interval_over_seeds_by_hand(tmp_path: Path) -> None:
+def test_mean_and_interval_over_seeds_by_hand(tmp_path):
     runs = [run_of(tmp_path, seed=seed, **rates(7.0 + seed)) for seed in (1, 2, 3)]
     # 8, 9, 10: standard deviation 1, t of 2 degrees of freedom 4.302653.
     half = pytest.approx(4.302653 / math.sqrt(3))
@@ -64,7 +61,7 @@ def test_mean_and_interval_over_seeds_by_hand(tmp_path: Path) -> None:
     assert found == {"mean": 9.0, "half_width": half, "count": 3}
 
 
-def test_ratios_are_taken_seed_by_seed(tmp_path: Path) -> None:
+def test_ratios_are_taken_seed_by_seed(tmp_path):
     # Twice and three times the first engine's rate of the same seed. Of the means it would be
     # (20 + 60) / 30 = 2.67. A third seed counts in means alone.
     runs = [run_of(tmp_path, seed=seed, **rates(10.0 * seed)) for seed in (1, 2)]
@@ -79,7 +76,7 @@ def test_ratios_are_taken_seed_by_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [None, 0.0, 48.0, 1e6])
-def test_efficiency_and_goodput_by_hand(tmp_path: Path, noise: float | None) -> None:
+def test_efficiency_and_goodput_by_hand(tmp_path, noise):
     runs = [run_of(tmp_path, noise_scale=noise)]
     runs.append(run_of(tmp_path, noise_scale=noise, updates=5, **with_batch(64)))
     comparison = compare_runs(runs, M0)
@@ -95,7 +92,7 @@ def test_efficiency_and_goodput_by_hand(tmp_path: Path, noise: float | None) -> 
     assert large == pytest.approx([expected, 8 * expected])
 
 
-def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path: Path) -> None:
+def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path):
     runs = [run_of(tmp_path), run_of(tmp_path, "pipeline:4", ranks=4)]
     comparison = compare_runs(runs, M0)
     row = row_of(comparison, "pipeline:4")
@@ -109,7 +106,7 @@ def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path: Path) -> None:
     assert row["comparable"] is True and row["over_first"] is None
 
 
-def test_largest_difference_of_a_loss(tmp_path: Path) -> None:
+def test_largest_difference_of_a_loss(tmp_path):
     losses = record()["losses"]
     other = [*losses[:4], losses[4] + 0.25, *losses[5:]]
     runs = [run_of(tmp_path), run_of(tmp_path, "ddp:2", ranks=2, losses=other)]
@@ -131,22 +128,20 @@ def test_largest_difference_of_a_loss(tmp_path: Path) -> None:
         {"settings": record()["settings"] | {"stride": 64}},
     ],
 )
-def test_runs_that_differ_in_more_than_the_engine_are_refused(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_runs_that_differ_in_more_than_the_engine_are_refused(tmp_path, changes):
     runs = [run_of(tmp_path), run_of(tmp_path, "ddp:2", ranks=2, **changes)]
     with pytest.raises(DataError):
         compare_runs(runs, M0)
 
 
-def test_the_same_seed_twice_or_no_run_is_no_comparison(tmp_path: Path) -> None:
+def test_the_same_seed_twice_or_no_run_is_no_comparison(tmp_path):
     with pytest.raises(DataError, match="two runs with seed 1"):
         compare_runs([run_of(tmp_path), run_of(tmp_path)], M0)
     with pytest.raises(ConfigError):
         compare_runs([], M0)
 
 
-def test_runs_that_fill_their_cores_are_comparable(tmp_path: Path) -> None:
+def test_runs_that_fill_their_cores_are_comparable(tmp_path):
     for ranks, device, comparable in (
         (1, "cpu", True),
         (2, "cpu", True),
@@ -156,17 +151,17 @@ def test_runs_that_fill_their_cores_are_comparable(tmp_path: Path) -> None:
         assert is_comparable(run_of(tmp_path, ranks=ranks, device=device)) is comparable
 
 
-def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_record_of_another_version_is_refused(tmp_path):
     with pytest.raises(DataError, match=f"{RESULT}: schema_version is 2"):
         read_run(write_record(tmp_path, record(schema_version=2)))
 
 
-def test_a_run_that_has_not_ended_is_named(tmp_path: Path) -> None:
+def test_a_run_that_has_not_ended_is_named(tmp_path):
     with pytest.raises(DataError, match="has not ended"):
         read_run(tmp_path)
 
 
-def make_runs(directory: Path, **changes: Any) -> list[Run]:
+def make_runs(directory, **changes):
     """Two seeds of one rank, of two stages, and of four on two cores."""
     runs = []
     for engine, ranks in (("single", 1), ("pipeline:2", 2), ("pipeline:4", 4)):
@@ -179,7 +174,7 @@ def make_runs(directory: Path, **changes: Any) -> list[Run]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Run]:
+def runs(tmp_path):
     return make_runs(tmp_path)
 
 
@@ -195,13 +190,11 @@ def runs(tmp_path: Path) -> list[Run]:
         (100 / 9, 5.4e-15, "11.11"),  # what rounding left
     ],
 )
-def test_a_mean_is_shown_with_its_interval(
-    mean: float, half_width: float | None, text: str
-) -> None:
+def test_a_mean_is_shown_with_its_interval(mean, half_width, text):
     assert with_interval({"mean": mean, "half_width": half_width, "count": 3}) == text
 
 
-def test_the_table_is_made_of_the_record_alone(runs: list[Run]) -> None:
+def test_the_table_is_made_of_the_record_alone(runs):
     comparison = compare_runs(runs, M0)
     text = in_words(comparison)
     assert in_words(json.loads(json.dumps(comparison))) == text
@@ -218,13 +211,13 @@ def test_the_table_is_made_of_the_record_alone(runs: list[Run]) -> None:
     assert "80 windows of 80 questions to train on" in text and "seeds 1, 2;" in text
 
 
-def test_lines_of_a_table_are_equally_wide() -> None:
+def test_lines_of_a_table_are_equally_wide():
     lines = markdown(["engine", "x"], [["a | b", "1"], ["longer than that", "22"]])
     assert len({len(line) for line in lines}) == 1
     assert all(line.count("|") == 3 for line in lines)  # a bar in a cell would be a column
 
 
-def test_what_is_not_comparable_is_marked(runs: list[Run]) -> None:
+def test_what_is_not_comparable_is_marked(runs):
     text = in_words(compare_runs(runs, M0))
     marked = [line for line in text.splitlines() if MARK in line]
     assert len(marked) == 2 and marked[0].startswith(f"| pipeline:4 {MARK} ")
@@ -232,9 +225,7 @@ def test_what_is_not_comparable_is_marked(runs: list[Run]) -> None:
     assert MARK not in in_words(compare_runs(runs[:-2], M0))
 
 
-def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(
-    tmp_path: Path, runs: list[Run]
-) -> None:
+def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(tmp_path, runs):
     assert "so it is 1 for each, whatever the noise" in in_words(compare_runs(runs, M0))
     small = make_runs(tmp_path / "a", noise_scale=10.0)
     large = make_runs(tmp_path / "b", noise_scale=10.0, updates=5, **with_batch(32))
@@ -245,13 +236,13 @@ def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(
     assert " 0.619 " in line
 
 
-def as_svg(figure: Any) -> str:
+def as_svg(figure):
     page = io.StringIO()
     figure.savefig(page, format="svg")
     return page.getvalue()
 
 
-def test_the_picture_marks_it_too(tmp_path: Path, runs: list[Run]) -> None:
+def test_the_picture_marks_it_too(tmp_path, runs):
     timeline = as_svg(timeline_figure(runs))
     assert "4 ranks on 2 cores: not comparable" in timeline
     assert "bubble 30.0% measured" in timeline

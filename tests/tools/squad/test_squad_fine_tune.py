@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +31,7 @@ WORDS = [f"w{number}" for number in range(20)]
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory):
     """A directory of questions and their vocabulary."""
     directory = tmp_path_factory.mktemp("questions")
     (directory / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
@@ -51,9 +49,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def tune(
-    inputs: Path, run_dir: Path, engine: str = "single", record_only: bool = False, **changes: Any
-) -> Any:
+def tune(inputs, run_dir, engine="single", record_only=False, **changes):
     """A run of a small model; the record."""
     same = {"updates": 10, "noise_every": 4, "stride": 4}
     same |= {"layers": 2, "hidden": 32, "heads": 2, "vocab": inputs / "vocab.txt"}
@@ -63,12 +59,12 @@ def tune(
 
 
 @pytest.fixture(scope="module")
-def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def run(inputs, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "single"
     return run_dir, tune(inputs, run_dir)
 
 
-def test_the_record_is_complete(run: tuple[Path, Any]) -> None:
+def test_the_record_is_complete(run):
     run_dir, returned = run
     record = json.loads((run_dir / RESULT).read_text())
     assert record == json.loads(json.dumps(returned))
@@ -85,28 +81,24 @@ def test_the_record_is_complete(run: tuple[Path, Any]) -> None:
     assert len(json.loads((run_dir / "predictions.json").read_text())) == 12
 
 
-def test_word_pieces_are_made_of_the_questions_if_none_are_given(
-    inputs: Path, tmp_path: Path
-) -> None:
+def test_word_pieces_are_made_of_the_questions_if_none_are_given(inputs, tmp_path):
     record = tune(inputs, tmp_path, vocab=None, updates=1)
     words = load_vocabulary(tmp_path / "model" / "vocab.txt")
     assert words.sha256 == record["data"]["vocabulary_sha256"] and "w7" in words.ids
 
 
-def test_a_run_repeats_bit_by_bit(run: tuple[Path, Any], inputs: Path, tmp_path: Path) -> None:
+def test_a_run_repeats_bit_by_bit(run, inputs, tmp_path):
     again = tune(inputs, tmp_path)
     assert again is not None
     assert again["losses"] == run[1]["losses"]
     assert again["validation_loss"] == run[1]["validation_loss"]
     ours, theirs = (load_file(path / "model" / "model.safetensors") for path in (tmp_path, run[0]))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert tune(inputs, tmp_path / "2", seed=2, record_only=True)["losses"] != run[1]["losses"]  # type: ignore[index]
+    assert tune(inputs, tmp_path / "2", seed=2, record_only=True)["losses"] != run[1]["losses"]
     assert os.listdir(tmp_path / "2") == [RESULT]
 
 
-def test_a_model_that_is_there_is_refused_and_left(
-    run: tuple[Path, Any], inputs: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_is_there_is_refused_and_left(run, inputs, tmp_path):
     model = shutil.copytree(run[0] / "model", tmp_path / "model")  # as a kill before the record
     before = sorted(path.name for path in model.iterdir())
     with pytest.raises(ConfigError, match="model: is there already"):
@@ -115,15 +107,13 @@ def test_a_model_that_is_there_is_refused_and_left(
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_a_run_that_diverged_has_no_result(inputs: Path, tmp_path: Path) -> None:
+def test_a_run_that_diverged_has_no_result(inputs, tmp_path):
     with pytest.raises(ConfigError, match=r"--learning-rate: is 1e\+30, .* diverged"):
         tune(inputs, tmp_path, learning_rate=1e30, updates=3)
     assert os.listdir(tmp_path) == []
 
 
-def test_what_does_not_fit_is_refused_and_nothing_written(
-    inputs: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_written(inputs, checkpoint, tmp_path):
     with pytest.raises(ConfigError, match="--engine: ddp:2 is of 2 ranks"):
         tune(inputs, tmp_path / "run", "ddp:2")
     with pytest.raises(ConfigError, match="--max-length: is 33, the model reads 32 tokens"):
@@ -131,12 +121,10 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
     assert not (tmp_path / "run").exists() or os.listdir(tmp_path / "run") == []
 
 
-def test_a_signal_ends_it_and_nothing_is_written(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    seen: list[bool] = []
+def test_a_signal_ends_it_and_nothing_is_written(inputs, tmp_path, monkeypatch, capfd):
+    seen = []
 
-    def is_due(_self: ProgressLines) -> bool:
+    def is_due(_self):
         seen.append(True)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -153,7 +141,7 @@ def test_a_signal_ends_it_and_nothing_is_written(
     assert "SIGTERM: ends after update 3, nothing is written" in capfd.readouterr().err
 
 
-def pretrained(directory: Path, inputs: Path, *settings: str) -> Path:
+def pretrained(directory, inputs, *settings):
     """A checkpoint as pre-training leaves it, with the vocabulary beside."""
     (directory / "tiny.toml").write_text(TINY_CONFIG)
     config = load_config(directory / "tiny.toml", ["model.vocab_size=25", *settings])
@@ -169,19 +157,17 @@ def pretrained(directory: Path, inputs: Path, *settings: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(inputs, tmp_path_factory):
     return pretrained(tmp_path_factory.mktemp("pretrained"), inputs)
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(inputs: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_architecture_is_refused(inputs, tmp_path):
     modern = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
     with pytest.raises(ConfigError, match="is of another model than BERT"):
         start_from(pretrained(tmp_path, inputs, *modern), None, seed=1)
 
 
-def test_a_run_begins_with_a_checkpoints_weights(
-    inputs: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_run_begins_with_a_checkpoints_weights(inputs, checkpoint, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     words, start = start_from(checkpoint, None, seed=1)
     assert words.sha256 == load_vocabulary(inputs / "vocab.txt").sha256
@@ -198,7 +184,7 @@ def test_a_run_begins_with_a_checkpoints_weights(
     assert not torch.equal(learnt[min(own)], start.weights[min(own)])
 
 
-def test_damaged_or_other_checkpoints_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_damaged_or_other_checkpoints_are_refused(checkpoint, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS[::-1]]) + "\n")
     with pytest.raises(CheckpointError, match="is not the vocabulary"):
         start_from(checkpoint, tmp_path / "vocab.txt", seed=1)
@@ -212,9 +198,7 @@ def test_damaged_or_other_checkpoints_are_refused(checkpoint: Path, tmp_path: Pa
         start_from(copy, None, seed=1)
 
 
-def test_progress_says_rate_and_time_left(
-    inputs: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_says_rate_and_time_left(inputs, tmp_path, capfd, monkeypatch):
     due = iter([False] * 3 + [True] + [False] * 6)
     seconds = iter(range(100))  # one at the start, and one a line
     monkeypatch.setattr(ProgressLines, "is_due", lambda _self: next(due))

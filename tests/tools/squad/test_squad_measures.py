@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bert_tools.squad.measures import (
-    Kind,
     Span,
     StageClock,
     covariance_trace,
@@ -18,11 +17,11 @@ from bert_tools.squad.measures import (
 )
 
 
-def event(rank: int, begin: float, end: float, kind: Kind = "F") -> Span:
+def event(rank, begin, end, kind="F"):
     return Span(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
 
 
-def test_measured_by_hand() -> None:
+def test_measured_by_hand():
     # GPipe with two stages and one microbatch, forward 1 s and backward 2 s: from 5 s to 11 s
     # two ranks have 12 s, of which they compute 6.
     events = [event(0, 5, 6), event(1, 6, 7), event(1, 7, 9, "B"), event(0, 9, 11, "B")]
@@ -31,7 +30,7 @@ def test_measured_by_hand() -> None:
     assert measured_bubble([event(0, 0, 1), event(0, 1, 4, "B")]) == 0
 
 
-def test_a_clock_notes_only_while_it_runs() -> None:
+def test_a_clock_notes_only_while_it_runs():
     waits = []
     clock = StageClock(3, lambda: waits.append(1))
     with clock.span(0, "F", 0):
@@ -46,7 +45,7 @@ def test_a_clock_notes_only_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize(("ahead", "is_shared"), [(0.25, True), (1e6, False), (-1e6, False)])
-def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared: bool) -> None:
+def test_ranks_of_one_machine_count_from_the_same_moment(ahead, is_shared):
     clock = StageClock(1)
     clock.start(perf_counter() - ahead)
     with clock.span(0, "F", 0):
@@ -55,19 +54,19 @@ def test_ranks_of_one_machine_count_from_the_same_moment(ahead: float, is_shared
     assert (found.begin_s >= 0.25) is is_shared  # else it would be 0 on each, whenever it came
 
 
-def estimate(*batches: float) -> dict[str, float]:
+def estimate(*batches):
     """Both estimates of one update."""
     return {"gradient_square": gradient_square(*batches), "trace": covariance_trace(*batches)}
 
 
-def test_estimates_invert_the_expected_squares() -> None:
+def test_estimates_invert_the_expected_squares():
     # |G|^2 = 3 and tr(Sigma) = 40: a batch of 4 has 3 + 40 / 4 = 13, one of 20 has 3 + 40 / 20 = 5.
     assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
     assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
     assert noise_scale([estimate(13.0, 4, 5.0, 20)]) == pytest.approx(40 / 3)
 
 
-def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
+def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says():
     """|G|^2 = 3, tr(Sigma) = 40, forwards of 4 and of 12 samples, whose sums S are divided by the
     16 of the update and counted twice: E|2 S / 16|^2 = (k^2 3 + k 40) / 64 of k samples.
     """
@@ -77,7 +76,7 @@ def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says() -> None:
     assert found == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
 
 
-def test_known_noise_of_a_quadratic_problem_is_recovered() -> None:
+def test_known_noise_of_a_quadratic_problem_is_recovered():
     """Loss x'Hx / 2, at a fixed x: G = Hx. A sample's gradient is Hx + A z, z standard normal, so
     Sigma = AA' and phi = tr(AA') / |H x|^2. Each update has 8 ranks of 6.
     """
@@ -103,19 +102,19 @@ def test_known_noise_of_a_quadratic_problem_is_recovered() -> None:
     assert found == pytest.approx(true_trace / true_square, rel=0.1)
 
 
-def test_an_estimate_counts_decay_times_as_much_as_the_next() -> None:
+def test_an_estimate_counts_decay_times_as_much_as_the_next():
     # |G|^2 of 2 and 6, tr(Sigma) of 8 and 4; weights 1 and 2 of 3.
     noise = [estimate(10.0, 1, 6.0, 2), estimate(10.0, 1, 8.0, 2)]
     assert noise_scale(noise, decay=0.5) == pytest.approx((8 + 2 * 4) / (2 + 2 * 6))
 
 
-def test_a_value_needs_data_and_a_gradient_above_the_noise() -> None:
+def test_a_value_needs_data_and_a_gradient_above_the_noise():
     assert noise_scale([]) is None
     assert noise_scale([estimate(10.0, 1, 4.0, 2)]) is None  # |G|^2 = 8 - 10 < 0
     assert noise_scale([estimate(4.0, 1, 4.0 + 1e-12, 8)]) == 0.0  # rounding: a trace below zero
 
 
-def test_efficiency() -> None:
+def test_efficiency():
     for phi, initial in product((0.0, 1.0, 448.0, 1e6), (1, 16, 448)):  # of the initial batch
         assert efficiency(phi, initial, initial) == 1
     # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.

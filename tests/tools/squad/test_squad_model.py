@@ -2,16 +2,12 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bert_tools.squad.batches import (
-    SpanBatch,
     UpdatePlan,
     WindowReader,
     evaluation_batches,
@@ -29,7 +25,6 @@ from bert_tools.squad.model import (
     save_for_transformers,
     whole,
 )
-from bert_tools.squad.windows import Windows
 from mlperf_bert.errors import CheckpointError, ConfigError
 from squad_cases import (
     LONGEST,
@@ -46,12 +41,12 @@ WIDE = replace(SMALL, initializer_range=0.2)
 WEIGHTS = draw_weights(WIDE, 3)
 
 
-def batch_of(count: int) -> SpanBatch:
+def batch_of(count):
     return WindowReader(made_up_windows(count)).batch(range(count))
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "model"
     words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
     save_for_transformers(directory, WIDE, WEIGHTS, words)
@@ -60,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def theirs(saved: Path) -> Any:
+def theirs(saved):
     """`transformers`' model of the saved directory, in float64."""
     from transformers import AutoModelForQuestionAnswering
 
@@ -71,7 +66,7 @@ def theirs(saved: Path) -> Any:
     return loaded.double()
 
 
-def padded(batch: SpanBatch) -> dict[str, Tensor]:
+def padded(batch):
     """The batch's windows as rows of equal length."""
     tokens = batch.tokens
     rows = torch.nn.utils.rnn.pad_sequence
@@ -82,7 +77,7 @@ def padded(batch: SpanBatch) -> dict[str, Tensor]:
     }
 
 
-def test_the_saved_directory_loads_in_transformers_and_scores_alike(saved: Path) -> None:
+def test_the_saved_directory_loads_in_transformers_and_scores_alike(saved):
     from transformers import AutoTokenizer
 
     batch = batch_of(7)
@@ -99,12 +94,12 @@ def test_the_saved_directory_loads_in_transformers_and_scores_alike(saved: Path)
 
 
 @pytest.mark.parametrize("cuts", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
-def test_parts_one_behind_the_other_are_the_whole(cuts: tuple[int, ...]) -> None:
+def test_parts_one_behind_the_other_are_the_whole(cuts):
     batch = batch_of(5)
     model = replace(WIDE, hidden_dropout=0.1, attention_dropout=0.2)
     expected = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 7)(None, batch, "loss_sum")
-    hidden: Tensor | None = None
-    names: list[str] = []
+    hidden = None
+    names = []
     for first, end in itertools.pairwise(cuts):
         part = make_part(model, Part(first, end, 4), WEIGHTS, CPU, "fp64", 7)
         names += [name for name, _ in part.named_parameters()]
@@ -113,7 +108,7 @@ def test_parts_one_behind_the_other_are_the_whole(cuts: tuple[int, ...]) -> None
     assert sorted(names) == sorted(WEIGHTS)
 
 
-def test_dropout_goes_by_window_and_update_not_by_batch() -> None:
+def test_dropout_goes_by_window_and_update_not_by_batch():
     model = replace(WIDE, hidden_dropout=0.1, attention_dropout=0.1)
     part = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 7)
     reader = WindowReader(made_up_windows(6))
@@ -124,7 +119,7 @@ def test_dropout_goes_by_window_and_update_not_by_batch() -> None:
     assert part(None, reader.batch([0, 1, 2]), "loss_sum").item() != pytest.approx(together)
 
 
-def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
+def test_with_other_dropout_the_losses_are_the_same_in_expectation():
     # What holds where dropout is not keyed, as in attention kernels of a GPU: the mean over many
     # draws, each of its own, of two parts one behind the other and of the whole. No timing and no
     # chance in it: the seeds are fixed.
@@ -132,7 +127,7 @@ def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
     model = replace(WIDE, hidden_dropout=0.3, attention_dropout=0.3)
     alone = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 1)
     parts = [make_part(model, Part(*cut, 4), WEIGHTS, CPU, "fp64", 2) for cut in ((0, 2), (2, 4))]
-    found: list[list[float]] = [[], []]
+    found = [[], []]
     with torch.no_grad():
         plain = alone.eval()(None, batch, "loss_sum").item()
         alone.train()
@@ -148,7 +143,7 @@ def test_with_other_dropout_the_losses_are_the_same_in_expectation() -> None:
     assert abs(means[0] - plain) > 6 * error  # so dropout that one of them leaves out would be seen
 
 
-def same_length() -> Windows:
+def same_length():
     """Without padding `transformers`' loss is over the same tokens as ours."""
     windows = made_up_windows(40)
     count = int(windows.lengths.sum()) // 8
@@ -161,7 +156,7 @@ def same_length() -> Windows:
     )
 
 
-def test_updates_are_those_of_plain_torch(saved: Path) -> None:
+def test_updates_are_those_of_plain_torch(saved):
     windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
     plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
     team, clock = Team(), StageClock(0)
@@ -193,7 +188,7 @@ def test_updates_are_those_of_plain_torch(saved: Path) -> None:
     assert max(norms) > 1
 
 
-def test_layers_are_split_evenly() -> None:
+def test_layers_are_split_evenly():
     assert even_split(12, 4) == [0, 3, 6, 9, 12]
     assert even_split(5, 2) == [0, 2, 5]  # the first has the embeddings
     with pytest.raises(ConfigError, match="has 8 stages, the model 7 layers"):
@@ -203,11 +198,11 @@ def test_layers_are_split_evenly() -> None:
 LENGTHS = np.random.default_rng(1).integers(5, 200, 50)
 
 
-def plan(seed: int = 1, **changes: int) -> UpdatePlan:
+def plan(seed=1, **changes):
     return UpdatePlan.make(LENGTHS, small_settings("single", seed=seed, updates=25, **changes))
 
 
-def test_every_window_once_an_epoch() -> None:
+def test_every_window_once_an_epoch():
     drawn = plan().windows.reshape(25, 8)
     in_order = drawn.ravel()  # of 200: four epochs of 50; the cut changes places in a batch only
     assert sorted(np.bincount(in_order, minlength=50)) == [4] * 50
@@ -215,14 +210,14 @@ def test_every_window_once_an_epoch() -> None:
     assert len(set(in_order[:48])) == 48 and first_epoch == set(range(50))
 
 
-def test_the_cut_changes_no_batch_but_the_seed_does() -> None:
+def test_the_cut_changes_no_batch_but_the_seed_does():
     batches = [np.sort(plan(microbatches=count).windows.reshape(25, 8)) for count in (1, 2, 8)]
     assert (batches[0] == batches[1]).all() and (batches[0] == batches[2]).all()
     assert (plan(3).windows == plan(3).windows).all()
     assert (plan(3).windows != plan(4).windows).any()
 
 
-def test_microbatches_have_similar_tokens() -> None:
+def test_microbatches_have_similar_tokens():
     found = plan(microbatches=2)
     assert (found.tokens == LENGTHS[found.windows].sum(axis=2)).all()
     as_drawn = LENGTHS[np.sort(found.windows.reshape(25, 8))].reshape(25, 2, 4).sum(axis=2)
@@ -230,13 +225,13 @@ def test_microbatches_have_similar_tokens() -> None:
     assert spread[0] < spread[1] / 2
 
 
-def test_evaluation_batches_hold_every_window_once() -> None:
+def test_evaluation_batches_hold_every_window_once():
     batches = evaluation_batches(LENGTHS)
     assert sorted(np.concatenate(batches)) == list(range(50))
     assert [len(each) for each in batches] == [32, 18]
 
 
-def test_a_batch_lays_windows_end_to_end() -> None:
+def test_a_batch_lays_windows_end_to_end():
     windows = made_up_windows(6)
     batch = WindowReader(windows).batch([4, 1])
     first = np.cumsum(windows.lengths) - windows.lengths
@@ -255,7 +250,7 @@ def test_a_batch_lays_windows_end_to_end() -> None:
     assert max(tokens.lengths) <= LONGEST
 
 
-def test_loss_is_the_mean_of_two_cross_entropies_summed_over_windows() -> None:
+def test_loss_is_the_mean_of_two_cross_entropies_summed_over_windows():
     windows = made_up_windows(5)
     batch = WindowReader(windows).batch(range(5))
     scores = torch.randn((batch.num_tokens, 2), dtype=torch.float64, requires_grad=True)

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,17 +18,17 @@ from squad_cases import qa, questions_of, set_of
 CONTEXT = "A node is a computer. Nodes form a cluster."
 
 
-def two_questions() -> dict[str, Any]:
+def two_questions():
     return set_of(
         (CONTEXT, [qa("q1", "What is a node?", ("a computer", 10)), qa("q2", "Who came first?")])
     )
 
 
-def as_json(values: object) -> bytes:
+def as_json(values):
     return json.dumps(values).encode()
 
 
-def refusal(contents: bytes) -> str:
+def refusal(contents):
     with pytest.raises(DataError) as caught:
         parse_questions(contents, "set.json")
     message = str(caught.value)
@@ -39,7 +36,7 @@ def refusal(contents: bytes) -> str:
     return message
 
 
-def test_version_2_is_read(tmp_path: Path) -> None:
+def test_version_2_is_read(tmp_path):
     values = two_questions()
     values["data"][0]["paragraphs"][0]["qas"][1]["plausible_answers"] = [
         {"text": "Nodes", "answer_start": 22}
@@ -55,14 +52,14 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_set_without_titles_and_with_numbers_for_ids_is_read() -> None:
+def test_a_set_without_titles_and_with_numbers_for_ids_is_read():
     values = two_questions()
     del values["data"][0]["title"]
     first_qa(values)["id"] = 51870
     assert [each.id for each in parse_questions(as_json(values), "set.json")] == ["51870", "q2"]
 
 
-def test_characters_are_counted_not_bytes() -> None:
+def test_characters_are_counted_not_bytes():
     context = "caf\u00e9 \U0001f600 bar"  # c a f e-acute space face space b: character 7
     (found,) = parse_questions(
         as_json(set_of((context, [qa("q", "Where?", ("bar", 7))]))), "set.json"
@@ -70,21 +67,21 @@ def test_characters_are_counted_not_bytes() -> None:
     assert found.context[found.answers[0].start :] == "bar"
 
 
-def first_qa(values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = values["data"][0]["paragraphs"][0]["qas"][0]
+def first_qa(values):
+    found = values["data"][0]["paragraphs"][0]["qas"][0]
     return found
 
 
-def changed(**changes: object) -> Callable[[dict[str, Any]], None]:
+def changed(**changes):
     """Other values for keys of the first question."""
     return lambda values: first_qa(values).update(changes)
 
 
-def without(key: str) -> Callable[[dict[str, Any]], None]:
+def without(key):
     return lambda values: first_qa(values).pop(key)
 
 
-def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
+def answer(text, start):
     return changed(answers=[{"text": text, "answer_start": start}])
 
 
@@ -110,9 +107,7 @@ def answer(text: object, start: object) -> Callable[[dict[str, Any]], None]:
         (lambda values: values.update(data=[7]), "set.json: "),
     ],
 )
-def test_what_is_not_of_the_format_is_refused(
-    change: Callable[[dict[str, Any]], object], said: str
-) -> None:
+def test_what_is_not_of_the_format_is_refused(change, said):
     values = two_questions()
     change(values)
     assert said in refusal(as_json(values))
@@ -127,17 +122,17 @@ def test_what_is_not_of_the_format_is_refused(
     ],
     ids=["empty", "list", "surrogate"],
 )
-def test_what_is_no_json_of_ours_is_refused(contents: bytes, said: str) -> None:
+def test_what_is_no_json_of_ours_is_refused(contents, said):
     assert said in refusal(contents)
 
 
-def test_the_message_cannot_be_made_long_or_of_several_lines() -> None:
+def test_the_message_cannot_be_made_long_or_of_several_lines():
     values = two_questions()
     changed(id="\n\x1b[2J" + "x" * 10_000, answers=[])(values)
     assert "has 0 answers" in refusal(as_json(values))
 
 
-def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path):
     path = tmp_path / "set.json"
     with pytest.raises(DataError, match="No such file"):
         read_questions(path)
@@ -150,7 +145,7 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
 QUESTIONS = questions_of(("a caf\u00e9", [qa("q1", "What?", ("caf\u00e9", 2)), qa("q2", "Who?")]))
 
 
-def test_answers_are_read(tmp_path: Path) -> None:
+def test_answers_are_read(tmp_path):
     path = tmp_path / "predictions.json"
     path.write_text('{"q1": "caf\u00e9", "q2": "", "of another set": "a"}', encoding="utf-8")
     found = read_predictions(path, QUESTIONS)
@@ -166,7 +161,7 @@ def test_answers_are_read(tmp_path: Path) -> None:
         (b"", "is not valid JSON"),
     ],
 )
-def test_what_is_not_of_the_set_is_refused(tmp_path: Path, contents: bytes, said: str) -> None:
+def test_what_is_not_of_the_set_is_refused(tmp_path, contents, said):
     path = tmp_path / "predictions.json"
     path.write_bytes(contents)
     with pytest.raises(DataError) as caught:
@@ -174,6 +169,6 @@ def test_what_is_not_of_the_set_is_refused(tmp_path: Path, contents: bytes, said
     assert said in str(caught.value) and str(caught.value).isprintable()
 
 
-def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_refused(tmp_path):
     with pytest.raises(DataError, match="is missing"):
         read_predictions(tmp_path / "predictions.json", QUESTIONS)

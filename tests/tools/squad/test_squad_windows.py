@@ -1,7 +1,6 @@
 """Windows over a text: laid out by hand, of any text, of the quick set; and their tokens."""
 
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,11 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
 from bert_tools.squad.answers import find_answers, score, texts
-from bert_tools.squad.questions import Questions, read_questions
+from bert_tools.squad.questions import read_questions
 from bert_tools.squad.settings import QUICK, QUICK_DEV, QUICK_TRAIN
-from bert_tools.squad.windows import Windows, make_offset_encoder, make_windows
+from bert_tools.squad.windows import make_offset_encoder, make_windows
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, Vocabulary, basic_words
+from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, basic_words
 from squad_cases import qa, questions_of, vocabulary_of
 
 CLS, SEP = 2, 3
@@ -24,16 +23,16 @@ VOCABULARY = vocabulary_of(*WORDS)
 TEXT = " ".join(WORDS[5:])  # word n begins at character 3 n
 
 
-def asked(*answers: tuple[str, int], question: str = "who leads") -> Questions:
+def asked(*answers, question="who leads"):
     return questions_of((TEXT, [qa("q", question, *answers)]))
 
 
-def rows(windows: Windows) -> list[list[int]]:
+def rows(windows):
     pieces = np.split(windows.input_ids, windows.offsets[1:-1])
     return [piece.tolist() for piece in pieces]
 
 
-def test_windows_laid_out_by_hand() -> None:
+def test_windows_laid_out_by_hand():
     # Nine tokens less two of the question and three special ones leave room for four of the text's
     # ten; each window begins three later: 0 to 3, 3 to 6, 6 to 9.
     windows = make_windows(asked(("t4 t5", 12)), VOCABULARY, max_length=9, stride=3)
@@ -74,9 +73,7 @@ LOST = "set.json: 1 answers stand in no window of 9 tokens and a stride of 3"
         ([("2 t", 7)], [6, 0, 0], [7, 0, 0]),
     ],
 )
-def test_where_an_answer_stands(
-    answers: list[tuple[str, int]], starts: list[int], ends: list[int]
-) -> None:
+def test_where_an_answer_stands(answers, starts, ends):
     windows = make_windows(asked(*answers), VOCABULARY, max_length=9, stride=3)
     assert (windows.starts.tolist(), windows.ends.tolist()) == (starts, ends)
     is_lost = bool(answers) and not any(starts)
@@ -91,21 +88,21 @@ def test_where_an_answer_stands(
         ("t0 \u00ad t1", ("\u00ad", 3), 0),  # a soft hyphen is dropped by cleaning: no token
     ],
 )
-def test_tokens_of_an_answer(text: str, answer: tuple[str, int], token: int) -> None:
+def test_tokens_of_an_answer(text, answer, token):
     questions = questions_of((text, [qa("q", "who", answer)]))
     windows = make_windows(questions, vocabulary_of("who", "t0", "t1", "(", ")"))
     assert (windows.starts.tolist(), windows.ends.tolist()) == ([token], [token])
     assert bool(windows.remarks) == (token == 0)
 
 
-def test_a_question_is_cut_at_its_end() -> None:
+def test_a_question_is_cut_at_its_end():
     questions = questions_of((TEXT, [qa("q1", "who " + "leads " * 90), qa("q2", "who leads")]))
     first, second = rows(make_windows(questions, VOCABULARY))
     assert first[:66] == [CLS, 5, *[6] * 63, SEP]
     assert second[:4] == [CLS, 5, 6, SEP]
 
 
-def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:
+def test_no_token_is_passed_over_by_a_stride_longer_than_the_room():
     windows = make_windows(asked(), VOCABULARY, max_length=9, stride=100)
     assert [row[4:-1] for row in rows(windows)] == [
         [10, 11, 12, 13],
@@ -114,7 +111,7 @@ def test_no_token_is_passed_over_by_a_stride_longer_than_the_room() -> None:
     ]
 
 
-def test_a_text_without_tokens_has_one_window_without_text() -> None:
+def test_a_text_without_tokens_has_one_window_without_text():
     questions = questions_of(("\u00ad", [qa("q", "who")]), (TEXT, [qa("r", "who", ("t9", 27))]))
     windows = make_windows(questions, VOCABULARY)
     assert rows(windows)[0] == [CLS, 5, SEP, SEP]
@@ -122,14 +119,14 @@ def test_a_text_without_tokens_has_one_window_without_text() -> None:
     assert windows.starts.tolist() == [0, 12]  # [CLS] who [SEP] t0 ... t9: position 3 + 9
 
 
-def test_questions_of_one_text_share_its_characters() -> None:
+def test_questions_of_one_text_share_its_characters():
     questions = questions_of((TEXT, [qa("q1", "who"), qa("q2", "leads")]), ("x y", [qa("q3", "z")]))
     windows = make_windows(questions, VOCABULARY)
     assert windows.first_piece.tolist() == [0, 0, 10]
     assert len(windows.piece_starts) == 12
 
 
-def test_lengths_that_leave_no_text_are_refused() -> None:
+def test_lengths_that_leave_no_text_are_refused():
     assert len(make_windows(asked(), VOCABULARY, max_length=6, stride=1)) == 10
     with pytest.raises(ConfigError, match="--max-length: is 5, question 'q' needs 6 at least"):
         make_windows(asked(), VOCABULARY, max_length=5)
@@ -142,9 +139,7 @@ def test_lengths_that_leave_no_text_are_refused() -> None:
     data=st.data(),
 )
 @settings(max_examples=200, deadline=None)
-def test_every_window_is_what_it_says(
-    texts: Sequence[Sequence[int]], max_length: int, stride: int, data: st.DataObject
-) -> None:
+def test_every_window_is_what_it_says(texts, max_length, stride, data):
     paragraphs = []
     for number, text in enumerate(texts):
         first = data.draw(st.integers(0, len(text) - 1))
@@ -155,7 +150,7 @@ def test_every_window_is_what_it_says(
     questions = questions_of(*paragraphs)
     windows = make_windows(questions, VOCABULARY, max_length=max_length, stride=stride)
     assert windows.lengths.max() <= max_length
-    seen: list[set[int]] = [set() for _ in texts]
+    seen = [set() for _ in texts]
     is_held = [False] * len(texts)
     different = list(dict.fromkeys(map(tuple, texts)))  # whose pieces stand end to end
     begins = np.cumsum([0, *map(len, different)])
@@ -180,13 +175,13 @@ def test_every_window_is_what_it_says(
 
 
 @pytest.fixture(scope="module")
-def sets() -> dict[str, Questions]:
+def sets():
     return {name: read_questions(QUICK / f"{name}.json") for name in ("train", "dev")}
 
 
 def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(
-    sets: dict[str, Questions],
-) -> None:
+    sets,
+):
     every = [*sets["train"], *sets["dev"]]
     assert len(every) >= 60
     assert 3 * sum(question.is_impossible for question in every) == len(every)
@@ -197,7 +192,7 @@ def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(
         assert not train & dev
 
 
-def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Questions]) -> None:
+def test_every_answer_is_held_by_a_window_and_can_be_given(sets):
     for questions in sets.values():
         words = {word: None for text in texts_of(questions) for word in basic_words(text)}
         windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
@@ -213,7 +208,7 @@ def test_every_answer_is_held_by_a_window_and_can_be_given(sets: dict[str, Quest
         assert (scored["exact_match"], scored["f1"]) == (100.0, 100.0)
 
 
-def test_windows_are_those_of_the_tokenizers_library(sets: dict[str, Questions]) -> None:
+def test_windows_are_those_of_the_tokenizers_library(sets):
     # Its stride is the overlap: the room for the text less ours. The set has no character on which
     # the library cuts words otherwise.
     words = {word: None for text in texts_of(sets["dev"]) for word in basic_words(text)}
@@ -232,20 +227,20 @@ def test_windows_are_those_of_the_tokenizers_library(sets: dict[str, Questions])
     assert rows(windows) == expected
 
 
-def texts_of(questions: Questions) -> list[str]:
+def texts_of(questions):
     """Every context and question."""
     return [text for each in questions for text in (each.context, each.question)]
 
 
-def quick_texts() -> list[str]:
+def quick_texts():
     """Every context and question of the quick set."""
     questions = [each for path in (QUICK_TRAIN, QUICK_DEV) for each in read_questions(path)]
     return [text for each in questions for text in (each.context, each.question)]
 
 
-def pieces_of(texts: Sequence[str]) -> Vocabulary:
+def pieces_of(texts):
     """A vocabulary in which each of the words is whole, in two pieces or in single letters."""
-    found: dict[str, None] = {}
+    found = {}
     for number, word in enumerate(sorted({w for text in texts for w in basic_words(text)})):
         half = len(word) // 2 or 1
         pieces = ([word], [word[:half], word[half:]], list(word))[number % 3]
@@ -262,7 +257,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("texts", [quick_texts(), OTHERS], ids=["quick", "others"])
-def test_word_pieces_are_those_of_prepare(texts: Sequence[str]) -> None:
+def test_word_pieces_are_those_of_prepare(texts):
     vocabulary = pieces_of(texts)
     plain, encode = PlainTokenizer(vocabulary), make_offset_encoder(vocabulary)
     for text in texts:
@@ -287,14 +282,14 @@ def test_word_pieces_are_those_of_prepare(texts: Sequence[str]) -> None:
         ("the nodes sunk the", ["the", "node", "s", "sunk", "the"]),  # sunk: unknown, one token
     ],
 )
-def test_parts_of_the_text(text: str, parts: list[str]) -> None:
+def test_parts_of_the_text(text, parts):
     vocabulary = vocabulary_of("the", "node", "##s", "cafe", "漢", "字", ",", ".")
     tokens = make_offset_encoder(vocabulary)(text)
     spans = zip(tokens.starts, tokens.ends, strict=True)
     assert [text[start:end] for start, end in spans] == parts
 
 
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match="needs the package `tokenizers`"):
         make_offset_encoder(vocabulary_of("the"))

@@ -3,9 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ scale = "log"
 
 
 @pytest.fixture
-def study_words(tmp_path: Path) -> Callable[..., list[str]]:
+def study_words(tmp_path):
     """The words of a `tune` command on a fake trainer: 20 evaluations at most, target 0.5."""
     config, space, data = tmp_path / "tiny.toml", tmp_path / "space.toml", tmp_path / "data"
     text = TINY_CONFIG.replace("interval_samples = 160", "interval_samples = 32")
@@ -33,7 +31,7 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
         (data / part / "index").mkdir(parents=True)
         (data / part / "index" / "dataset.json").write_text(part)
 
-    def words(mode: str = "quick", study: str = "study", **options: object) -> list[str]:
+    def words(mode="quick", study="study", **options):
         given = {
             "config": config,
             "space": space,
@@ -53,23 +51,19 @@ def study_words(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def studied(
-    study_words: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Any]:
+def studied(study_words, capsys):
     """A study's result.json; status None allows a reached and a missed target.
 
     Of a mistake (status 2) the last line of stderr. `more` words follow those of the options.
     """
 
-    def of(
-        mode: str = "quick", *, status: int | None = 0, more: Sequence[str] = (), **options: object
-    ) -> Any:
+    def of(mode="quick", *, status=0, more=(), **options):
         words = [*study_words(mode, **options), *more]
         assert main(words) in ((0, 3) if status is None else (status,))
         said = capsys.readouterr()
         if status != 2:
             return json.loads((Path(words[words.index("--out") + 1]) / "result.json").read_text())
-        last: str = said.err.strip().split("\n")[-1]
+        last = said.err.strip().split("\n")[-1]
         assert last.startswith("mlperf_bert: error: ")
         return last
 

@@ -20,12 +20,12 @@ INTERVAL = 32
 PATIENCE_S = 250.0  # a test that needs so long is ended by pytest
 
 
-def quality_of(config: dict) -> float:
+def quality_of(config):
     best = 3e-3 if config["optim"]["name"] == "adamw" else 2e-2
     return math.exp(-abs(math.log(config["optim"]["learning_rate"] / best)))
 
 
-def main(mode: str, options: dict[str, str]) -> int:
+def main(mode, options):
     config = tomllib.loads(Path(options["--config"]).read_text())
     root = Path(options["--run-dir"])
     print(f"{mode} in {root.name}")
@@ -37,7 +37,7 @@ def main(mode: str, options: dict[str, str]) -> int:
         return 2
     run = root / "run_0"
     run.mkdir()
-    stops: list[int] = []
+    stops = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     quality, target = quality_of(config), config["eval"]["target_accuracy"]
     if mode == "patient":

@@ -4,15 +4,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from test_study import Studied, rates
-
-Words = Callable[..., list[str]]
+from test_study import rates
 
 
-def start(words: list[str]) -> subprocess.Popen[bytes]:
+def start(words):
     return subprocess.Popen(
         [sys.executable, "-m", "mlperf_bert", *words],
         stdout=subprocess.DEVNULL,
@@ -20,18 +17,18 @@ def start(words: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(is_there: Callable[[], object]) -> None:
+def wait_for(is_there):
     until = time.monotonic() + 120
     while not is_there():
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
-def is_training(study: Path, name: str) -> bool:
+def is_training(study, name):
     return (study / "trials" / name / "run_0" / "metrics.jsonl").exists()
 
 
-def trainers_of(study: Path) -> list[str]:
+def trainers_of(study):
     """Command lines of processes that train for the study."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -44,9 +41,7 @@ def trainers_of(study: Path) -> list[str]:
     return found
 
 
-def test_it_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, study_words: Words, studied: Studied
-) -> None:
+def test_it_goes_on_as_if_nothing_had_happened(tmp_path, study_words, studied):
     options = {"trials": 4}
     expected = studied(study="undisturbed", **options)
     studied(study="disturbed", status=None, **{**options, "trials": 2})
@@ -68,7 +63,7 @@ def test_it_goes_on_as_if_nothing_had_happened(
     assert len(set(again)) == 1
 
 
-def test_a_study_has_one_owner(tmp_path: Path, study_words: Words, studied: Studied) -> None:
+def test_a_study_has_one_owner(tmp_path, study_words, studied):
     process = start(study_words("stuck", trials=1))
     try:
         wait_for(lambda: is_training(tmp_path / "study", "trial_00000"))
@@ -78,7 +73,7 @@ def test_a_study_has_one_owner(tmp_path: Path, study_words: Words, studied: Stud
         process.wait(120)
 
 
-def test_journals_that_others_left(tmp_path: Path, studied: Studied) -> None:
+def test_journals_that_others_left(tmp_path, studied):
     journal = tmp_path / "study" / "journal.log"
     studied(trials=2, status=None)
     with journal.open("ab") as file:  # a line that a killed writer left is cut off
@@ -97,7 +92,7 @@ def test_journals_that_others_left(tmp_path: Path, studied: Studied) -> None:
     assert mine.read_text() == "a line without its end"
 
 
-def test_nothing_in_a_study_is_a_pickle() -> None:
+def test_nothing_in_a_study_is_a_pickle():
     from optuna.storages.journal import JournalFileBackend
     from optuna.storages.journal._base import BaseJournalSnapshot
 

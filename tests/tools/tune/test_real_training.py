@@ -1,9 +1,6 @@
 """One search whose trial is a real training, held against its own MLPerf log."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
@@ -13,11 +10,11 @@ TARGET = 0.01  # of 64 words; below what a guess reaches
 
 
 def test_a_trial_is_a_training(
-    tmp_path: Path,
-    tiny_config: Path,
-    synthetic_data: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path,
+    tiny_config,
+    synthetic_data,
+    capsys,
+):
     study = tmp_path / "study"
     words = ["tune", "--config", str(tiny_config), "--space", "around"]
     words += ["--data", str(synthetic_data), "--out", str(study), "--trials", "1"]

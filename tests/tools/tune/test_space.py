@@ -1,14 +1,11 @@
 """SPACE.toml: what is drawn lies in it, what is wrong in it is named in one line."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_tools.tune.space import draw, read_space
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TOOLS
 
@@ -18,31 +15,31 @@ SHIPPED = sorted((TOOLS / "tune" / "spaces").glob("*.toml"))
 class Ends:
     """Draws the lowest, or the highest, of everything, and notes what it was asked for."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end):
         self.end = end
-        self.asked: list[str] = []
+        self.asked = []
 
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
+    def suggest_float(self, name, low, high, *, log):
         assert 0 < low < high or not log
         self.asked.append(name)
         return (low, high)[self.end]
 
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int:
+    def suggest_int(self, name, low, high, *, log):
         assert low < high
         self.asked.append(name)
         return (low, high)[self.end]
 
-    def suggest_categorical(self, name: str, choices: tuple[Any, ...]) -> Any:
+    def suggest_categorical(self, name, choices):
         self.asked.append(name)
         return choices[-self.end]
 
 
 @pytest.fixture(scope="module")
-def config() -> RunConfig:
+def config():
     return load_config(CONFIGS / "cpu_tiny.toml")  # rate 2e-3, beta_2 0.98, warm-up 200 steps
 
 
-def parameter(key: str, **entries: Any) -> str:
+def parameter(key, **entries):
     """A table of SPACE.toml; JSON's values are TOML's as well, but for tables."""
     when = entries.pop("when", None)
     lines = [f"{name} = {json.dumps(value)}" for name, value in entries.items()]
@@ -53,17 +50,17 @@ def parameter(key: str, **entries: Any) -> str:
 RATE, WARM_UP = "optim.learning_rate", "schedule.warmup_steps"
 
 
-def drawn(tmp_path: Path, config: RunConfig, text: str, suggests: Any) -> dict[str, Any]:
+def drawn(tmp_path, config, text, suggests):
     path = tmp_path / "space.toml"
     path.write_text(text, encoding="utf-8")
     return draw(read_space(path, config), suggests, config)
 
 
-def both_ends(tmp_path: Path, config: RunConfig, *tables: str) -> list[dict[str, Any]]:
+def both_ends(tmp_path, config, *tables):
     return [drawn(tmp_path, config, "".join(tables), Ends(end)) for end in (0, 1)]
 
 
-def test_ends_are_the_files(tmp_path: Path, config: RunConfig) -> None:
+def test_ends_are_the_files(tmp_path, config):
     assert both_ends(
         *(tmp_path, config, parameter(RATE, low=1e-4, high=1e-2, scale="log")),
         parameter(WARM_UP, low=10, high=90),
@@ -76,7 +73,7 @@ def test_ends_are_the_files(tmp_path: Path, config: RunConfig) -> None:
     assert {each["optim.beta_2"] for each in both_ends(tmp_path, config, beta)} == {0.9, 0.9995}
 
 
-def test_factors_of_the_config(tmp_path: Path, config: RunConfig) -> None:
+def test_factors_of_the_config(tmp_path, config):
     low, high = both_ends(
         *(tmp_path, config, parameter(RATE, low=0.5, high=2.0, of="config")),
         parameter(WARM_UP, low=0.25, high=2, of="config"),
@@ -85,16 +82,16 @@ def test_factors_of_the_config(tmp_path: Path, config: RunConfig) -> None:
     assert type(low[WARM_UP]) is int
 
 
-def test_integers_as_ends_of_a_number_leave_it_a_number(tmp_path: Path, config: RunConfig) -> None:
+def test_integers_as_ends_of_a_number_leave_it_a_number(tmp_path, config):
     class Middle(Ends):
-        def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
+        def suggest_float(self, name, low, high, *, log):
             return (low + high) / 2
 
     text = parameter("optim.weight_decay", low=0, high=1)
     assert drawn(tmp_path, config, text, Middle(0)) == {"optim.weight_decay": 0.5}
 
 
-def test_conditions_choose_the_range(tmp_path: Path, config: RunConfig) -> None:
+def test_conditions_choose_the_range(tmp_path, config):
     assert both_ends(
         *(tmp_path, config, parameter("optim.name", choices=["adamw", "lamb"])),
         parameter(RATE, low=0.001, high=0.002, when={"optim.name": "adamw"}),
@@ -105,11 +102,11 @@ def test_conditions_choose_the_range(tmp_path: Path, config: RunConfig) -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("name", ["cpu_tiny.toml", "open_adamw_dgxa100_128x8x4x1.toml"])
-def test_ours_fit_configs_of_any_size(path: Path, name: str) -> None:
+def test_ours_fit_configs_of_any_size(path, name):
     config = load_config(CONFIGS / name)
     space = read_space(path, config)
     for end in (0, 1):
-        ends: Any = Ends(end)
+        ends = Ends(end)
         assert draw(space, ends, config)
         assert len(ends.asked) == len(set(ends.asked))
 
@@ -136,7 +133,7 @@ MISTAKES = (
 )
 
 
-def test_mistakes_are_named(tmp_path: Path, config: RunConfig) -> None:
+def test_mistakes_are_named(tmp_path, config):
     for text, named in MISTAKES:
         with pytest.raises(ConfigError) as caught:
             drawn(tmp_path, config, text, Ends(0))

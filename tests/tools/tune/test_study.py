@@ -3,19 +3,14 @@
 import json
 import sys
 import tomllib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 
-Studied = Callable[..., Any]
 
-
-def rates(study: Path) -> dict[str, float]:
+def rates(study):
     """The learning rate that each training was given, by its directory."""
     return {
         path.parent.name: tomllib.loads(path.read_text())["optim"]["learning_rate"]
@@ -23,13 +18,13 @@ def rates(study: Path) -> dict[str, float]:
     }
 
 
-def samples_by_formula(rate: float, best: float = 3e-3) -> int | None:
+def samples_by_formula(rate, best=3e-3):
     """Samples of the fake trainer: 32 per evaluation, accuracy quality * k / 10 up to 0.5."""
     quality = min(rate / best, best / rate)
     return next((32 * k for k in range(1, 21) if quality * k / 10 + 1e-6 >= 0.5), None)
 
 
-def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: Studied) -> None:
+def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path, studied):
     result = studied()
     study = tmp_path / "study"
     given = {name: rate for name, rate in rates(study).items() if name.startswith("trial")}
@@ -53,15 +48,13 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path: Path, studied: 
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
 
 
-def test_time_can_be_what_counts(studied: Studied) -> None:
+def test_time_can_be_what_counts(studied):
     result = studied(objective="time", trials=4)
     best = result["best"]
     assert result["objective"] == "time" and best["seconds"] == best["samples"] / 32 * 0.5
 
 
-def test_a_miss_is_called_one(
-    tmp_path: Path, study_words: Studied, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_miss_is_called_one(tmp_path, study_words, capsys):
     words = study_words(samples=64, trials=2)  # two evaluations: 0.2 at best
     assert main(words) == 3
     captured = capsys.readouterr()
@@ -74,14 +67,14 @@ def test_a_miss_is_called_one(
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of Optuna, which nobody can act on
-def test_hopeless_trainings_are_ended(studied: Studied) -> None:
+def test_hopeless_trainings_are_ended(studied):
     # The fifth would wait for minutes, if nobody ended it.
     trials = studied("patient", trials=6, samples=320)["trials"]
     # The sixth, told to end, reached the target first: that counts.
     assert (trials["reached"], trials["pruned"]) == (5, 1)
 
 
-def test_values_that_contradict_cost_nothing(tmp_path: Path, studied: Studied) -> None:
+def test_values_that_contradict_cost_nothing(tmp_path, studied):
     space = tmp_path / "batches.toml"
     space.write_text('[[parameter]]\nkey = "model.num_heads"\nchoices = [3, 5]\n')  # of 32 channels
     result = studied(space=space, trials=2, status=3)
@@ -89,7 +82,7 @@ def test_values_that_contradict_cost_nothing(tmp_path: Path, studied: Studied) -
     assert not list((tmp_path / "study" / "trials").glob("*/run_0"))
 
 
-def test_more_trials_go_on_with_the_same_study(tmp_path: Path, studied: Studied) -> None:
+def test_more_trials_go_on_with_the_same_study(tmp_path, studied):
     options = {"space": "clipping"}  # which has ranges, factors and choices
     studied(trials=2, status=None, **options)
     before = rates(tmp_path / "study")
@@ -98,7 +91,7 @@ def test_more_trials_go_on_with_the_same_study(tmp_path: Path, studied: Studied)
     assert len(before) == 2 and len(now) == 4 and before.items() <= now.items()
 
 
-def test_nothing_is_left_to_do(tmp_path: Path, studied: Studied) -> None:
+def test_nothing_is_left_to_do(tmp_path, studied):
     options = {"trials": 3}
     first = studied(**options)
     logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
@@ -107,10 +100,10 @@ def test_nothing_is_left_to_do(tmp_path: Path, studied: Studied) -> None:
     assert again == logs
 
 
-def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None:
+def test_another_study_is_not_mixed_in(tmp_path, studied):
     options = {"trials": 1}
     studied(status=None, **options)
-    changes: tuple[tuple[dict[str, Any], str], ...] = (
+    changes = (
         ({"seed": 2}, "other seed"),
         ({"samples": 320}, "other most_samples"),
         ({"objective": "time"}, "other objective"),
@@ -122,7 +115,7 @@ def test_another_study_is_not_mixed_in(tmp_path: Path, studied: Studied) -> None
     assert "other data_sha256" in studied(status=2, **options)
 
 
-def test_a_trainer_that_cannot_work_ends_the_search(studied: Studied) -> None:
+def test_a_trainer_that_cannot_work_ends_the_search(studied):
     error = studied("fails", status=2)
     assert "3 trainings in a row failed" in error and "out of memory" in error
     # A mistake of the user is told at once, and uses up no trial.
@@ -131,7 +124,7 @@ def test_a_trainer_that_cannot_work_ends_the_search(studied: Studied) -> None:
     assert "trial 1 of" not in error
 
 
-MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
+MISTAKES = (
     ({"trials": 0}, "--trials"),
     ({"seed": -1}, "--seed"),
     ({"samples": 31}, "first evaluation is at 32"),
@@ -142,7 +135,7 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_mistakes_are_one_line(studied: Studied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_line(studied, monkeypatch):
     for options, named in MISTAKES:
         assert named.lower() in studied(status=2, **options).lower()
     no_target = ("--set", "eval.target_accuracy=none")

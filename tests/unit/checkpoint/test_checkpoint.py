@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -28,11 +27,9 @@ from mlperf_bert.checkpoint.manifest import (
 from mlperf_bert.checkpoint.tensors import write_tensors
 from mlperf_bert.checkpoint.writer import CheckpointWriter
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from support import TINY_CONFIG
 
@@ -47,26 +44,26 @@ TENSORS = {
 }
 
 
-def state(step: int) -> CheckpointState:
+def state(step):
     return CheckpointState(
         step=step, samples=16 * step, seed=5, mlm_accuracy=0.25, vocabulary_sha256="ab"
     )
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(TINY_CONFIG, encoding="utf-8")
     return load_config(path)
 
 
 @pytest.fixture
-def model(config: RunConfig) -> BertForPretraining:
+def model(config):
     return BertForPretraining(config.model, CPU, seed=1)
 
 
 @pytest.fixture
-def optimizer(config: RunConfig, model: BertForPretraining) -> FlatOptimizer:
+def optimizer(config, model):
     """After one step."""
     optimizer = make_optimizer_alone(config.optim, model)
     for parameter in model.parameters():
@@ -77,37 +74,37 @@ def optimizer(config: RunConfig, model: BertForPretraining) -> FlatOptimizer:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     return tmp_path / "checkpoints"
 
 
 @pytest.fixture
-def saved(directory: Path, optimizer: FlatOptimizer, config: RunConfig) -> Path:
+def saved(directory, optimizer, config):
     """`directory` with a checkpoint of step 120."""
     save_checkpoint(directory, optimizer, config, state(120), ONE_RANK, CPU)
     return directory
 
 
 @pytest.fixture
-def writer(directory: Path, optimizer: FlatOptimizer, config: RunConfig) -> CheckpointWriter:
+def writer(directory, optimizer, config):
     return CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU, keep_last=2)
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def gate(monkeypatch):
     """A disk that writes nothing until the event is set."""
     opened = threading.Event()
     write_part = writer_module.write_part
 
-    def slow(*arguments: object) -> object:
+    def slow(*arguments):
         assert opened.wait(60)
-        return write_part(*arguments)  # type: ignore[arg-type]
+        return write_part(*arguments)
 
     monkeypatch.setattr(writer_module, "write_part", slow)
     return opened
 
 
-def test_a_file_of_tensors_is_new_whole_and_as_readable_as_others(tmp_path: Path) -> None:
+def test_a_file_of_tensors_is_new_whole_and_as_readable_as_others(tmp_path):
     path = tmp_path / "tensors.safetensors"
     entry = write_tensors(path, TENSORS, {"ranges": "{}"})
     found = load_file(path)
@@ -124,9 +121,7 @@ def test_a_file_of_tensors_is_new_whole_and_as_readable_as_others(tmp_path: Path
         write_tensors(path, {})
 
 
-def test_all_comes_back_from_the_documented_layout(
-    saved: Path, model: BertForPretraining, config: RunConfig
-) -> None:
+def test_all_comes_back_from_the_documented_layout(saved, model, config):
     step = saved / "step_00000120"
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
     assert files == {
@@ -157,7 +152,7 @@ def test_all_comes_back_from_the_documented_layout(
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "not_json", "no_latest"])
-def test_damage_is_named(saved: Path, model: BertForPretraining, damage: str) -> None:
+def test_damage_is_named(saved, model, damage):
     weights = saved / "step_00000120" / "model.safetensors"
     contents = bytearray(weights.read_bytes())
     if damage == "flip":
@@ -178,9 +173,7 @@ def test_damage_is_named(saved: Path, model: BertForPretraining, damage: str) ->
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
-def test_other_vocabulary_and_other_model_are_refused(
-    saved: Path, model: BertForPretraining, tmp_path: Path
-) -> None:
+def test_other_vocabulary_and_other_model_are_refused(saved, model, tmp_path):
     with pytest.raises(CheckpointError, match="vocabulary"):
         load_weights(model, saved, "cd")
     for setting, word in (("intermediate_size=128", "intermediate"), ("num_layers=3", "missing")):
@@ -189,9 +182,7 @@ def test_other_vocabulary_and_other_model_are_refused(
             load_weights(BertForPretraining(other.model, CPU), saved, "ab")
 
 
-def test_a_place_that_cannot_be_written_is_named(
-    optimizer: FlatOptimizer, config: RunConfig, directory: Path
-) -> None:
+def test_a_place_that_cannot_be_written_is_named(optimizer, config, directory):
     directory.write_text("not a directory")
     with pytest.raises(CheckpointError, match="cannot be written"):
         save_checkpoint(directory, optimizer, config, state(1), ONE_RANK, CPU)
@@ -199,8 +190,8 @@ def test_a_place_that_cannot_be_written_is_named(
 
 
 def test_training_goes_on_meanwhile_and_changes_nothing_of_what_is_written(
-    writer: CheckpointWriter, optimizer: FlatOptimizer, directory: Path, gate: threading.Event
-) -> None:
+    writer, optimizer, directory, gate
+):
     before = optimizer.exact_weights()
     assert writer.begin(state(1))
     weights = optimizer.exact_weights()
@@ -215,9 +206,7 @@ def test_training_goes_on_meanwhile_and_changes_nothing_of_what_is_written(
     assert writer.lines()[0].startswith("checkpoint step_00000001: ")
 
 
-def test_a_failure_is_told_leaves_nothing_and_does_not_stay(
-    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_told_leaves_nothing_and_does_not_stay(writer, directory, monkeypatch):
     writer.begin(state(1))
     writer.finish()
     for error in (OSError(28, "No space left on device"), ValueError("a fault of ours")):
@@ -237,8 +226,8 @@ def test_a_failure_is_told_leaves_nothing_and_does_not_stay(
 
 
 def test_the_same_step_is_replaced_and_what_a_killed_run_left_is_removed(
-    optimizer: FlatOptimizer, config: RunConfig, directory: Path
-) -> None:
+    optimizer, config, directory
+):
     (directory / ".step_00000009.0badcafe.partial/optimizer").mkdir(parents=True)
     writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
     assert list(directory.iterdir()) == []
@@ -249,14 +238,12 @@ def test_the_same_step_is_replaced_and_what_a_killed_run_left_is_removed(
     verify(directory / "step_00000005")
 
 
-def test_each_attempt_writes_in_a_place_of_its_own(
-    optimizer: FlatOptimizer, config: RunConfig, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_attempt_writes_in_a_place_of_its_own(optimizer, config, directory, monkeypatch):
     """A rank that outlived the last attempt may still leave its note there."""
     places = []
     write_part = writer_module.write_part
 
-    def noted(partial: Path, part: writer_module.Part) -> object:
+    def noted(partial, part):
         places.append(partial)
         return write_part(partial, part)
 
@@ -267,9 +254,7 @@ def test_each_attempt_writes_in_a_place_of_its_own(
     assert first != second
 
 
-def test_a_checkpoint_that_does_not_fit_is_not_begun(
-    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_does_not_fit_is_not_begun(writer, directory, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**16))
     writer.begin(state(2))
     with pytest.raises(CheckpointError, match="No space left on device"):
@@ -277,20 +262,18 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(
     assert list(directory.iterdir()) == []
 
 
-def test_everything_is_on_disk_before_it_gets_its_name(
-    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_is_on_disk_before_it_gets_its_name(writer, directory, monkeypatch):
     """Otherwise a power cut could leave a complete name over incomplete contents."""
     flush = os.fsync
-    flushed: set[int] = set()
-    named: list[str] = []
+    flushed = set()
+    named = []
 
-    def noted(file: int) -> None:
+    def noted(file):
         flushed.add(os.fstat(file).st_ino)
         flush(file)
 
-    def checked(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-        def moved(path: Path, target: Path) -> Path:
+    def checked(move):
+        def moved(path, target):
             named.append(target.name)
             assert {each.stat().st_ino for each in (path, *path.rglob("*"))} <= flushed
             return move(path, target)
@@ -306,9 +289,7 @@ def test_everything_is_on_disk_before_it_gets_its_name(
     assert directory.stat().st_ino in flushed  # the new name itself
 
 
-def test_a_disk_that_takes_no_more_is_given_up(
-    optimizer: FlatOptimizer, directory: Path, gate: threading.Event, tmp_path: Path
-) -> None:
+def test_a_disk_that_takes_no_more_is_given_up(optimizer, directory, gate, tmp_path):
     impatient = load_config(tmp_path / "tiny.toml", ["run.hang_timeout_s=0.5"])
     writer = CheckpointWriter(directory, optimizer, impatient, ONE_RANK, CPU)
     writer.begin(state(2))
@@ -319,17 +300,17 @@ def test_a_disk_that_takes_no_more_is_given_up(
 
 
 def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
-    optimizer: FlatOptimizer,
-    config: RunConfig,
-    directory: Path,
-    gate: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    optimizer,
+    config,
+    directory,
+    gate,
+    monkeypatch,
+):
     writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
     writer.begin(state(2))
     now = 0.0
 
-    def sleep(_: float) -> None:
+    def sleep(_):
         nonlocal now
         now += config.run.hang_timeout_s / 2
         if now > 5 * config.run.hang_timeout_s:
@@ -342,10 +323,10 @@ def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
     verify(directory / "step_00000002")
 
 
-def test_what_the_thread_moves_is_a_sign_of_life(tmp_path: Path) -> None:
+def test_what_the_thread_moves_is_a_sign_of_life(tmp_path):
     begin, end = threading.Event(), threading.Event()
 
-    def write() -> None:
+    def write():
         (tmp_path / "file").write_bytes(bytes(10_000))
         begin.set()
         end.wait(60)
@@ -359,9 +340,7 @@ def test_what_the_thread_moves_is_a_sign_of_life(tmp_path: Path) -> None:
     assert writer_module.moved_bytes(thread) == 0
 
 
-def test_a_checkpoint_that_is_there_is_not_called_failed(
-    writer: CheckpointWriter, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_is_there_is_not_called_failed(writer, directory, monkeypatch):
     error = OSError(28, "No space left on device")
     monkeypatch.setattr(writer_module, "write_file", Mock(side_effect=error))  # LATEST
     writer.begin(state(2))

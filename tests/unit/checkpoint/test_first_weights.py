@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,7 @@ OTHER = "0" * 64
 
 
 @pytest.fixture(scope="module")
-def weights(
-    synthetic_data: Path, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def weights(synthetic_data, tiny_config, tmp_path_factory):
     """Checkpoints of the tiny model."""
     root = tmp_path_factory.mktemp("first")
     words = ["--config", tiny_config, "--data", synthetic_data, "--run-dir", root, *ONE_STEP]
@@ -27,9 +24,7 @@ def weights(
     return root / "run_0" / "checkpoints"
 
 
-def test_a_closed_run_without_weights_is_refused_at_once(
-    synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_a_closed_run_without_weights_is_refused_at_once(synthetic_data, tiny_config, tmp_path):
     places = ("--config", tiny_config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
     code = "import sys; from mlperf_bert.__main__ import main; status = main(sys.argv[1:])"
     code += "; sys.exit(99 if 'torch' in sys.modules else status)"  # whose import takes seconds
@@ -40,12 +35,12 @@ def test_a_closed_run_without_weights_is_refused_at_once(
 
 
 def test_other_weights_than_the_configured_are_refused(
-    weights: Path,
-    synthetic_data: Path,
-    tiny_config: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    weights,
+    synthetic_data,
+    tiny_config,
+    tmp_path,
+    capsys,
+):
     (tmp_path / "other" / "train" / "index").mkdir(parents=True)
     other = replace(Manifest.load(synthetic_data / "train"), vocabulary_sha256=OTHER)
     (tmp_path / "other/train/index/dataset.json").write_bytes(other.to_json())
@@ -70,8 +65,8 @@ def test_other_weights_than_the_configured_are_refused(
 
 
 def test_a_closed_run_begins_with_the_weights_that_its_file_names(
-    weights: Path, synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+    weights, synthetic_data, tiny_config, tmp_path
+):
     config = tmp_path / "closed.toml"
     named = f'[run]\ninit_checkpoint = "{weights}"\n'
     config.write_text(tiny_config.read_text().replace("[run]\n", named))

@@ -1,9 +1,7 @@
 """Ranks that would compute with other kernels do not begin, and a resumed run says what changed."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -27,12 +25,12 @@ STATE = CheckpointState(
 )
 
 
-def agree(monkeypatch: pytest.MonkeyPatch, of_ranks: Sequence[list[str]]) -> None:
+def agree(monkeypatch, of_ranks):
     """Let this be rank 0 of ranks that have built these models."""
     name, note, kernels = of_ranks[0]
-    model: Any = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
+    model = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
 
-    def from_all_ranks(info: RankInfo, own: list[str]) -> Sequence[list[str]]:
+    def from_all_ranks(info, own):
         assert own == of_ranks[0]
         return of_ranks
 
@@ -40,14 +38,14 @@ def agree(monkeypatch: pytest.MonkeyPatch, of_ranks: Sequence[list[str]]) -> Non
     agree_on_kernels(ALONE, model)
 
 
-def test_equal_ranks_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_ranks_begin(monkeypatch):
     agree(monkeypatch, [TRITON])
     agree(monkeypatch, [FLASH] * 4)
 
 
 def test_ranks_with_other_attention_are_named_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     with pytest.raises(ConfigError) as raised:
         agree(monkeypatch, [TRITON, FLASH, TRITON])
     assert str(raised.value) == (
@@ -59,12 +57,12 @@ def test_ranks_with_other_attention_are_named_with_the_reason(
     assert raised.value.is_of_all_ranks
 
 
-def test_ranks_with_other_blocks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_blocks_are_named(monkeypatch):
     with pytest.raises(ConfigError, match=r"model\.kernels: .* 'fused' on rank 0, 'refe.* rank 1"):
         agree(monkeypatch, [TRITON, [*TRITON[:2], "reference"]])
 
 
-def test_what_changed_since_a_checkpoint_is_told() -> None:
+def test_what_changed_since_a_checkpoint_is_told():
     assert list(changed_kernels(None, STATE)) == []
     assert list(changed_kernels(STATE, replace(STATE, step=0))) == []
     of_before = replace(STATE, attention=None, kernels=None)

@@ -3,10 +3,8 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,13 +54,13 @@ MANIFEST = Manifest(
 )
 
 
-def make(path: Path, manifest: Manifest = MANIFEST, state: CheckpointState = STATE) -> None:
+def make(path, manifest=MANIFEST, state=STATE):
     path.mkdir(exist_ok=True)
     (path / "manifest.json").write_bytes(manifest.to_json())
     (path / "state.json").write_bytes(state.to_json())
 
 
-def test_both_come_back(tmp_path: Path) -> None:
+def test_both_come_back(tmp_path):
     make(tmp_path)
     assert read_manifest(tmp_path) == MANIFEST
     assert read_state(tmp_path) == STATE
@@ -75,11 +73,11 @@ def test_both_come_back(tmp_path: Path) -> None:
     assert read_state(tmp_path) == replace(STATE, attention=None, kernels=None)
 
 
-def change(**values: Any) -> Callable[[dict[str, Any]], None]:
+def change(**values):
     return lambda found: found.update(values)
 
 
-def named(name: str) -> Callable[[dict[str, Any]], None]:
+def named(name):
     return change(files={name: {"size": 1, "sha256": "0" * 64}})
 
 
@@ -95,7 +93,7 @@ def named(name: str) -> Callable[[dict[str, Any]], None]:
         lambda found: found.pop("files"),
     ],
 )
-def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
+def test_a_wrong_manifest_is_refused(tmp_path, edit):
     values = json.loads(MANIFEST.to_json())
     edit(values)
     (tmp_path / "manifest.json").write_text(json.dumps(values))
@@ -113,7 +111,7 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, edit: Callable[[Any], objec
         lambda found: found.pop("seed"),
     ],
 )
-def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object]) -> None:
+def test_a_wrong_state_is_refused(tmp_path, edit):
     make(tmp_path)
     values = json.loads(STATE.to_json())
     edit(values)
@@ -122,7 +120,7 @@ def test_a_wrong_state_is_refused(tmp_path: Path, edit: Callable[[Any], object])
         read_state(tmp_path)
 
 
-def test_latest_names_a_checkpoint_beside_it(tmp_path: Path) -> None:
+def test_latest_names_a_checkpoint_beside_it(tmp_path):
     make(tmp_path / "step_00000007")
     directory = tmp_path / "checkpoints"
     directory.mkdir()
@@ -132,7 +130,7 @@ def test_latest_names_a_checkpoint_beside_it(tmp_path: Path) -> None:
             resolve(directory)
 
 
-def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path):
     run = tmp_path / "run_0"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints/LATEST").write_text("")
@@ -144,17 +142,17 @@ def test_what_is_no_checkpoint_is_told_what_to_give(tmp_path: Path) -> None:
             resolve(directory)
 
 
-def steps(directory: Path) -> list[int]:
+def steps(directory):
     return [int(path.name[5:]) for path in complete_checkpoints(directory)]
 
 
-def save(directory: Path, step: int) -> None:
+def save(directory, step):
     same = {"step": step, "samples": step}
-    state = replace(STATE, **same)  # type: ignore[arg-type]
-    make(directory / f"step_{step:08d}", replace(MANIFEST, **same), state)  # type: ignore[arg-type]
+    state = replace(STATE, **same)
+    make(directory / f"step_{step:08d}", replace(MANIFEST, **same), state)
 
 
-def test_the_newest_stay(tmp_path: Path) -> None:
+def test_the_newest_stay(tmp_path):
     for step in (10, 20, 30, 40, 50):
         save(tmp_path, step)
     prune(tmp_path, keep_last=2)
@@ -166,12 +164,10 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert steps(tmp_path) == [60]
 
 
-def test_a_removal_that_is_interrupted_leaves_none_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_that_is_interrupted_leaves_none_behind(tmp_path, monkeypatch):
     save(tmp_path, 10)
 
-    def killed(*_: object, **__: object) -> None:
+    def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -184,7 +180,7 @@ def test_a_removal_that_is_interrupted_leaves_none_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) -> None:
+def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step)
     put_aside(tmp_path, last_step=10)  # a run went on from 10, as the others are damaged
@@ -198,15 +194,13 @@ def test_those_that_were_passed_over_do_not_count_as_the_newest(tmp_path: Path) 
     }
 
 
-def test_one_of_the_same_step_is_there_until_the_other_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_the_same_step_is_there_until_the_other_is(tmp_path, monkeypatch):
     save(tmp_path, 10)
     final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.abcd.partial"
     (partial / "optimizer").mkdir(parents=True)
     rename = Path.rename
 
-    def killed(path: Path, target: Path) -> Path:
+    def killed(path, target):
         if path == partial:
             raise KeyboardInterrupt
         return rename(path, target)

@@ -1,10 +1,7 @@
 """Phases of training: one run begins with the weights, moments and data order of another's end."""
 
 import shutil
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,15 +28,15 @@ FLAT = (  # a rate that does not depend on where a step is counted from
 TRAINING = "run.init_state=training"
 
 
-def checkpoints(run: Path) -> Path:
+def checkpoints(run):
     return run / "run_0" / "checkpoints"
 
 
-def begin(checkpoint: Path) -> tuple[str, ...]:
+def begin(checkpoint):
     return ("--init-checkpoint", str(checkpoint))
 
 
-def state_of(run: Path) -> dict[str, Any]:
+def state_of(run):
     """The last checkpoint's weights, moments, scales and count of updates, as lists.
 
     `fp8.step` is left out: it is the number of the step, which a new phase counts anew.
@@ -67,11 +64,11 @@ def state_of(run: Path) -> dict[str, Any]:
     ids=lambda settings: settings[0] + " " + settings[1],
 )
 def test_a_phase_that_changes_nothing_is_the_run_that_never_stopped(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, settings: tuple[str, ...]
-) -> None:
+    tiny_config, synthetic_data, tmp_path, settings
+):
     """Bit for bit: losses, weights, moments, FP8 units and the count of updates."""
 
-    def train(name: str, *more: str, extra: tuple[str, ...] = ()) -> Path:
+    def train(name, *more, extra=()):
         run = tmp_path / name
         assert (
             run_train(tiny_config, synthetic_data, run, *FLAT, *settings, *more, extra=extra)
@@ -96,7 +93,7 @@ def test_a_phase_that_changes_nothing_is_the_run_that_never_stopped(
 
 
 @pytest.fixture(scope="module")
-def short(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short(synthetic_data, tmp_path_factory):
     """The first phase's data: shorter examples of the same vocabulary."""
     directory = tmp_path_factory.mktemp("short")
     for name, documents, seed in (("train", 100, 5), ("eval", 30, 6)):
@@ -109,11 +106,11 @@ def short(synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module", params=["lamb", "muon"])
 def first(
-    request: pytest.FixtureRequest,
-    tiny_config: Path,
-    short: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+    request,
+    tiny_config,
+    short,
+    tmp_path_factory,
+):
     """A first phase on two ranks that share the optimizer's state: short texts, small batches."""
     run = tmp_path_factory.mktemp(request.param) / "run"
     settings = (
@@ -131,7 +128,7 @@ MORE = {
 }
 
 
-def train_on_two_ranks(config: Path, data: Path, run: Path, *settings: str) -> Path:
+def train_on_two_ranks(config, data, run, *settings):
     """Train with the optimizer's state in two shards; return the run's directory."""
     settings += ("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world")
     words = [word for each in settings for word in ("--set", each)]
@@ -141,12 +138,12 @@ def train_on_two_ranks(config: Path, data: Path, run: Path, *settings: str) -> P
 
 
 def test_a_longer_second_phase_goes_on_bit_for_bit(
-    tiny_config: Path,
-    synthetic_data: Path,
-    first: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    synthetic_data,
+    first,
+    tmp_path,
+    capsys,
+):
     """On one rank, with longer texts and larger batches; killed at its steps, it goes on."""
     name = read_manifest(resolve(checkpoints(first))).config["optim"]["name"]
     same = (
@@ -156,7 +153,7 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(
         *(MODERN if name == "muon" else ()),
     )
 
-    def train(run: Path, resume: str | None = None) -> Path:
+    def train(run, resume=None):
         places = (tiny_config, synthetic_data, run)
         extra = begin(checkpoints(first))
         assert run_train(*places, *same, resume=resume, extra=extra) == MISSED
@@ -198,11 +195,11 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(
 
 
 def test_a_phase_that_cannot_begin_is_refused(
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    synthetic_data,
+    tmp_path,
+    capsys,
+):
     run = tmp_path / "first"
     assert run_train(tiny_config, synthetic_data, run, "run.max_steps=1") == MISSED
     saved, converted = checkpoints(run), tmp_path / "converted"
@@ -249,9 +246,7 @@ def test_a_phase_that_cannot_begin_is_refused(
         assert main([*asked, *words]) == 0
 
 
-def test_the_order_goes_on_with_as_many_quantiles(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_order_goes_on_with_as_many_quantiles(tiny_config, synthetic_data, tmp_path, capsys):
     """Their number is the batch's largest divisor up to 64."""
     quantile = ("data.sampler=quantile", "run.max_steps=1")
     run = tmp_path / "first"
@@ -266,15 +261,13 @@ def test_the_order_goes_on_with_as_many_quantiles(
     assert main([*asked, "--set", "parallel.local_batch_size=16"]) == 0
 
 
-def test_run_and_time_chains_phases(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_run_and_time_chains_phases(tiny_config, synthetic_data, tmp_path):
     """The page's two commands, with a larger batch in the second, which needs the first's SEED."""
     common = ["--set", "eval.target_accuracy=none", "--set", "run.max_steps=4"]
     grown = ["parallel.grad_accum_steps=2", "data.skip_samples=64", TRAINING]
     places = {"CONFIG": str(tiny_config), "DATADIR": str(synthetic_data), "PYTHON": sys.executable}
 
-    def run(number: int, seed: int, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(number, seed, *options, **more):
         own = {"LOGDIR": str(tmp_path / f"{number}"), "SEED": str(seed)}
         command = (REPOSITORY / "run_and_time.sh", "--", *common, *options)
         return run_process(*command, **places, **more, **own)

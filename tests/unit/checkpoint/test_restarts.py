@@ -5,7 +5,6 @@ config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tes
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,7 +39,7 @@ LOG = (
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> dict[str, str]:
+def job(tmp_path):
     """Environment of the shell of a job in a tree that has this one's files."""
     (tmp_path / "bin").mkdir()
     for name, text in (("srun", SRUN), ("python", PYTHON)):
@@ -67,27 +66,27 @@ def job(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run(job: dict[str, str]) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run(job):
     """The script's outcome, and what training was asked."""
     done = run_process("bash", f"{job['TREE']}/run_and_time.sh", **job)
     asked = Path(job["ASKED"])
     return done, asked.read_text().splitlines() if asked.exists() else []
 
 
-def test_a_resumed_run_has_no_result(job: dict[str, str]) -> None:
+def test_a_resumed_run_has_no_result(job):
     done, _ = run({**job, "RESUME": "auto", "TRAINING": LOG % "true" + "mkdir -p $run"})
     assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
     assert "RESULT,bert" not in done.stdout
 
 
-def test_each_run_has_a_seed_of_its_own(job: dict[str, str]) -> None:
+def test_each_run_has_a_seed_of_its_own(job):
     training = "mkdir -p $LOGDIR/run_$((attempt - 1))"
     done, asked = run({**job, "NEXP": "2", "TRAINING": training})
     assert done.returncode == 0
     assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
 
 
-def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> None:
+def test_a_requeued_job_finds_its_directory_and_goes_on(job):
     del job["LOGDIR"]
     directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x56x1"
     interrupted = "log=$run/interrupted/result_0_0.txt; " + LOG % "false"
@@ -100,7 +99,7 @@ def test_a_requeued_job_finds_its_directory_and_goes_on(job: dict[str, str]) -> 
     assert "--set run.seed=42" in second
 
 
-def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_checkpoint_is_gone_on_from_once(job, tmp_path):
     """After that the run has checkpoints of its own."""
     checkpoint = tmp_path / "step_00000120"
     checkpoint.mkdir()
@@ -126,15 +125,13 @@ def test_a_checkpoint_is_gone_on_from_once(job: dict[str, str], tmp_path: Path) 
         ("SEED", "-1", "SEED is '-1'; set it to a number"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(
-    job: dict[str, str], variable: str, value: str, said: str
-) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_made(job, variable, value, said):
     done, asked = run({**job, variable: value})
     assert (done.returncode, asked) == (2, []) and said in done.stderr
     assert not Path(job["LOGDIR"]).exists()
 
 
-def test_a_pipe_in_place_of_a_log_is_refused(job: dict[str, str]) -> None:
+def test_a_pipe_in_place_of_a_log_is_refused(job):
     log = Path(job["LOGDIR"]) / "result_0.txt"
     log.parent.mkdir()
     os.mkfifo(log)
@@ -142,7 +139,7 @@ def test_a_pipe_in_place_of_a_log_is_refused(job: dict[str, str]) -> None:
     assert (done.returncode, asked) == (2, []) and f"{log} is no file" in done.stderr
 
 
-def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
+def test_a_run_that_had_ended_has_no_result_of_now(job):
     logs = Path(job["LOGDIR"])
     logs.mkdir()
     (logs / "result_0.txt").write_text('{"key": "seed", "value": 42, "metadata": {}}\n')
@@ -151,7 +148,7 @@ def test_a_run_that_had_ended_has_no_result_of_now(job: dict[str, str]) -> None:
     assert "RESULT" not in done.stdout
 
 
-def test_the_checkers_report_is_not_written_through_a_link(job: dict[str, str]) -> None:
+def test_the_checkers_report_is_not_written_through_a_link(job):
     target = Path(job["TREE"]) / "target"
     target.write_text("kept")
     training = LOG % "false" + f"mkdir -p $run; ln -s {target} $run/compliance.txt"
@@ -162,7 +159,7 @@ def test_the_checkers_report_is_not_written_through_a_link(job: dict[str, str]) 
 
 
 @pytest.mark.parametrize("trained", ["0", "3"])
-def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], trained: str) -> None:
+def test_a_log_that_the_checker_refuses_is_a_failure(job, trained):
     """Without SLURM; training is not asked, MLCommons' own checker is."""
     logs = Path(job["LOGDIR"])
     (logs / "run_0").mkdir(parents=True)
@@ -178,14 +175,14 @@ def test_a_log_that_the_checker_refuses_is_a_failure(job: dict[str, str], traine
     assert "Required EXACTLY_ONE" in done.stderr and "accepted" not in done.stdout
 
 
-def test_a_signal_before_the_first_step_is_told_by_the_file(job: dict[str, str]) -> None:
+def test_a_signal_before_the_first_step_is_told_by_the_file(job):
     """srun kills the other ranks then, and says that."""
     training = "echo 75 >$LOGDIR/status_0; exit 137"
     done, asked = run({**job, "TRAINING": training})
     assert (done.returncode, len(asked)) == (75, 1)
 
 
-def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job: dict[str, str]) -> None:
+def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job):
     for told in ("", "75 75", "none"):
         training = LOG % "false" + f"mkdir -p $run; echo '{told}' >$LOGDIR/status_0"
         done, _ = run({**job, "TRAINING": training})
@@ -195,7 +192,7 @@ def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job: dict[str, s
     assert run(job)[0].returncode == 0
 
 
-def test_a_job_without_its_number_of_nodes_is_one_line(job: dict[str, str]) -> None:
+def test_a_job_without_its_number_of_nodes_is_one_line(job):
     done, asked = run({**job, "SLURM_JOB_NUM_NODES": ""})
     assert done.returncode == 2 and asked == []
     assert done.stderr.count("\n") == 1

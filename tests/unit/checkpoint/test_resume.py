@@ -4,7 +4,6 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,9 +26,7 @@ SAME = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def whole(tiny_config, synthetic_data, tmp_path_factory):
     """The run directory of an uninterrupted run of 20 steps, with checkpoints of 8 and 16."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     settings = (*SAME, "checkpoint.interval_steps=8")
@@ -38,17 +35,17 @@ def whole(
 
 
 @pytest.fixture
-def resumed(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
+def resumed(tiny_config, synthetic_data, tmp_path):
     """Train into `tmp_path`/run again, as the whole run did but for what is given."""
 
-    def run(*settings: str, resume: str | Path = "auto", data: Path = synthetic_data) -> int:
+    def run(*settings, resume="auto", data=synthetic_data):
         return run_train(tiny_config, data, tmp_path / "run", *SAME, *settings, resume=resume)
 
     return run
 
 
 @pytest.fixture
-def killed(whole: Path, tmp_path: Path) -> Path:
+def killed(whole, tmp_path):
     """A copy of the whole run as if it had been killed after step 18."""
     directory = tmp_path / "run"
     shutil.copytree(whole, directory)
@@ -61,7 +58,7 @@ def killed(whole: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> None:
+def test_it_goes_on_bit_for_bit(resumed, killed, whole):
     assert resumed() == MISSED
     assert metrics_losses(killed) == metrics_losses(whole)
     assert weights(killed) == weights(whole)
@@ -75,7 +72,7 @@ def test_it_goes_on_bit_for_bit(resumed: Train, killed: Path, whole: Path) -> No
     assert (outcome["status"], outcome["steps"], outcome["stopped_by"]) == ("aborted", 20, None)
 
 
-def test_memory_does_not_grow_with_what_came_before(resumed: Train, killed: Path) -> None:
+def test_memory_does_not_grow_with_what_came_before(resumed, killed):
     young = killed.with_name("young")
     shutil.copytree(killed, young)
     peaks = []
@@ -92,7 +89,7 @@ def test_memory_does_not_grow_with_what_came_before(resumed: Train, killed: Path
     assert peaks[1] < peaks[0] + 2**18
 
 
-def _grow_older(directory: Path, times: int) -> None:
+def _grow_older(directory, times):
     """As if so much more had been recorded, and as many attempts interrupted."""
     own = directory / "run_0"
     for path in (own / "metrics.jsonl", directory / "result_0.txt", own / "stdout.log"):
@@ -105,13 +102,13 @@ def _grow_older(directory: Path, times: int) -> None:
 
 
 def test_an_end_that_could_not_be_saved_is_trained_again(
-    resumed: Train,
-    whole: Path,
-    killed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def full_disk(*_: object) -> None:
+    resumed,
+    whole,
+    killed,
+    monkeypatch,
+    capsys,
+):
+    def full_disk(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -126,16 +123,14 @@ def test_an_end_that_could_not_be_saved_is_trained_again(
     assert outcome_of(killed)["steps"] == 20
 
 
-def outcome_of(directory: Path) -> dict[str, object]:
+def outcome_of(directory):
     """The outcome but for its duration."""
-    outcome: dict[str, object] = json.loads((directory / "run_0/outcome.json").read_bytes())
+    outcome = json.loads((directory / "run_0/outcome.json").read_bytes())
     outcome.pop("seconds")
     return outcome
 
 
-def test_a_run_killed_before_its_outcome_gets_it(
-    resumed: Train, whole: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_before_its_outcome_gets_it(resumed, whole, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(whole, directory)
     (directory / "run_0/outcome.json").unlink()
@@ -149,19 +144,19 @@ def test_a_run_killed_before_its_outcome_gets_it(
 @pytest.mark.parametrize("another", [False, True], ids=["renamed", "another run in its place"])
 @pytest.mark.parametrize("interval", ["1", "never"])
 def test_a_directory_renamed_while_its_run_goes_on(
-    interval: str,
-    another: bool,
-    resumed: Train,
-    whole: Path,
-    killed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    interval,
+    another,
+    resumed,
+    whole,
+    killed,
+    monkeypatch,
+    capsys,
+):
     """It is said at the next record; nothing is made anew, and nothing of another run touched."""
     elsewhere = killed.with_name("elsewhere")
     write = MetricsFile.write
 
-    def renaming(file: MetricsFile, record: dict[str, object]) -> None:
+    def renaming(file, record):
         write(file, record)
         if record["step"] == 18:
             killed.rename(elsewhere)
@@ -185,16 +180,12 @@ def test_a_directory_renamed_while_its_run_goes_on(
     assert weights(killed) == weights(whole)
 
 
-def test_going_on_needs_the_directory_of_the_run(
-    tiny_config: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_going_on_needs_the_directory_of_the_run(tiny_config, synthetic_data, capsys):
     command = ["train", "--config", tiny_config, "--data", synthetic_data]
     assert "--run-dir: is missing" in refusal(capsys, *command, "--resume", "auto")
 
 
-def test_what_ended_before_its_clock_began_is_no_part_of_the_run(
-    resumed: Train, killed: Path
-) -> None:
+def test_what_ended_before_its_clock_began_is_no_part_of_the_run(resumed, killed):
     shutil.rmtree(killed / "run_0/checkpoints")
     log = (killed / "result_0.txt").read_text().splitlines(keepends=True)
     begun = next(number for number, line in enumerate(log) if '"run_start"' in line)
@@ -204,9 +195,7 @@ def test_what_ended_before_its_clock_began_is_no_part_of_the_run(
 
 
 @pytest.mark.parametrize("damage", ["flipped", "no manifest"])
-def test_a_damaged_checkpoint_is_passed_over(
-    resumed: Train, killed: Path, whole: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(resumed, killed, whole, damage, capsys):
     newest = killed / "run_0/checkpoints/step_00000016"
     if damage == "flipped":
         optimizer = newest / "optimizer/rank_00000.safetensors"
@@ -222,16 +211,14 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert metrics_losses(killed) == metrics_losses(whole)
 
 
-def test_without_a_checkpoint_it_begins_anew_with_the_same_seed(
-    resumed: Train, killed: Path, whole: Path
-) -> None:
+def test_without_a_checkpoint_it_begins_anew_with_the_same_seed(resumed, killed, whole):
     shutil.rmtree(killed / "run_0/checkpoints")
     assert resumed("run.seed=random") == MISSED
     assert metrics_losses(killed) == metrics_losses(whole)
     assert mlperf_records(killed / "result_0.txt", "resumed")[0]["value"] is True
 
 
-def test_twice_interrupted(resumed: Train, killed: Path, whole: Path) -> None:
+def test_twice_interrupted(resumed, killed, whole):
     assert resumed("run.max_steps=18") == MISSED
     (killed / "run_0/outcome.json").unlink()
     shutil.rmtree(killed / "run_0/checkpoints/step_00000018")
@@ -242,9 +229,7 @@ def test_twice_interrupted(resumed: Train, killed: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["written", "lost"])
-def test_a_run_that_has_ended_is_left_as_it_is(
-    resumed: Train, whole: Path, tmp_path: Path, outcome: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_ended_is_left_as_it_is(resumed, whole, tmp_path, outcome, capsys):
     shutil.copytree(whole, tmp_path / "run")
     if outcome == "lost":  # killed between its last checkpoint and its end
         (tmp_path / "run/run_0/outcome.json").unlink()
@@ -255,15 +240,13 @@ def test_a_run_that_has_ended_is_left_as_it_is(
     assert (tmp_path / "run/result_0.txt").read_bytes() == before
 
 
-def test_auto_without_a_run_is_a_new_one(resumed: Train, tmp_path: Path, whole: Path) -> None:
+def test_auto_without_a_run_is_a_new_one(resumed, tmp_path, whole):
     assert resumed("run.max_steps=4") == MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[:4]
     assert mlperf_records(tmp_path / "run/result_0.txt", "resumed")[0]["value"] is False
 
 
-def test_another_run_goes_on_from_a_checkpoint(
-    resumed: Train, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_run_goes_on_from_a_checkpoint(resumed, tmp_path, whole, capsys):
     checkpoint = whole / "run_0/checkpoints/step_00000016"
     assert resumed(resume=checkpoint) == MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[16:]
@@ -277,13 +260,13 @@ def test_another_run_goes_on_from_a_checkpoint(
 
 @pytest.mark.parametrize("resume", ["auto", "another run"])
 def test_other_kernels_are_told(
-    resumed: Train,
-    killed: Path,
-    whole: Path,
-    tmp_path: Path,
-    resume: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    resumed,
+    killed,
+    whole,
+    tmp_path,
+    resume,
+    capsys,
+):
     """What was used is compared, not the settings: "auto" and its policy by name are the same."""
     told = "model.attention was 'grouped' when this checkpoint was written and is 'reference' now"
     checkpoint = whole / "run_0/checkpoints/step_00000016"
@@ -302,9 +285,7 @@ def test_other_kernels_are_told(
         (tmp_path / "kept").rename(killed)
 
 
-def test_what_would_change_the_run_is_refused(
-    resumed: Train, killed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_would_change_the_run_is_refused(resumed, killed, capsys):
     before = snapshot(killed)
     for setting, words in (
         ("optim.learning_rate=1e-4", "optim.learning_rate: is 0.0001"),
@@ -321,7 +302,7 @@ def test_what_would_change_the_run_is_refused(
         assert snapshot(killed) == before
 
 
-def test_what_changes_no_number_is_free(resumed: Train, killed: Path, whole: Path) -> None:
+def test_what_changes_no_number_is_free(resumed, killed, whole):
     free = ("parallel.local_batch_size=8", "parallel.grad_accum_steps=2")
     free += ("run.log_interval_steps=2", "data.balance=presort_local")
     assert resumed(*free) == MISSED
@@ -331,12 +312,12 @@ def test_what_changes_no_number_is_free(resumed: Train, killed: Path, whole: Pat
 
 
 def test_another_training_set_is_refused(
-    resumed: Train,
-    killed: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    resumed,
+    killed,
+    synthetic_data,
+    tmp_path,
+    capsys,
+):
     data = tmp_path / "data"
     shutil.copytree(synthetic_data, data)
     shutil.rmtree(data / "train")
@@ -347,15 +328,15 @@ def test_another_training_set_is_refused(
 
 
 def test_a_large_set_that_has_changed_is_refused(
-    resumed: Train,
-    killed: Path,
-    whole: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def blocks_sha256(checkpoint: Path) -> object:
+    resumed,
+    killed,
+    whole,
+    synthetic_data,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
+    def blocks_sha256(checkpoint):
         return json.loads((checkpoint / "state.json").read_text())["blocks_sha256"]
 
     monkeypatch.setattr("mlperf_bert.data.set_checks.SMALL_BYTES", 0)
@@ -390,9 +371,7 @@ def test_a_large_set_that_has_changed_is_refused(
     ],
     ids=lambda settings: settings[0],
 )
-def test_every_way_of_training_goes_on_bit_for_bit(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, settings: tuple[str, ...]
-) -> None:
+def test_every_way_of_training_goes_on_bit_for_bit(tiny_config, synthetic_data, tmp_path, settings):
     same = (*DROPOUT, "checkpoint.interval_steps=7", "checkpoint.keep_last=99", *settings)
     run_train(tiny_config, synthetic_data, tmp_path / "whole", *same)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
@@ -412,9 +391,7 @@ def test_every_way_of_training_goes_on_bit_for_bit(
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 
-def test_never_is_never(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_never_is_never(tiny_config, synthetic_data, tmp_path, capsys):
     settings = ("checkpoint.interval_steps=never", "run.max_steps=4")
     run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
     assert list((tmp_path / "run/run_0/checkpoints").iterdir()) == []

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from mlperf_bert.__main__ import main
 from support import contents, refusal, run_cli, snapshot
 
-Change = Callable[[bytes], bytes]
-
 
 @pytest.fixture
-def world(tmp_path: Path, synthetic_data: Path, tiny_config: Path) -> Path:
+def world(tmp_path, synthetic_data, tiny_config):
     """A directory of the test's own with good data, a good config, a text and a vocabulary."""
     shutil.copytree(synthetic_data, tmp_path / "data")
     shutil.copy(tiny_config, tmp_path / "tiny.toml")
@@ -23,7 +20,7 @@ def world(tmp_path: Path, synthetic_data: Path, tiny_config: Path) -> Path:
     return tmp_path
 
 
-def refused(world: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refused(world, capsys, *arguments):
     """The one line of a command that must be refused and leave everything as it is."""
     before = snapshot(world)
     error = refusal(capsys, *arguments)
@@ -31,34 +28,34 @@ def refused(world: Path, capsys: pytest.CaptureFixture[str], *arguments: object)
     return error
 
 
-def train(world: Path, *settings: str) -> list[object]:
+def train(world, *settings):
     places = ["--config", world / "tiny.toml", "--data", world / "data", "--run-dir", world / "run"]
     return ["train", *places, *(word for setting in settings for word in ("--set", setting))]
 
 
-def prepare(world: Path, vocabulary: str = "vocab.txt", out: str = "set") -> list[str]:
+def prepare(world, vocabulary="vocab.txt", out="set"):
     places = ["--vocab", str(world / vocabulary), "--out", str(world / out)]
     sizes = ["--max-seq-length", "32", "--max-predictions", "5"]
     return ["prepare", "--text", str(world / "text.txt"), *places, *sizes]
 
 
-def cut(contents: bytes) -> bytes:
+def cut(contents):
     return contents[:-2]
 
 
-def precious(_: bytes) -> bytes:
+def precious(_):
     return b"precious\n"
 
 
-def negative(sidecar: bytes) -> bytes:
+def negative(sidecar):
     return sidecar.replace(b'"num_samples": ', b'"num_samples": -')
 
 
-def foreign(sidecar: bytes) -> bytes:
+def foreign(sidecar):
     return re.sub(rb'("vocabulary_sha256": )"\w+"', rb'\1"%s"' % (b"0" * 64), sidecar)
 
 
-def change(path: Path, how: Change) -> None:
+def change(path, how):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(how(path.read_bytes() if path.exists() else b""))
 
@@ -84,12 +81,12 @@ def change(path: Path, how: Change) -> None:
     ],
 )
 def test_training_refuses(
-    world: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    how: Change | None,
-    words: list[str],
-) -> None:
+    world,
+    capsys,
+    name,
+    how,
+    words,
+):
     if how is None:
         shutil.rmtree(world / name)
     else:
@@ -98,7 +95,7 @@ def test_training_refuses(
     assert all(word in error for word in words), error
 
 
-def test_two_vocabularies_are_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_vocabularies_are_refused(world, capsys):
     shutil.copy(world / "vocab.txt", world / "swapped.txt")
     change(world / "swapped.txt", lambda words: words.replace(b"w1\nw2\n", b"w2\nw1\n"))
     shutil.rmtree(world / "data/eval")
@@ -107,9 +104,7 @@ def test_two_vocabularies_are_refused(world: Path, capsys: pytest.CaptureFixture
     assert "--data" in error and "different vocabularies" in error
 
 
-def test_a_place_that_takes_no_directories_is_refused(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_takes_no_directories_is_refused(world, capsys):
     command = train(world)
     command[-1] = Path("/proc/nothing/run")
     error = refused(world, capsys, *command)
@@ -131,16 +126,12 @@ def test_a_place_that_takes_no_directories_is_refused(
         ("data.max_seq_length=16", ["data.max_seq_length"]),
     ],
 )
-def test_settings_are_refused(
-    world: Path, capsys: pytest.CaptureFixture[str], setting: str, words: list[str]
-) -> None:
+def test_settings_are_refused(world, capsys, setting, words):
     error = refused(world, capsys, *train(world, setting))
     assert all(word in error for word in words), error
 
 
-def test_a_config_with_a_typing_error_names_the_line(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_with_a_typing_error_names_the_line(world, capsys):
     config = world / "tiny.toml"
     config.write_text(config.read_text().replace("max_steps = 20", "max_steps = = 20"))
     error = refused(world, capsys, *train(world))
@@ -159,9 +150,7 @@ def test_a_config_with_a_typing_error_names_the_line(
         ("vocab.txt", lambda words: words.replace(b"w1\n", b"\xff\n", 1), ["UTF-8"]),
     ],
 )
-def test_preparation_refuses(
-    world: Path, capsys: pytest.CaptureFixture[str], name: str, how: Change, words: list[str]
-) -> None:
+def test_preparation_refuses(world, capsys, name, how, words):
     change(world / name, how)
     before = contents(world)
     capsys.readouterr()
@@ -174,9 +163,7 @@ def test_preparation_refuses(
     assert after.items() >= before.items()
 
 
-def test_preparing_over_another_vocabulary_loses_nothing(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preparing_over_another_vocabulary_loses_nothing(world, capsys):
     assert main(prepare(world)) == 0
     with (world / "vocab.txt").open("a") as file:
         file.write("another\n")
@@ -184,9 +171,7 @@ def test_preparing_over_another_vocabulary_loses_nothing(
     assert "vocab.txt" in error and "new directory" in error
 
 
-def test_a_checkpoint_of_another_model_leaves_no_run(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_another_model_leaves_no_run(world, capsys):
     assert main([str(word) for word in train(world, "run.max_steps=1")]) == 3
     (world / "run").rename(world / "first")
     command = train(world, "model.hidden_size=16", "model.intermediate_size=32")
@@ -199,9 +184,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(
     "command",
     ["train", "evaluate", "convert", "export", "prepare", "verify", "config", "bench"],
 )
-def test_debug_shows_the_traceback_too(
-    world: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_debug_shows_the_traceback_too(world, capsys, command):
     missing = str(world / "none")
     arguments = {
         "train": ["--config", missing, "--data", missing],
@@ -219,7 +202,7 @@ def test_debug_shows_the_traceback_too(
     assert with_traceback.startswith("Traceback") and with_traceback.endswith(error)
 
 
-def test_ranks_in_processes_of_their_own_say_it_too(world: Path) -> None:
+def test_ranks_in_processes_of_their_own_say_it_too(world):
     change(world / "data/train/shards/train.hdf5", cut)
     before = snapshot(world)
     done = run_cli(*train(world, "parallel.ranks_per_node=2", "parallel.local_batch_size=8"))

@@ -3,28 +3,26 @@
 import shutil
 import subprocess
 from math import ceil
-from pathlib import Path
 
 import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.cli.config import sbatch_options
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from support import CONFIGS, refusal
 
 RECORD = CONFIGS / "open_adamw_dgxa100_128x8x16x1.toml"
 LARGEST = CONFIGS / "dgxa100_128x8x4x1.toml"
 
 
-def evaluation_steps(config: RunConfig) -> list[int]:
+def evaluation_steps(config):
     """Steps at which a run that never reaches its target evaluates."""
     batch, last = config.parallel.global_batch_size, config.max_steps
     return [step for step in range(1, last + 1) if config.evaluation_is_due(step * batch)]
 
 
 @pytest.mark.parametrize("batch", [448, 4096, 16_384, 16_416])
-def test_point_k_is_the_first_step_that_reaches_k_intervals(batch: int) -> None:
+def test_point_k_is_the_first_step_that_reaches_k_intervals(batch):
     overrides = ["parallel.nodes=1", "parallel.ranks_per_node=1", "run.max_steps=3000"]
     sampler = ["data.sampler=uniform", f"parallel.local_batch_size={batch}"]
     config = load_config(RECORD, [*overrides, *sampler])
@@ -33,12 +31,12 @@ def test_point_k_is_the_first_step_that_reaches_k_intervals(batch: int) -> None:
     assert evaluation_steps(config) == by_rule
 
 
-def test_an_interval_below_a_batch_is_every_step() -> None:
+def test_an_interval_below_a_batch_is_every_step():
     overrides = ["eval.interval_samples=100", "run.max_steps=4"]
     assert evaluation_steps(load_config(RECORD, overrides)) == [1, 2, 3, 4]
 
 
-def test_a_config_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_of_gpus(capsys):
     assert main(["config", "slurm", str(LARGEST)]) == 0
     sizes, _, _ = capsys.readouterr().out.partition("--export=")
     assert sizes == (
@@ -47,9 +45,7 @@ def test_a_config_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("resources", "asks"), [("gpu:a100:8(S:0-1)", 1), ("(null)", 0)])
-def test_gpus_are_asked_for_where_slurm_counts_them(
-    resources: str, asks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_are_asked_for_where_slurm_counts_them(resources, asks, monkeypatch, tmp_path):
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(f"#!/bin/sh\necho '(null)'; echo '{resources}'\n")
     sinfo.chmod(0o755)
@@ -59,15 +55,15 @@ def test_gpus_are_asked_for_where_slurm_counts_them(
     assert "--gpus-per-node=8" in sbatch_options(load_config(LARGEST), LARGEST)
 
 
-def test_overrides_change_the_size() -> None:
+def test_overrides_change_the_size():
     config = load_config(LARGEST, ["parallel.nodes=2", "data.loader=mpi_readers"])
     words = sbatch_options(config, LARGEST).split()
     assert words[1:4] == ["--nodes=2", "--ntasks-per-node=16", "--gpus-per-node=8"]
 
 
 def test_a_config_of_cpus_asks_for_no_gpu_and_its_path_is_made_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     shutil.copy(CONFIGS / "cpu_tiny.toml", tmp_path / "mine.toml")
     monkeypatch.chdir(tmp_path)
     assert main(["config", "slurm", "mine.toml", "--set", "parallel.nodes=2"]) == 0
@@ -83,17 +79,13 @@ def test_a_config_of_cpus_asks_for_no_gpu_and_its_path_is_made_absolute(
     ]
 
 
-def test_a_shipped_config_goes_by_its_name_in_a_tree_whose_path_has_a_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_config_goes_by_its_name_in_a_tree_whose_path_has_a_space(tmp_path, monkeypatch):
     path = tmp_path / "a tree" / LARGEST.name
     monkeypatch.setattr("mlperf_bert.cli.config.SHIPPED", path.parent)
     assert sbatch_options(load_config(LARGEST), path).endswith(f"=ALL,CONFIG={LARGEST.stem}")
 
 
-def test_a_path_that_would_be_taken_apart_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_that_would_be_taken_apart_is_refused(tmp_path, capsys):
     for bad in " ,*[']\n$\\":
         path = tmp_path / f"a{bad}b.toml"
         shutil.copy(CONFIGS / "cpu_tiny.toml", path)

@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ entry()
 
 
 @pytest.mark.parametrize(("module", "ends"), [("distributed.session", False), ("config", True)])
-def test_only_ranks_skip_the_interpreters_end(module: str, ends: bool) -> None:
+def test_only_ranks_skip_the_interpreters_end(module, ends):
     code = CODE.format(module=module, config=str(CONFIGS / "cpu_tiny.toml"))
     done = run_process(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
@@ -52,14 +51,14 @@ entry()
 """
 
 
-def test_a_rank_that_is_ended_while_it_says_its_error_says_it() -> None:
+def test_a_rank_that_is_ended_while_it_says_its_error_says_it():
     code = ENDED_WHILE_SAYING.format(config=str(CONFIGS / "cpu_tiny.toml"))
     done = run_process(sys.executable, "-c", code)
     assert done.returncode == 2
     assert done.stderr == "mlperf_bert: error: the shard: is cut; prepare it again\n"
 
 
-def run_into(stdout: int, *command: object) -> subprocess.CompletedProcess[str]:
+def run_into(stdout, *command):
     """Run Python with this stdout, buffered as it usually is."""
     environ = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
@@ -73,7 +72,7 @@ def run_into(stdout: int, *command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
+def run_unread(*command):
     """Run Python writing into a pipe that nobody reads, as before a `head` that has ended."""
     read, write = os.pipe()
     os.close(read)
@@ -91,7 +90,7 @@ def run_unread(*command: object) -> subprocess.CompletedProcess[str]:
         "watch --once .",
     ],
 )
-def test_a_reader_who_goes_is_no_fault(words: str) -> None:
+def test_a_reader_who_goes_is_no_fault(words):
     done = run_unread("-m", "mlperf_bert", *shlex.split(words))
     assert (done.returncode, done.stderr) == (141, "")  # 128 and the number of SIGPIPE
 
@@ -99,7 +98,7 @@ def test_a_reader_who_goes_is_no_fault(words: str) -> None:
 ENTRY = "import sys\nimport mlperf_bert.__main__ as program\n{}\nprogram.entry()\n"
 
 
-def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it() -> None:
+def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it():
     code = "sys.modules['mlperf_bert.distributed.session'] = sys\n"  # what every rank has loaded
     code += "program.main = lambda: print('seen') or 3"
     done = run_unread("-c", ENTRY.format(code))
@@ -107,7 +106,7 @@ def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it() -> None:
 
 
 @pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
-def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None:
+def test_output_that_finds_no_room_is_one_line(options):
     words = ("config", "get", CONFIGS / "cpu_tiny.toml", "run.max_steps")
     with open("/dev/full", "w") as full:
         done = run_into(full.fileno(), *options, "mlperf_bert", *words)
@@ -117,14 +116,14 @@ def test_output_that_finds_no_room_is_one_line(options: tuple[str, ...]) -> None
     assert done.stderr.count("\n") == 1
 
 
-def test_a_mistake_keeps_its_status_where_nothing_can_be_printed() -> None:
+def test_a_mistake_keeps_its_status_where_nothing_can_be_printed():
     command = [sys.executable, "-m", "mlperf_bert", "config", "show", "missing.toml"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=full, timeout=280, check=False)
     assert done.returncode == 2  # the interpreter's own would be 120
 
 
-def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
     log = tmp_path / "stdout.log"
     code = (
         "import sys\nfrom pathlib import Path\nfrom mlperf_bert.run.console import Reporter\n"
@@ -156,14 +155,14 @@ program.entry()
 """
 
 
-def test_the_version_is_said() -> None:
+def test_the_version_is_said():
     done = run_process(sys.executable, "-m", "mlperf_bert", "--version", COLUMNS="20")
     torch = importlib.metadata.version("torch")
     line = f"mlperf_bert {package_version()} (commit {git_commit()}), torch {torch}\n"
     assert (done.returncode, done.stdout) == (0, line)
 
 
-def test_help_names_all_commands_and_loads_none() -> None:
+def test_help_names_all_commands_and_loads_none():
     code = (
         "import atexit\natexit.register(lambda: print(sorted(sys.modules)))\nsys.argv[1:] = ['-h']"
     )
@@ -174,7 +173,7 @@ def test_help_names_all_commands_and_loads_none() -> None:
         assert f"'{module}'" not in loaded
 
 
-def test_without_the_tools_their_commands_are_not_offered() -> None:
+def test_without_the_tools_their_commands_are_not_offered():
     blocked = "sys.modules['bert_tools'] = None\nsys.argv[1:] = [{!r}]"
     shown = run_process(sys.executable, "-c", ENTRY.format(blocked.format("--help")))
     named = set(re.findall(r"^    ([a-z-]+)\s", shown.stdout, re.MULTILINE))
@@ -186,7 +185,7 @@ def test_without_the_tools_their_commands_are_not_offered() -> None:
     assert typed.stderr.count("\n") == 1
 
 
-def test_a_signal_ends_a_command_in_order() -> None:
+def test_a_signal_ends_a_command_in_order():
     earlier = ENTRY.format("program._parser = lambda words: os.kill(os.getpid(), 1)")
     codes = [(earlier.replace("import sys", "import os, sys"), "SIGHUP")]  # while options are read
     codes += [(ASKED_TO_END, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP")]
@@ -195,7 +194,7 @@ def test_a_signal_ends_a_command_in_order() -> None:
         assert (done.returncode, done.stderr) == (75, f"mlperf_bert: interrupted by {name}\n")
 
 
-def test_under_nohup_the_terminal_does_not_count() -> None:
+def test_under_nohup_the_terminal_does_not_count():
     code = ASKED_TO_END.replace("(signal.SIGTERM, signal.SIGHUP)", "(signal.SIGHUP,)")
     done = run_process(sys.executable, "-c", code, signal.SIGHUP.value, "SIG_IGN")
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ RUN = "--run-dir"  # written by a run, and read by one that goes on
 OF_SCRIPTS = {"--status-file", "--hand-over"}
 
 
-def leaves(
-    parser: argparse.ArgumentParser, *names: str
-) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+def leaves(parser, *names):
     """Each command below `parser` that has no sub-commands, with the words that call it."""
     groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     if not groups:
@@ -41,11 +38,11 @@ ALL = {
 }
 
 
-def options() -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
+def options():
     return ((words, action) for words, parser in ALL.items() for action in parser._actions)
 
 
-def test_one_thing_has_one_name() -> None:
+def test_one_thing_has_one_name():
     for words, action in options():
         names = action.option_strings
         if "gpus" in action.dest:
@@ -56,7 +53,7 @@ def test_one_thing_has_one_name() -> None:
             assert action.nargs == 0 and str(action.help).startswith("print one JSON object"), words
 
 
-def test_what_is_written_is_out() -> None:
+def test_what_is_written_is_out():
     paths = {
         name for _, action in options() if action.type is Path for name in action.option_strings
     }
@@ -66,9 +63,7 @@ def test_what_is_written_is_out() -> None:
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
-def test_help_stands_within_its_lines(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_stands_within_its_lines(words, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as left:
         main([*words, "--help"])
@@ -78,12 +73,12 @@ def test_help_stands_within_its_lines(
     assert [line for line in lines if len(line) > 80 and not re.search(r"[{|]", line)] == []
 
 
-def test_no_command_at_all_is_answered_by_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_at_all_is_answered_by_the_help(capsys):
     assert main([]) == 2
     assert re.search("^ +train +train until", capsys.readouterr().err, re.MULTILINE)
 
 
-def test_an_old_or_shortened_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_or_shortened_name_is_refused(capsys):
     for line in (
         "config show cpu_tiny --se run.seed=1",
         "config --get cpu_tiny",

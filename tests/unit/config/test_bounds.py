@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import typing
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from support import TINY_CONFIG, refusal, run_process
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
 
 
-def numbers_of(kind: type) -> dict[str, type]:
+def numbers_of(kind):
     """Fields that may be numbers, and of which type."""
     found = {}
     for name, hint in typing.get_type_hints(kind).items():
@@ -41,14 +40,14 @@ NUMBERS = {
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "tiny.toml"
     path.write_text(TINY_CONFIG)
     return path
 
 
 @pytest.mark.parametrize("kind", [*SECTIONS.values(), SquadSettings])
-def test_no_number_is_without_bounds(kind: type) -> None:
+def test_no_number_is_without_bounds(kind):
     assert bounds_of(kind).keys() == numbers_of(kind).keys()
     for bounds in bounds_of(kind).values():
         assert bounds.low < bounds.high
@@ -57,7 +56,7 @@ def test_no_number_is_without_bounds(kind: type) -> None:
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_what_is_outside_is_named_with_the_range(tiny: Path, field: str) -> None:
+def test_what_is_outside_is_named_with_the_range(tiny, field):
     number, bounds = NUMBERS[field]
     assert isinstance(bounds, Bounds)
     beyond = bounds.high + 1 if number is int else 1.001 * bounds.high
@@ -78,7 +77,7 @@ def test_what_is_outside_is_named_with_the_range(tiny: Path, field: str) -> None
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_the_ends_load_or_are_one_line(tiny: Path, field: str) -> None:
+def test_the_ends_load_or_are_one_line(tiny, field):
     number, bounds = NUMBERS[field]
     assert bounds is not None
     for value in map(number, (bounds.low, bounds.high)):
@@ -100,7 +99,7 @@ def test_the_ends_load_or_are_one_line(tiny: Path, field: str) -> None:
         (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
     ],
 )
-def test_products_have_bounds_too(tiny: Path, settings: tuple[str, ...], word: str) -> None:
+def test_products_have_bounds_too(tiny, settings, word):
     room = ("model.max_position_embeddings=65535", "model.num_heads=1")
     for setting in settings:
         load_config(tiny, (*room, setting))
@@ -109,7 +108,7 @@ def test_products_have_bounds_too(tiny: Path, settings: tuple[str, ...], word: s
 
 
 @pytest.mark.parametrize("field", numbers_of(SquadSettings))
-def test_numbers_of_fine_tuning_are_options(field: str) -> None:
+def test_numbers_of_fine_tuning_are_options(field):
     number = numbers_of(SquadSettings)[field]
     bounds = bounds_of(SquadSettings)[field]
     for value in (2**63, -1) if number is int else (1e300, float("inf"), float("nan"), -1.0):
@@ -119,9 +118,7 @@ def test_numbers_of_fine_tuning_are_options(field: str) -> None:
         assert str(bounds) in caught.value.args[2]
 
 
-def test_a_machine_is_asked_whether_it_can_hold_them(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_is_asked_whether_it_can_hold_them(tiny, monkeypatch):
     with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 250,000 GiB at least, this"):
         run_on_ranks([], 10**6)
     config = load_config(tiny)
@@ -139,7 +136,7 @@ LIMITED = (
 )
 
 
-def test_training_refuses_them_at_once(tiny: Path) -> None:
+def test_training_refuses_them_at_once(tiny):
     sets = ["--set", "model.num_layers=1000", "--set", "model.hidden_size=65536"]
     places = ["--config", tiny, "--data", tiny.parent, "--run-dir", tiny.parent / "run"]
     done = run_process("timeout", 60, sys.executable, "-c", LIMITED, "train", *places, *sets)
@@ -149,9 +146,7 @@ def test_training_refuses_them_at_once(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["n" * 300, "d/" * 2500])
-def test_a_path_that_is_too_long_is_one_line(
-    tiny: Path, capsys: pytest.CaptureFixture[str], path: str
-) -> None:
+def test_a_path_that_is_too_long_is_one_line(tiny, capsys, path):
     for command in (
         ["config", "show", path],
         ["train", "--config", path, "--data", "d"],

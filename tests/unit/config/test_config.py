@@ -21,20 +21,20 @@ from support import CONFIGS, TINY_CONFIG, refusal
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
+def config_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TINY_CONFIG, encoding="utf-8")
     return path
 
 
-def test_round_trip_is_equal(config_file: Path, tmp_path: Path) -> None:
+def test_round_trip_is_equal(config_file, tmp_path):
     config = load_config(config_file, ["optim.learning_rate=1e-5", 'mlperf.submission_org=a "b"'])
     again = tmp_path / "again.toml"
     again.write_text(config_to_toml(config), encoding="utf-8")
     assert load_config(again) == config
 
 
-def test_overrides_win_and_are_typed(config_file: Path) -> None:
+def test_overrides_win_and_are_typed(config_file):
     config = load_config(config_file, ["run.seed=random", "optim.learning_rate=1", "run.seed=77"])
     assert config.run.seed == 77
     assert config.optim.learning_rate == 1.0
@@ -68,9 +68,7 @@ def test_overrides_win_and_are_typed(config_file: Path) -> None:
         ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),
     ],
 )
-def test_bad_settings_name_field_and_remedy(
-    config_file: Path, override: str, words: list[str]
-) -> None:
+def test_bad_settings_name_field_and_remedy(config_file, override, words):
     with pytest.raises(ConfigError) as caught:
         load_config(config_file, [override])
     message = str(caught.value)
@@ -79,7 +77,7 @@ def test_bad_settings_name_field_and_remedy(
 
 
 @pytest.mark.parametrize(("rate", "needed"), [("0.3", 9), ("0.16", 5), ("0.4", 12)])
-def test_masks_at_a_rate_want_room(config_file: Path, rate: str, needed: int) -> None:
+def test_masks_at_a_rate_want_room(config_file, rate, needed):
     dynamic = ("data.masking=dynamic", f"data.masking_rate={rate}")
     assert load_config(config_file, (*dynamic, f"data.max_predictions={needed}"))
     with pytest.raises(ConfigError, match=f"^data.max_predictions: .*asks for {needed};"):
@@ -90,14 +88,14 @@ def test_masks_at_a_rate_want_room(config_file: Path, rate: str, needed: int) ->
 
 
 @pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
-def test_broken_files_are_config_errors(tmp_path: Path, text: str) -> None:
+def test_broken_files_are_config_errors(tmp_path, text):
     path = tmp_path / "broken.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError):
         load_config(path)
 
 
-def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file: Path) -> None:
+def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file):
     gone = ("optim.initial_loss_scale=1024.0", "optim.loss_scale_growth_steps=7")
     gone += ("clip.accumulation=accumulated", "run.init_checkpoint_sha256=''")
     gone += ("model.type_vocab_size=2", "optim.momentum=0.95", "schedule.power=1")
@@ -115,11 +113,11 @@ def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file: Pat
     assert never.checkpoint.interval_steps == "never"
 
 
-def test_missing_file_is_one_line_and_non_zero(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_is_one_line_and_non_zero(capsys):
     assert "nowhere.toml" in refusal(capsys, "config", "show", "nowhere.toml")
 
 
-def test_file_name_must_hold_its_size(tmp_path: Path) -> None:
+def test_file_name_must_hold_its_size(tmp_path):
     good, bad = tmp_path / "box_1x1x16x1.toml", tmp_path / "recipe_box_1x2x16x1.toml"
     for path in (good, bad):
         path.write_text(TINY_CONFIG, encoding="utf-8")
@@ -132,9 +130,7 @@ def test_file_name_must_hold_its_size(tmp_path: Path) -> None:
     ("global_batch_size", "interval"),
     [(448, 150_000), (3072, 175_000), (4608, 200_000), (16384, 325_000), (16416, 325_000)],
 )
-def test_mlperf_evaluation_interval(
-    config_file: Path, global_batch_size: int, interval: int
-) -> None:
+def test_mlperf_evaluation_interval(config_file, global_batch_size, interval):
     overrides = [f"parallel.local_batch_size={global_batch_size}", "eval.interval_samples=mlperf"]
     assert load_config(config_file, overrides).eval_interval_samples == interval
 
@@ -180,7 +176,7 @@ UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_p
         ),
     ],
 )
-def test_settings_that_want_others(config_file: Path, accepted: str, more: str, words: str) -> None:
+def test_settings_that_want_others(config_file, accepted, more, words):
     load_config(config_file, accepted.split())
     with pytest.raises(ConfigError, match=words):
         load_config(config_file, [*accepted.split(), more])
@@ -189,7 +185,7 @@ def test_settings_that_want_others(config_file: Path, accepted: str, more: str, 
 @pytest.mark.parametrize(
     "instead", ["run.warm_up_steps=1", "parallel.data_parallel=flat", "clip.policy=none"]
 )
-def test_torchs_first_buckets_are_for_a_warm_up_step(config_file: Path, instead: str) -> None:
+def test_torchs_first_buckets_are_for_a_warm_up_step(config_file, instead):
     by_bucket = ("clip.policy=bucket_before_allreduce", "parallel.ranks_per_node=2")
     refused = ("run.warm_up_steps=0", *by_bucket)
     with pytest.raises(ConfigError, match=r"^run\.warm_up_steps: is 0"):
@@ -201,9 +197,7 @@ def test_torchs_first_buckets_are_for_a_warm_up_step(config_file: Path, instead:
     "instead",
     ["parallel.data_parallel=flat", "run.step_mode=eager", "parallel.ranks_per_node=1"],
 )
-def test_a_hook_is_refused_only_in_a_captured_step_of_several_ranks(
-    config_file: Path, instead: str
-) -> None:
+def test_a_hook_is_refused_only_in_a_captured_step_of_several_ranks(config_file, instead):
     hooked = ("clip.policy=bucket_before_allreduce", "parallel.allreduce_dtype=bf16")
     refused = ("run.step_mode=captured", "parallel.ranks_per_node=2", *hooked)
     with pytest.raises(ConfigError, match=r"^parallel\.data_parallel"):
@@ -222,7 +216,7 @@ def test_a_hook_is_refused_only_in_a_captured_step_of_several_ranks(
         *("schedule.form=trapezoid", "data.skip_samples=448", "run.init_state=training"),
     ],
 )
-def test_closed_division_rules(override: str) -> None:
+def test_closed_division_rules(override):
     closed = CONFIGS / "h200_1x1x448x1.toml"
     field = re.escape(override.partition("=")[0])
     with pytest.raises(ConfigError, match=f"^{field}: .* closed division"):
@@ -238,23 +232,23 @@ def test_closed_division_rules(override: str) -> None:
         *("eval.target_accuracy=0.73", "data.balance=presort_global"),
     ],
 )
-def test_the_closed_division_leaves_free(override: str) -> None:
+def test_the_closed_division_leaves_free(override):
     assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override])
 
 
 @pytest.mark.parametrize(("override", "steps"), [("run.max_steps=7", 7), ("run.seed=1", 6700)])
-def test_the_schedule_says_where_a_run_stops_unless_told(override: str, steps: int) -> None:
+def test_the_schedule_says_where_a_run_stops_unless_told(override, steps):
     assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override]).max_steps == steps
 
 
-def test_config_value_reads_properties_only(config_file: Path) -> None:
+def test_config_value_reads_properties_only(config_file):
     config = load_config(config_file)
     assert config_value(config, "parallel.global_batch_size") == 16
     with pytest.raises(ConfigError, match="no such setting"):
         config_value(config, "parallel.__class__")
 
 
-def test_a_config_and_all_its_changes() -> None:
+def test_a_config_and_all_its_changes():
     parser, other = argparse.ArgumentParser(), argparse.ArgumentParser()
     add_config(parser, required=False)
     add_config(other)
@@ -264,9 +258,7 @@ def test_a_config_and_all_its_changes() -> None:
     assert other.parse_args(["--config", "a.toml"]).set == []  # two commands share nothing
 
 
-def test_a_shipped_config_is_found_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for given in ("cpu_tiny", str(CONFIGS / "cpu_tiny.toml")):
         assert main(["config", "get", given, "run.max_steps"]) == 0
@@ -279,15 +271,13 @@ def test_a_shipped_config_is_found_by_its_name(
     ("given", "remedy"),
     [("cpu_tinny", "did you mean cpu_tiny or encoder_cpu_tiny?"), ("zzz", f"in {CONFIGS}")],
 )
-def test_an_unknown_name_says_which_there_are(
-    given: str, remedy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_says_which_there_are(given, remedy, capsys):
     error = refusal(capsys, "train", "--config", given, "--data", ".")
     assert error.startswith(f"mlperf_bert: error: {given}: is neither a file nor the name of a")
     assert error.endswith(f"{remedy}\n")
 
 
-def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_them(capsys):
     for command in ("config show", "train", "plan buckets"):
         with pytest.raises(SystemExit) as stopped:
             main([*command.split(), "--help"])
@@ -296,7 +286,7 @@ def test_help_explains_them(capsys: pytest.CaptureFixture[str]) -> None:
         assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said
 
 
-def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path: Path) -> None:
+def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path):
     now = load_config(CONFIGS / "cpu_tiny.toml")
     old = tmp_path / "old.toml"
     tables = config_to_tables(now)

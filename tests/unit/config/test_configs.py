@@ -2,17 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from bert_tools.plan.balance import BalanceRow, as_configured, measure_row, variants
+from bert_tools.plan.balance import as_configured, measure_row, variants
 from bert_tools.plan.recipes import lamb_recipe, samples_to_target
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
-from mlperf_bert.config.sections import CLIPPED_TOGETHER, DataSection, ParallelSection
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
+from mlperf_bert.config.sections import CLIPPED_TOGETHER
 from mlperf_bert.optim.schedule import learning_rate
 from support import CONFIGS, REPOSITORY
 
@@ -23,15 +21,15 @@ OPEN = [path for path in NAMED_BY_SIZE if path.stem.startswith("open_")] + MODER
 CLOSED = [path for path in NAMED_BY_SIZE if path not in OPEN]
 
 
-def name(path: Path) -> str:
+def name(path):
     return path.stem
 
 
-def load(stem: str) -> RunConfig:
+def load(stem):
     return load_config(CONFIGS / f"{stem}.toml")
 
 
-def test_only_those_of_any_machine_have_no_size_in_their_names() -> None:
+def test_only_those_of_any_machine_have_no_size_in_their_names():
     found = {path.stem for path in set(CONFIGS.glob("*.toml")) - set(NAMED_BY_SIZE)}
     assert found >= {"cpu_tiny", "own_text_cpu"}
     assert all("cpu" in stem for stem in found - {"own_text_gpu"})
@@ -40,7 +38,7 @@ def test_only_those_of_any_machine_have_no_size_in_their_names() -> None:
 
 
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
-def test_captured_on_cuda_with_bert_large(path: Path) -> None:
+def test_captured_on_cuda_with_bert_large(path):
     """Or with ModernBERT-base, whose number of weights is the published 149 million."""
     config = load_config(path)  # which holds its size against its name
     assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
@@ -57,7 +55,7 @@ def test_captured_on_cuda_with_bert_large(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CLOSED, ids=name)
-def test_closed_division(path: Path) -> None:
+def test_closed_division(path):
     config = load_config(path)
     assert config.mlperf.division == "closed"
     assert config.mlperf.enforce_rules  # so that loading it has checked the rules
@@ -84,9 +82,7 @@ def test_closed_division(path: Path) -> None:
         ("h200", [1, 2, 8, 32]),
     ],
 )
-def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(
-    system: str, sizes: list[int]
-) -> None:
+def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(system, sizes):
     document = (REPOSITORY / "docs/reference/hyperparameters.md").read_text(encoding="utf-8")
     log = REPOSITORY / "logs" / "2026-11-22-cluster-model" / "README.md"
     sets = log.read_text(encoding="utf-8")
@@ -103,11 +99,11 @@ def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(
 
 
 @pytest.fixture(scope="module")
-def evenness() -> Callable[[Path], list[BalanceRow]]:
+def evenness():
     """Rows of `plan balance --config`, one a size: a config's own policy, what could be better."""
-    found: dict[tuple[DataSection, ParallelSection], BalanceRow] = {}
+    found = {}
 
-    def row(config: RunConfig) -> BalanceRow:
+    def row(config):
         key = config.data, config.parallel
         if key not in found:
             found[key] = measure_row(config, wikipedia_index(), draws=60)
@@ -122,9 +118,7 @@ DEALT = [each for each in NAMED_BY_SIZE if each not in MODERN and not ALONE.sear
 
 
 @pytest.mark.parametrize("path", DEALT, ids=name)
-def test_the_policy_is_the_better_one_and_the_comment_says_by_how_much(
-    path: Path, evenness: Callable[[Path], list[BalanceRow]]
-) -> None:
+def test_the_policy_is_the_better_one_and_the_comment_says_by_how_much(path, evenness):
     own, other = evenness(path)
     comment = f"# {as_configured([own, other])}\n# (mlperf_bert plan balance --config {path.stem})"
     assert f"{comment}\n" in path.read_text("utf-8")
@@ -141,8 +135,8 @@ EAGER = re.compile(r"# Captured steps are proven on CPUs, not on a GPU .*Eager:\
 
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
 def test_captured_steps_are_the_default_where_the_document_says_what_proved_them(
-    path: Path,
-) -> None:
+    path,
+):
     document = (REPOSITORY / "docs" / "how" / "captured_step.md").read_text(encoding="utf-8")
     kind = "several ranks" if load_config(path).parallel.world_size > 1 else "one rank"
     (row,) = re.findall(rf"^\| {kind} \| (.*) \| (.*) \|$", document, re.MULTILINE)
@@ -156,12 +150,12 @@ def test_captured_steps_are_the_default_where_the_document_says_what_proved_them
 
 
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
-def test_configs_that_have_not_run_say_so(path: Path) -> None:
+def test_configs_that_have_not_run_say_so(path):
     assert load_config(path).mlperf.division == ("open" if path in OPEN else "closed")
     assert path.read_text(encoding="utf-8").startswith("# Not run. ")
 
 
-def test_open_recipe_at_448_is_the_published_one() -> None:
+def test_open_recipe_at_448_is_the_published_one():
     config = load("open_adamw_h200_1x1x448x1")
     assert (config.model.hidden_dropout, config.model.attention_dropout) == (0.0, 0.0)
     assert config.clip.policy == "none"
@@ -173,7 +167,7 @@ def test_open_recipe_at_448_is_the_published_one() -> None:
     assert rate == pytest.approx(config.optim.learning_rate / 2, rel=0.03)
 
 
-def test_dgx_h100_and_h200_train_by_one_set_of_numbers() -> None:
+def test_dgx_h100_and_h200_train_by_one_set_of_numbers():
     """Published ones are; who mends one file mends the other."""
     pairs = [(CONFIGS / path.name.replace("h200", "h100"), path) for path in NAMED_BY_SIZE]
     pairs = [(h100, path) for h100, path in pairs if h100 != path and h100.exists()]
@@ -182,7 +176,7 @@ def test_dgx_h100_and_h200_train_by_one_set_of_numbers() -> None:
         assert load_config(h100) == load_config(h200), h200
 
 
-def test_the_records_recipe_is_the_published_one() -> None:
+def test_the_records_recipe_is_the_published_one():
     config = load("open_adamw_dgxa100_128x8x16x1")
     assert config.parallel.global_batch_size == 16_384
     # The rate at the steps of the published schedule, with its jump where the warm-up ends.
@@ -197,13 +191,13 @@ def test_the_records_recipe_is_the_published_one() -> None:
     assert (config.data.sampler, config.optim.epsilon) == ("strata_6_3_2_5", 1e-9)
 
 
-def test_extrapolated_recipe_lies_between_the_two_published_ones() -> None:
+def test_extrapolated_recipe_lies_between_the_two_published_ones():
     config = load("open_adamw_dgxa100_128x8x4x1")
     small, large, batch = 448, 16_384, config.parallel.global_batch_size
     assert batch == 4096
     assert config.schedule.decay_steps == round(145 * (1 + 3900 / batch))
 
-    def between(at_small: float, at_large: float) -> float:
+    def between(at_small, at_large):
         """A straight line through both, in logarithms of value and batch."""
         share = math.log(batch / small) / math.log(large / small)
         return float(at_small * (at_large / at_small) ** share)

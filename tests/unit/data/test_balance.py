@@ -12,19 +12,17 @@ from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank
 from mlperf_bert.data.balance import (
     RESOLUTION,
-    Assignment,
     Balance,
-    Float64Array,
     deal,
     even_slots,
 )
 
-POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
+POLICIES = get_args(BalancePolicy)
 LENGTHS = st.integers(1, 512)
 
 
 @st.composite
-def drawn_costs(draw: st.DrawFn) -> tuple[Float64Array, int]:
+def drawn_costs(draw):
     """Costs [R, A, b] of a job of any shape, and its ranks per node."""
     ranks_per_node, nodes = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     shape = (nodes * ranks_per_node, draw(st.integers(1, 3)), draw(st.integers(1, 6)))
@@ -33,23 +31,23 @@ def drawn_costs(draw: st.DrawFn) -> tuple[Float64Array, int]:
     return np.array(lengths, dtype=np.float64).reshape(shape), ranks_per_node
 
 
-def hands(assignment: Assignment) -> list[list[int]]:
+def hands(assignment):
     """The places of each forward, forwards of rank 0 first."""
     ends = np.cumsum(assignment.counts.ravel())[:-1]
     return [part.tolist() for part in np.split(assignment.places, ends)]
 
 
-def loads(cost: Float64Array, assignment: Assignment) -> Float64Array:
+def loads(cost, assignment):
     """The load of each forward."""
     flat = cost.ravel()
     return np.array([flat[hand].sum() for hand in hands(assignment)])
 
 
-def dealt_by_hand(cost: list[float], num_hands: int) -> list[list[int]]:
+def dealt_by_hand(cost, num_hands):
     """One card after the other: the dealer walks to the last hand, then turns."""
     cards = sorted(range(len(cost)), key=lambda place: (-cost[place], place))
     walk = list(range(num_hands))
-    dealt: list[list[int]] = [[] for _ in walk]
+    dealt = [[] for _ in walk]
     while cards:
         for hand in walk:
             dealt[hand].append(cards.pop(0))
@@ -62,7 +60,7 @@ def dealt_by_hand(cost: list[float], num_hands: int) -> list[list[int]]:
     num_hands=st.sampled_from([1, 2, 3, 12]),
 )
 @settings(deadline=None)
-def test_deal_is_dealing_by_hand(rows: list[list[int]], num_hands: int) -> None:
+def test_deal_is_dealing_by_hand(rows, num_hands):
     cost = np.array(rows, dtype=np.float64).reshape(1, -1)
     (dealt,) = deal(cost, num_hands).tolist()
     assert dealt == dealt_by_hand(cost[0].tolist(), num_hands)
@@ -72,9 +70,7 @@ def test_deal_is_dealing_by_hand(rows: list[list[int]], num_hands: int) -> None:
 @settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("counts", get_args(CountsPerRank))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_sample_goes_to_one_forward(
-    policy: BalancePolicy, counts: CountsPerRank, case: tuple[Float64Array, int]
-) -> None:
+def test_every_sample_goes_to_one_forward(policy, counts, case):
     cost, ranks_per_node = case
     ranks, forwards, size = cost.shape
     balance = Balance(policy=policy, ranks_per_node=ranks_per_node, counts=counts)
@@ -91,14 +87,12 @@ def test_every_sample_goes_to_one_forward(
 @given(case=drawn_costs())
 @settings(max_examples=40, deadline=None)
 @pytest.mark.parametrize("policy", ["exchange_global", "exchange_local", "presort_local"])
-def test_exchange_deals_each_forward_among_the_ranks_that_exchange(
-    policy: BalancePolicy, case: tuple[Float64Array, int]
-) -> None:
+def test_exchange_deals_each_forward_among_the_ranks_that_exchange(policy, case):
     cost, ranks_per_node = case
     ranks, forwards, _ = cost.shape
     group = ranks if policy == "exchange_global" else ranks_per_node
     place = np.arange(cost.size).reshape(cost.shape)
-    expected: dict[tuple[int, int], list[int]] = {}
+    expected = {}
     for first in range(0, ranks, group):
         for forward in range(forwards):
             held = place[first : first + group, forward].ravel()  # in the order of the ranks
@@ -111,7 +105,7 @@ def test_exchange_deals_each_forward_among_the_ranks_that_exchange(
 
 @given(case=drawn_costs())
 @settings(deadline=None)
-def test_loads_of_a_global_presort_are_within_bounds(case: tuple[Float64Array, int]) -> None:
+def test_loads_of_a_global_presort_are_within_bounds(case):
     cost, _ = case
     load = loads(cost, Balance(policy="presort_global")(cost))
     # In a row, the lesser of two loads gets the longer sample: their difference becomes that of
@@ -152,34 +146,32 @@ UNEQUAL = Balance(policy="presort_global", counts="unequal")
         ),
     ],
 )
-def test_assignments_by_hand(
-    balance: Balance, cost: Float64Array, expected: list[list[int]]
-) -> None:
+def test_assignments_by_hand(balance, cost, expected):
     assignment = balance(cost)
     assert hands(assignment) == expected
     assert assignment.counts.ravel().tolist() == [len(hand) for hand in expected]
 
 
-def test_equal_samples_stay_in_the_order_drawn() -> None:
+def test_equal_samples_stay_in_the_order_drawn():
     # All policies must break ties alike on every rank: by place.
     cost = np.ones((3, 1, 2))
     assert hands(Balance(policy="exchange_global")(cost)) == [[0, 5], [1, 4], [2, 3]]
     assert hands(Balance(policy="presort_global")(cost)) == [[0, 3], [1, 4], [2, 5]]
 
 
-def loads_of_slots(cost: Float64Array, num_slots: int) -> Float64Array:
+def loads_of_slots(cost, num_slots):
     order, slot = even_slots(cost, num_slots)
     return np.bincount(slot, weights=cost[order], minlength=num_slots)
 
 
-def largest_load_longest_first(cost: Float64Array, num_slots: int) -> float:
+def largest_load_longest_first(cost, num_slots):
     load = [0.0] * num_slots
     for value in sorted(cost.tolist(), reverse=True):
         heapq.heapreplace(load, load[0] + value)
     return max(load)
 
 
-def published_costs(num_slots: int, mean_count: int) -> list[Float64Array]:
+def published_costs(num_slots, mean_count):
     """Ten global batches as the quantile sampler draws them, as many quantiles as a slot has."""
     published = wikipedia_lengths()
     generator = np.random.default_rng(num_slots)
@@ -197,9 +189,7 @@ def published_costs(num_slots: int, mean_count: int) -> list[Float64Array]:
     share=st.floats(0, 1),
 )
 @example(cost=[900, 1, 2, 3, 4, 5, 6, 7], share=3 / 8)
-def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(
-    cost: list[int], share: float
-) -> None:
+def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(cost, share):
     num_slots, costs = max(1, round(share * len(cost))), np.array(cost, dtype=np.float64)
     order, slot = even_slots(costs, num_slots)
     assert sorted(order.tolist()) == list(range(len(cost)))
@@ -211,7 +201,7 @@ def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(
 
 
 @pytest.mark.parametrize("counts", get_args(CountsPerRank))
-def test_forwards_of_an_update_are_even_together(counts: CountsPerRank) -> None:
+def test_forwards_of_an_update_are_even_together(counts):
     """One sequence a forward: the rank with the longest gets the shortest too."""
     cost = np.array([1.0, 8.0, 3.0, 6.0]).reshape(2, 2, 1)
     assert hands(Balance(policy="presort_global", counts=counts)(cost)) == [[1], [0], [3], [2]]
@@ -226,7 +216,7 @@ def test_forwards_of_an_update_are_even_together(counts: CountsPerRank) -> None:
 
 # Equal counts reach 1.155 and 1.029 (row-wise longest first, quantiles of one sample a rank).
 @pytest.mark.parametrize(("mean_count", "equal"), [(2, 1.155), (3, 1.029)])
-def test_published_lengths_at_1024_ranks(mean_count: int, equal: float) -> None:
+def test_published_lengths_at_1024_ranks(mean_count, equal):
     imbalance = []
     for cost in published_costs(1024, mean_count):
         load = loads_of_slots(cost, 1024)
@@ -235,7 +225,7 @@ def test_published_lengths_at_1024_ranks(mean_count: int, equal: float) -> None:
     assert np.mean(imbalance) - 1 < (equal - 1) / 3
 
 
-def test_long_sequences_lose_no_more_than_their_steps() -> None:
+def test_long_sequences_lose_no_more_than_their_steps():
     for cost in published_costs(64, 4):
         cost *= 17
         counts = np.bincount(even_slots(cost, 64)[1])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tools.bench.training_run import synthetic_samples
-from mlperf_bert.data.batch import IGNORED, NO_SAMPLE, UnpaddedBatch, make_batch, pad
+from mlperf_bert.data.batch import IGNORED, NO_SAMPLE, make_batch, pad
 from mlperf_bert.data.capacity import CapacityPlan, StaticShape
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import last_rows
@@ -18,7 +18,7 @@ LONGEST, MOST_MASKED = 40, 6
 LENGTHS = st.lists(st.integers(5, LONGEST), min_size=1, max_size=7)
 
 
-def batch_of(lengths: list[int]) -> UnpaddedBatch:
+def batch_of(lengths):
     samples = synthetic_samples(
         np.array(lengths), vocab_size=50, max_predictions=MOST_MASKED, seed=len(lengths)
     )
@@ -26,12 +26,12 @@ def batch_of(lengths: list[int]) -> UnpaddedBatch:
     return make_batch(samples, ids, mlm_denominator=3.5, nsp_denominator=2.5)
 
 
-def shape_of(tokens: int, sequences: int, masked: int) -> StaticShape:
+def shape_of(tokens, sequences, masked):
     capacity = CapacityPlan(tokens=tokens, sequences=sequences, masked=masked)
     return StaticShape.of(capacity, max_seqlen=LONGEST, max_masked=MOST_MASKED)
 
 
-def room_for(batch: UnpaddedBatch, more: tuple[int, int, int]) -> StaticShape:
+def room_for(batch, more):
     """A shape that holds the batch, and more tokens, sequences and masked positions."""
     tokens, sequences, masked = more
     slots, count = len(batch.lengths) + sequences, batch.input_ids.shape[0] + tokens
@@ -47,9 +47,7 @@ def room_for(batch: UnpaddedBatch, more: tuple[int, int, int]) -> StaticShape:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(lengths=LENGTHS, more=st.tuples(st.integers(0, 300), st.integers(0, 15), st.integers(0, 60)))
-def test_what_is_real_stays_and_the_rest_is_marked(
-    lengths: list[int], more: tuple[int, int, int]
-) -> None:
+def test_what_is_real_stays_and_the_rest_is_marked(lengths, more):
     batch = batch_of(lengths)
     shape = room_for(batch, more)
     padded = pad(batch, shape)
@@ -93,12 +91,12 @@ def test_what_is_real_stays_and_the_rest_is_marked(
     assert max(queries.lengths) <= queries.max_length == 1 + MOST_MASKED
 
 
-def tensors_of(batch: UnpaddedBatch) -> dict[str, torch.Tensor]:
+def tensors_of(batch):
     found = {name: getattr(batch, name) for name in batch.__slots__}
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
 
 
-def test_every_batch_of_a_shape_has_the_same_sizes() -> None:
+def test_every_batch_of_a_shape_has_the_same_sizes():
     shape = shape_of(100, 4, 20)
     sizes = [
         {name: tensor.shape for name, tensor in tensors_of(pad(batch_of(lengths), shape)).items()}
@@ -120,7 +118,7 @@ def test_every_batch_of_a_shape_has_the_same_sizes() -> None:
         (40, 4, 21, False),
     ],
 )
-def test_what_a_shape_holds(tokens: int, sequences: int, masked: int, held: bool) -> None:
+def test_what_a_shape_holds(tokens, sequences, masked, held):
     sizes = {"tokens": tokens, "sequences": sequences, "masked": masked}
     shape = shape_of(48, 4, 20)
     assert shape.holds(**{name: np.array([size]) for name, size in sizes.items()}) is held
@@ -129,12 +127,12 @@ def test_what_a_shape_holds(tokens: int, sequences: int, masked: int, held: bool
     assert shape.holds(**both) is held
 
 
-def test_a_shape_is_rounded_up_to_what_fp8_takes() -> None:
+def test_a_shape_is_rounded_up_to_what_fp8_takes():
     found = shape_of(33, 2, 100)
     assert (found.tokens, found.masked) == (48, 12)
 
 
-def test_make_batch_lays_sequences_end_to_end() -> None:
+def test_make_batch_lays_sequences_end_to_end():
     samples = Samples(
         input_ids=np.array([2, 7, 3, 8, 9, 3, 2, 5, 3, 6, 3]),
         lengths=np.array([6, 5]),
@@ -154,12 +152,12 @@ def test_make_batch_lays_sequences_end_to_end() -> None:
     assert batch.masked_counts == (2, 1) and batch.sample_ids.tolist() == [7, 3]
 
 
-def test_tensors_that_share_no_memory_are_changed_one_by_one() -> None:
+def test_tensors_that_share_no_memory_are_changed_one_by_one():
     batch = batch_of([5, 9])
     batch = replace(batch, token_type_ids=batch.input_ids, labels=batch.labels.clone())
-    blocks: list[torch.Tensor] = []
+    blocks = []
 
-    def doubled(block: torch.Tensor) -> torch.Tensor:
+    def doubled(block):
         blocks.append(block)
         return torch.cat([block, block])  # more than is needed changes nothing
 

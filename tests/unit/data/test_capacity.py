@@ -1,13 +1,10 @@
 """Capacities: exact ones hold every step, bounds hold longer runs, and shapes waste little."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from bert_tools.common.length_histogram import wikipedia_lengths
-from mlperf_bert.config.sections import SamplerName
-from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.capacity import (
     LADDER_CAPACITIES,
     PLANNED_STEPS,
@@ -20,37 +17,34 @@ from mlperf_bert.data.capacity import (
     shape_of,
     shapes_of_sizes,
 )
-from mlperf_bert.data.sampler import Int64Array
 from plan_cases import planner_of
 
 DRAWS = 500
 LENGTHS = np.sort(wikipedia_lengths().draw_evenly(100_000, seed=1))
-EVEN, UNEQUAL = (Balance(policy="presort_global", counts=counts) for counts in ("equal", "unequal"))  # type: ignore[arg-type]
+EVEN, UNEQUAL = (Balance(policy="presort_global", counts=counts) for counts in ("equal", "unequal"))
 LIMITS = {"max_seqlen": 512, "max_masked": 76}
 
 
-def planner(
-    sampler: SamplerName = "quantile", ranks: int = 8, batch: int = 8, **options: Any
-) -> StepPlanner:
+def planner(sampler="quantile", ranks=8, batch=8, **options):
     return planner_of(
         LENGTHS, ranks * batch, sampler, world_size=ranks, **{"balance": EVEN, **options}
     )
 
 
-def planned(steps: StepPlanner, last: int) -> list[StepPlan]:
+def planned(steps, last):
     return [steps.plan(step) for step in range(1, last + 1)]
 
 
-def sizes_of(plans: list[StepPlan]) -> Int64Array:
+def sizes_of(plans):
     return np.stack([forward_sizes(plan) for plan in plans], axis=1)
 
 
-def waste(capacity: int, sizes: Int64Array) -> float:
+def waste(capacity, sizes):
     """Padding for each real token or position."""
     return float(capacity / sizes.mean() - 1)
 
 
-def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
+def test_an_exact_capacity_is_the_smallest_that_holds_every_step():
     plans = planned(planner("uniform", batch=3, balance=UNEQUAL), 100)
     assert CapacityPlan.of_sizes(sizes_of(plans), 100) == CapacityPlan(
         tokens=max(plan.num_tokens.max() for plan in plans),
@@ -61,8 +55,8 @@ def test_an_exact_capacity_is_the_smallest_that_holds_every_step() -> None:
 
 @pytest.mark.parametrize("policy", ["none", "presort_global"])
 @pytest.mark.parametrize("sampler", ["uniform", "quantile", "strata_6_3_2_5"])
-def test_a_bound_holds_a_longer_run(sampler: SamplerName, policy: str) -> None:
-    steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 2 * DRAWS  # type: ignore[arg-type]
+def test_a_bound_holds_a_longer_run(sampler, policy):
+    steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 2 * DRAWS
     sizes = sizes_of(planned(steps, num_steps))
     bound = CapacityPlan.of_sizes(sizes[:, ::2], num_steps)
     exact = CapacityPlan.of_sizes(sizes, num_steps)
@@ -73,7 +67,7 @@ def test_a_bound_holds_a_longer_run(sampler: SamplerName, policy: str) -> None:
 
 
 @pytest.mark.parametrize("tail", ["normal", "gumbel"])
-def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
+def test_a_bound_fails_as_rarely_as_it_says(tail):
     runs, num_steps, failures = 100, 20_000, 0
     for seed in range(runs):
         generator = np.random.default_rng(seed)
@@ -85,7 +79,7 @@ def test_a_bound_fails_as_rarely_as_it_says(tail: str) -> None:
     assert CapacityPlan.of_sizes(equal, num_steps).tokens == 800  # equal steps need no margin
 
 
-def test_a_few_capacities_make_uniform_draws_cheap_to_pad() -> None:
+def test_a_few_capacities_make_uniform_draws_cheap_to_pad():
     sizes = sizes_of(planned(planner("uniform", ranks=1, batch=448), DRAWS))
     largest = CapacityPlan.of_sizes(sizes, DRAWS)
     # Section 8.3 of the analysis: 11 % with one capacity over a long run, 1.0 % with the ladder.
@@ -99,9 +93,7 @@ def test_a_few_capacities_make_uniform_draws_cheap_to_pad() -> None:
     ("ranks", "batch", "options"),
     [(1, 2, {}), (1, 16, {}), (1, 64, {}), (32, 4, {"balance": Balance()})],
 )
-def test_shapes_hold_a_short_run_and_are_all_used(
-    ranks: int, batch: int, options: dict[str, Any]
-) -> None:
+def test_shapes_hold_a_short_run_and_are_all_used(ranks, batch, options):
     steps = planner("uniform", ranks, batch, **options)
     shapes = plan_shapes(steps, 60, **LIMITS)
     assert 1 < len(shapes) <= LADDER_CAPACITIES
@@ -110,14 +102,14 @@ def test_shapes_hold_a_short_run_and_are_all_used(
     assert used == set(shapes) if ranks > 1 else None not in used
 
 
-def test_even_batches_need_one_shape() -> None:
+def test_even_batches_need_one_shape():
     steps = planner("quantile", 1, 64)
     (shape,) = plan_shapes(steps, 100, **LIMITS)
     tokens = sizes_of(planned(steps, 100))[0]
     assert tokens.max() <= shape.tokens <= (1 + WASTE) * tokens.mean() + 16
 
 
-def test_unequal_counts_pad_less_than_equal_ones() -> None:
+def test_unequal_counts_pad_less_than_equal_ones():
     padding = {}
     for name, balance in (("equal", EVEN), ("unequal", UNEQUAL)):
         steps = planner("uniform", 64, 4, balance=balance)
@@ -131,7 +123,7 @@ def test_unequal_counts_pad_less_than_equal_ones() -> None:
     assert padding["unequal"] < 0.03 < 0.05 < padding["equal"]
 
 
-def test_of_a_long_run_some_steps_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_run_some_steps_are_planned(monkeypatch):
     steps, seen = planner("quantile", 1, 16), []
     plan = steps.plan
     monkeypatch.setattr(steps, "plan", lambda step: seen.append(step) or plan(step))

@@ -21,7 +21,7 @@ FORMAT_2 = [
 ]  # most masked positions, digest of the manifest
 
 
-def manifest(**changes: object) -> Manifest:
+def manifest(**changes):
     shards = (
         ShardEntry("a.hdf5", 4, "b" * 64, "d" * 64),
         ShardEntry("b.hdf5", 2, "c" * 64, "e" * 64),
@@ -29,7 +29,7 @@ def manifest(**changes: object) -> Manifest:
     return manifest_of(shards, vocab_size=100, max_seq_length=16, max_predictions=3, **changes)
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     baseline = Baseline(
         context_free_accuracy=0.25, mask_only_accuracy=0.125, masked_tokens=9, mask_inputs=8
     )
@@ -56,9 +56,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "digest"), FORMAT_2)
-def test_up_to_255_masked_positions_are_written_as_ever(
-    tmp_path: Path, most: int, digest: str
-) -> None:
+def test_up_to_255_masked_positions_are_written_as_ever(tmp_path, most, digest):
     """As the first program of format 2 wrote them."""
     write_index(tmp_path, replace(manifest(), max_predictions=most), LENGTHS, COUNTS)
     found = hashlib.sha256((tmp_path / "index" / "dataset.json").read_bytes()).hexdigest()
@@ -67,7 +65,7 @@ def test_up_to_255_masked_positions_are_written_as_ever(
 
 
 @pytest.mark.parametrize("most", [256, 65_535])
-def test_more_masked_positions_are_a_format_of_their_own(tmp_path: Path, most: int) -> None:
+def test_more_masked_positions_are_a_format_of_their_own(tmp_path, most):
     counts = np.array([1, most, 255, 256, 2, 3], dtype=np.uint16)
     written = write_index(tmp_path, replace(manifest(), max_predictions=most), LENGTHS, counts)
     index = LengthIndex.open(tmp_path)
@@ -78,13 +76,11 @@ def test_more_masked_positions_are_a_format_of_their_own(tmp_path: Path, most: i
     assert size == 12
 
 
-def test_an_interrupted_rewrite_leaves_no_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_rewrite_leaves_no_manifest(tmp_path, monkeypatch):
     write_index(tmp_path, manifest(), LENGTHS, COUNTS)
     replace = Path.replace
 
-    def fails_at_the_second(self: Path, target: Path) -> Path:
+    def fails_at_the_second(self, target):
         if target.name == "masked_counts.u8":
             raise OSError(28, "No space left on device")
         return replace(self, target)
@@ -99,9 +95,7 @@ def test_an_interrupted_rewrite_leaves_no_manifest(
 
 @pytest.mark.parametrize("name", ["lengths.u16", "masked_counts.u8", "order_by_length.u32"])
 @pytest.mark.parametrize("contents", [None, b"", b"0" * 23])
-def test_arrays_of_another_size_are_refused(
-    tmp_path: Path, name: str, contents: bytes | None
-) -> None:
+def test_arrays_of_another_size_are_refused(tmp_path, name, contents):
     write_index(tmp_path, manifest(), LENGTHS, COUNTS)
     path = tmp_path / "index" / name
     path.unlink()
@@ -121,7 +115,7 @@ def test_arrays_of_another_size_are_refused(
         ("manifest_sha256", None, "has no key 'manifest_sha256'"),
     ],
 )
-def test_wrong_manifests_are_refused(tmp_path: Path, key: str, value: object, problem: str) -> None:
+def test_wrong_manifests_are_refused(tmp_path, key, value, problem):
     write_index(tmp_path, manifest(), LENGTHS, COUNTS)
     path = tmp_path / "index" / "dataset.json"
     values = json.loads(path.read_bytes())
@@ -137,7 +131,7 @@ def test_wrong_manifests_are_refused(tmp_path: Path, key: str, value: object, pr
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "..", ""])
-def test_a_shard_outside_of_the_set_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_shard_outside_of_the_set_is_refused(tmp_path, name):
     write_index(tmp_path, manifest(), LENGTHS, COUNTS)
     elsewhere = (ShardEntry(name, 6, "b" * 64, "d" * 64),)
     changed = replace(Manifest.load(tmp_path), shards=elsewhere)
@@ -146,6 +140,6 @@ def test_a_shard_outside_of_the_set_is_refused(tmp_path: Path, name: str) -> Non
         Manifest.load(tmp_path)
 
 
-def test_counts_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_counts_that_disagree_are_refused(tmp_path):
     with pytest.raises(DataError, match="has 5 lengths and 6 masked counts"):
         write_index(tmp_path, manifest(), LENGTHS[:5], COUNTS)

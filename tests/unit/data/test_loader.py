@@ -4,7 +4,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,13 @@ import torch
 
 import dali_stand_in
 from bert_tools.bench.training_run import synthetic_samples
-from mlperf_bert.data.balance import StepPlan, StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch, blank, make_batch, pad
+from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.batch import blank, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader, Staging
-from mlperf_bert.data.sampler import Int64Array, UniformSampler
-from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.sampler import UniformSampler
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
 from shard_sets import assert_same_batch, write_set
@@ -27,12 +26,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def index(synthetic_data: Path) -> LengthIndex:
+def index(synthetic_data):
     return LengthIndex.open(synthetic_data / "train")
 
 
 @pytest.fixture
-def planner(index: LengthIndex) -> StepPlanner:
+def planner(index):
     return StepPlanner(
         UniformSampler(index.manifest.num_samples, 16, seed=1),
         index.lengths,
@@ -43,16 +42,16 @@ def planner(index: LengthIndex) -> StepPlanner:
 
 
 @pytest.fixture
-def reader(synthetic_data: Path, index: LengthIndex) -> SampleReader:
+def reader(synthetic_data, index):
     return SampleReader(synthetic_data / "train", index.manifest)
 
 
-def sequence(batch: UnpaddedBatch, number: int) -> list[int]:
+def sequence(batch, number):
     start, stop = batch.cu_seqlens[number : number + 2].tolist()
     return batch.input_ids[start:stop].tolist()
 
 
-def test_batches_hold_the_planned_samples(planner: StepPlanner, reader: SampleReader) -> None:
+def test_batches_hold_the_planned_samples(planner, reader):
     with Loader(planner, DirectSource(reader, 1), CPU, first_step=3) as loader:
         batches = iter(loader)
         for step in (3, 4):
@@ -65,13 +64,11 @@ def test_batches_hold_the_planned_samples(planner: StepPlanner, reader: SampleRe
                     assert sequence(micro_batch, number) == alone.input_ids.tolist()
 
 
-def test_nothing_is_read_before_the_first_batch(
-    planner: StepPlanner, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_read_before_the_first_batch(planner, reader, monkeypatch):
     reads = []
     read = SampleReader.read
 
-    def counted(self: SampleReader, ids: Int64Array) -> Samples:
+    def counted(self, ids):
         reads.append(ids)
         return read(self, ids)
 
@@ -87,10 +84,8 @@ def test_nothing_is_read_before_the_first_batch(
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
-def test_an_error_of_the_thread_reaches_the_loop(
-    planner: StepPlanner, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: SampleReader, ids: Int64Array) -> Samples:
+def test_an_error_of_the_thread_reaches_the_loop(planner, reader, monkeypatch):
+    def broken(self, ids):
         raise DataError("shard", "is damaged", "make it again")
 
     monkeypatch.setattr(SampleReader, "read", broken)
@@ -105,7 +100,7 @@ SMALL = StaticShape(tokens=32, sequences=2, masked=12, max_seqlen=24, max_masked
 LARGE = StaticShape(tokens=48, sequences=2, masked=12, max_seqlen=24, max_masked=6)
 
 
-def plan_of(lengths: list[int], world_size: int = 1) -> StepPlan:
+def plan_of(lengths, world_size=1):
     """The plan of a step in which each rank gets two sequences, in two forwards or in one."""
     masked = np.full(len(lengths), 4)
     planner = planner_of(
@@ -114,15 +109,15 @@ def plan_of(lengths: list[int], world_size: int = 1) -> StepPlan:
     return planner.plan(1)
 
 
-def batch_of(lengths: list[int]) -> UnpaddedBatch:
+def batch_of(lengths):
     samples = synthetic_samples(np.array(lengths), vocab_size=50, max_predictions=4, seed=1)
     return make_batch(samples, np.arange(len(lengths)), mlm_denominator=4, nsp_denominator=2)
 
 
-def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is() -> None:
+def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is():
     small, large = batch_of([10, 12]), batch_of([20, 20])
 
-    def received(batch: UnpaddedBatch, staging: Staging) -> UnpaddedBatch:
+    def received(batch, staging):
         with staging.thread_context():
             staged = staging.send((batch,), plan_of(list(batch.lengths)))
         assert staged.copied is None  # on a CPU nothing is waited for
@@ -135,14 +130,14 @@ def test_a_batch_is_padded_to_the_smallest_shape_that_holds_it_or_left_as_it_is(
     assert_same_batch(received(small, staging), pad(small, SMALL))
     assert received(large, staging).shape is LARGE
 
-    def copy(block: torch.Tensor, memory: torch.Tensor) -> None:
+    def copy(block, memory):
         memory.fill_(1)  # which is what is received
 
     for staging in (Staging(CPU, copy), Staging(CPU, copy, (SMALL,))):
         assert set(received(small, staging).block.tolist()) == {1}
 
 
-def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:
+def test_all_ranks_choose_the_shape_that_the_longest_needs():
     plan = plan_of([9, 10, 9, 10], world_size=2)
     one_long = replace(plan, num_tokens=np.array([[19], [33]]))
     assert shape_of(plan, (SMALL, LARGE)) is SMALL
@@ -151,7 +146,7 @@ def test_all_ranks_choose_the_shape_that_the_longest_needs() -> None:
     assert shape_of(too_long, (SMALL, LARGE)) is None
 
 
-def test_a_blank_batch_has_the_sizes_of_a_padded_one() -> None:
+def test_a_blank_batch_has_the_sizes_of_a_padded_one():
     padded, empty = pad(batch_of([10, 12]), SMALL), blank(SMALL, CPU)
     assert empty.shape is SMALL
     empty.block.copy_(padded.block)
@@ -161,9 +156,7 @@ def test_a_blank_batch_has_the_sizes_of_a_padded_one() -> None:
 
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("is_real", [False, True])
-def test_batches_by_dali_are_the_same_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_real: bool, is_padded: bool
-) -> None:
+def test_batches_by_dali_are_the_same_bit_for_bit(tmp_path, monkeypatch, is_real, is_padded):
     if is_real:
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
     else:
@@ -190,7 +183,7 @@ def test_batches_by_dali_are_the_same_bit_for_bit(
     assert len(np.unique([step.plan.step for step in steps])) == 8
 
 
-def test_without_dali_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dali_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(ConfigError, match=r"data\.loader: .*tools/venv\.sh dali"):
         DaliCopy(CPU)

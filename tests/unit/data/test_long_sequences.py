@@ -16,15 +16,14 @@ from bert_tools.own_text.prepare import OwnText
 from foreign_files import examples_of, write_fixed
 from import_cases import bring
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.capacity import plan_shapes
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
 from mlperf_bert.data.loader import DirectSource, Loader, Staging
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.set_checks import check_index_ranges, open_data, open_index
-from mlperf_bert.data.shards import IntArray, SampleReader
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.data.token_packets import narrowed, pack, unpack
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.evaluate import HeldOutBatches
@@ -74,7 +73,7 @@ enforce_rules = false
 """
 
 
-def document(number: int, num_sentences: int) -> str:
+def document(number, num_sentences):
     """Sentences that all begin with the document's own word."""
     rng = random.Random(number)
     opening = OPENINGS[number % DOCUMENTS].capitalize()
@@ -83,7 +82,7 @@ def document(number: int, num_sentences: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair(tmp_path_factory):
     """train/ and eval/ of long and short documents, with a tokenizer's file; not to be changed."""
     directory = tmp_path_factory.mktemp("long")
     words = [*SPECIAL, ".", *WORDS, *OPENINGS]
@@ -113,26 +112,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
+def config_file(tmp_path):
     path = tmp_path / "long.toml"
     path.write_text(CONFIG)
     return path
 
 
 @pytest.fixture
-def config(config_file: Path) -> RunConfig:
+def config(config_file):
     return load_config(config_file)
 
 
-def reader_of(set_dir: Path) -> SampleReader:
+def reader_of(set_dir):
     return SampleReader(set_dir, Manifest.load(set_dir))
 
 
-def read(reader: SampleReader, ids: IntArray) -> UnpaddedBatch:
+def read(reader, ids):
     return make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
 
 
-def original(batch: UnpaddedBatch) -> torch.Tensor:
+def original(batch):
     """The tokens before masking."""
     is_used = batch.labels != IGNORED
     found = batch.input_ids.clone()
@@ -140,7 +139,7 @@ def original(batch: UnpaddedBatch) -> torch.Tensor:
     return found
 
 
-def test_sentences_of_one_document_fill_a_sequence(pair: Path) -> None:
+def test_sentences_of_one_document_fill_a_sequence(pair):
     assert problems(pair, full=True) == ""
     openings = 6 + len(WORDS) + np.arange(DOCUMENTS)
     for name, passes in (("train", 1), ("eval", 2)):
@@ -158,7 +157,7 @@ def test_sentences_of_one_document_fill_a_sequence(pair: Path) -> None:
         assert index.lengths.min() < 100  # a short document stays a short sequence
 
 
-def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfig) -> None:
+def test_dynamic_masks_are_planned_drawn_and_padded(pair, config):
     set_dir, index = pair / "train", open_index(pair / "train", config)
     reader = reader_of(set_dir)
     planner = make_planner(config, index, seed=1)
@@ -188,14 +187,14 @@ def test_dynamic_masks_are_planned_drawn_and_padded(pair: Path, config: RunConfi
             assert len(batch.labels) == batch.shape.masked >= plan.num_masked.item()
 
 
-def test_a_packet_carries_them(pair: Path) -> None:
+def test_a_packet_carries_them(pair):
     samples = reader_of(pair / "train").read(np.arange(8))
     assert samples.masked_counts.max() > 1220
     (received,) = unpack(pack(narrowed(samples, np.dtype("<u2"))))
     assert np.array_equal(received.masked_counts, samples.masked_counts)
 
 
-def test_the_held_out_set_is_evaluated(pair: Path) -> None:
+def test_the_held_out_set_is_evaluated(pair):
     set_dir = pair / "eval"
     index, reader = LengthIndex.open(set_dir), reader_of(set_dir)
     batches = HeldOutBatches(index, reader, num_tokens=4096, rank=0, world_size=1, device=CPU)
@@ -204,22 +203,20 @@ def test_the_held_out_set_is_evaluated(pair: Path) -> None:
     assert max(max(batch.masked_counts) for batch in batches.static) > 1220
 
 
-def test_a_run_trains_and_evaluates(pair: Path, config_file: Path, tmp_path: Path) -> None:
+def test_a_run_trains_and_evaluates(pair, config_file, tmp_path):
     assert run_train(config_file, pair, tmp_path / "run") == 0
     guess = np.log(len(SPECIAL) + 1 + len(WORDS) + DOCUMENTS)
     assert metrics_losses(tmp_path / "run") == pytest.approx([guess, guess], rel=0.02)
 
 
-def test_published_lengths_are_planned_with_the_rate(config: RunConfig) -> None:
+def test_published_lengths_are_planned_with_the_rate(config):
     half = replace(config, data=replace(config.data, masking="static", masking_rate=0.15))
     masked, fewer = (run_shapes(each)[-1].masked for each in (config, half))
     assert masked == pytest.approx(2 * fewer, rel=0.01)
 
 
 @pytest.mark.parametrize("size", [1, -1])
-def test_counts_cut_short_or_long_are_one_line(
-    pair: Path, tmp_path: Path, config: RunConfig, size: int
-) -> None:
+def test_counts_cut_short_or_long_are_one_line(pair, tmp_path, config, size):
     spoiled = Path(shutil.copytree(pair, tmp_path / "pair"))
     path = spoiled / "train" / "index" / "masked_counts.u16"
     contents = path.read_bytes()
@@ -230,9 +227,7 @@ def test_counts_cut_short_or_long_are_one_line(
     assert "masked_counts.u16" in problems(spoiled)
 
 
-def test_a_count_above_the_most_is_one_line(
-    pair: Path, tmp_path: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_count_above_the_most_is_one_line(pair, tmp_path, config_file, capsys):
     spoiled = Path(shutil.copytree(pair, tmp_path / "pair"))
     path = spoiled / "train" / "index" / "masked_counts.u16"
     path.write_bytes(b"\x9b\x09" + path.read_bytes()[2:])  # 2,459
@@ -245,7 +240,7 @@ def test_a_count_above_the_most_is_one_line(
     assert problem in problems(spoiled / "train", full=True)
 
 
-def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path: Path) -> None:
+def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path):
     limits = {"max_seq_length": 2100, "max_predictions": 320}
     lines = (f"w{n % 40} w{n * n % 40} w{n % 7}\n" for n in range(9000))
     text = "".join(line + "\n" * (n % 3000 == 2999) for n, line in enumerate(lines))

@@ -1,7 +1,6 @@
 """Masks drawn anew: by the rule, keyed by seed, step and sample alone, and as the plan counts."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +10,11 @@ from hypothesis import strategies as st
 
 from mlperf_bert.config.sections import MASKING_RATES
 from mlperf_bert.data.balance import StepPlanner
-from mlperf_bert.data.batch import UnpaddedBatch, make_batch
+from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.compiled_masking import ALL_DRAWN, draw_masks
 from mlperf_bert.data.index import (
     CountsByLength,
     LengthIndex,
-    Manifest,
     masked_count_table,
     special_ids,
 )
@@ -35,30 +33,30 @@ IDS = np.array([5, 60, 17, 33, 2, 48])
 
 
 @pytest.fixture(scope="module")
-def a_set(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+def a_set(tmp_path_factory):
     directory = tmp_path_factory.mktemp("masking") / "set"
     return directory, write_set(directory, [(40, "<u2"), (30, "<u2")], seed=1)
 
 
-def masks_of(a_set: tuple[Path, Manifest], seed: int = 3) -> DynamicMasks:
+def masks_of(a_set, seed=3):
     return DynamicMasks(*a_set, rate=RATE, max_predictions=MOST, seed=seed)
 
 
-def read(a_set: tuple[Path, Manifest], ids: np.ndarray) -> UnpaddedBatch:
+def read(a_set, ids):
     samples = SampleReader(*a_set).read(ids)
     return make_batch(samples, ids, mlm_denominator=7.0, nsp_denominator=0.3)
 
 
-def originals(batch: UnpaddedBatch) -> torch.Tensor:
+def originals(batch):
     text = batch.input_ids.clone()
     text[batch.masked_token_index] = batch.labels
     return text
 
 
-def masked_rows(batch: UnpaddedBatch) -> dict[int, list[tuple[int, int, int]]]:
+def masked_rows(batch):
     """Rows by sample: masked position, input token, original token."""
     ends = batch.cu_seqlens.tolist()
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    found = {}
     for number, sample in enumerate(batch.sample_ids.tolist()):
         found[sample] = [
             (row - ends[number], int(batch.input_ids[row]), label)
@@ -79,9 +77,7 @@ def masked_rows(batch: UnpaddedBatch) -> dict[int, list[tuple[int, int, int]]]:
     special=st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True).map(sorted),
     of_shards=st.booleans(),
 )
-def test_compiled_equals_plain(
-    lengths: list[int], sample: int, number: int, seed: int, special: list[int], of_shards: bool
-) -> None:
+def test_compiled_equals_plain(lengths, sample, number, seed, special, of_shards):
     generator = np.random.default_rng(sum(lengths))
     width = np.uint16 if of_shards else np.int64  # as `prepare` and training have them
     tokens = generator.integers(0, 12, sum(lengths)).astype(width)
@@ -114,7 +110,7 @@ def test_compiled_equals_plain(
         assert found.tolist() == [value for each in expected for value in each[which]]
 
 
-def test_what_was_masked_is_put_back_and_the_rest_stays(a_set: tuple[Path, Manifest]) -> None:
+def test_what_was_masked_is_put_back_and_the_rest_stays(a_set):
     before = read(a_set, IDS)
     kept = before.input_ids.clone()
     drawn = masks_of(a_set).of(before, step=1)
@@ -131,7 +127,7 @@ def test_what_was_masked_is_put_back_and_the_rest_stays(a_set: tuple[Path, Manif
     assert drawn.block.untyped_storage().data_ptr() == drawn.labels.untyped_storage().data_ptr()
 
 
-def test_masks_depend_on_seed_step_and_sample_alone(a_set: tuple[Path, Manifest]) -> None:
+def test_masks_depend_on_seed_step_and_sample_alone(a_set):
     masks = masks_of(a_set)
     together = masked_rows(masks.of(read(a_set, IDS), step=4))
     for ids in np.split(IDS[::-1], 3):  # as other ranks would have them
@@ -147,12 +143,12 @@ def test_masks_depend_on_seed_step_and_sample_alone(a_set: tuple[Path, Manifest]
         assert all(other[sample] != together[sample] for sample in together)
 
 
-def test_a_sample_is_masked_otherwise_in_the_next_epoch(a_set: tuple[Path, Manifest]) -> None:
+def test_a_sample_is_masked_otherwise_in_the_next_epoch(a_set):
     set_dir, manifest = a_set
     index = LengthIndex.open(set_dir)
     planner = planner_of(index)
     source = DirectSource(SampleReader(set_dir, manifest), 0, masks_of(a_set))
-    seen: dict[int, list[list[tuple[int, int, int]]]] = {}
+    seen = {}
     for step in range(1, 3 * manifest.num_samples // 10 + 1):
         (batch,) = source.micro_batches(planner.plan(step))
         for sample, rows in masked_rows(batch).items():
@@ -166,7 +162,7 @@ def test_a_sample_is_masked_otherwise_in_the_next_epoch(a_set: tuple[Path, Manif
     assert differing > 0.9 * len(positions)  # the shortest have a few positions to choose from
 
 
-def planner_of(index: LengthIndex) -> StepPlanner:
+def planner_of(index):
     table = masked_count_table(MAX_LENGTH, MOST, RATE)
     return StepPlanner(
         UniformSampler(index.manifest.num_samples, 10, seed=8),
@@ -177,7 +173,7 @@ def planner_of(index: LengthIndex) -> StepPlanner:
     )
 
 
-def test_the_plan_counts_what_is_drawn(a_set: tuple[Path, Manifest]) -> None:
+def test_the_plan_counts_what_is_drawn(a_set):
     set_dir, manifest = a_set
     planner = planner_of(LengthIndex.open(set_dir))
     source = DirectSource(SampleReader(set_dir, manifest), 0, masks_of(a_set))
@@ -187,7 +183,7 @@ def test_the_plan_counts_what_is_drawn(a_set: tuple[Path, Manifest]) -> None:
     assert plan.num_masked[0, 0] != plan.stored_masked.sum()
 
 
-def test_special_tokens_stay_and_are_never_put_in(a_set: tuple[Path, Manifest]) -> None:
+def test_special_tokens_stay_and_are_never_put_in(a_set):
     batch = read(a_set, IDS)
     special = special_ids(a_set[1])
     assert special.tolist() == [0, 2, 3, 4]  # pad, cls, sep, mask
@@ -202,7 +198,7 @@ def test_special_tokens_stay_and_are_never_put_in(a_set: tuple[Path, Manifest]) 
     assert not torch.equal(text, originals(drawn))
 
 
-def test_positions_and_outcomes_have_their_chances() -> None:
+def test_positions_and_outcomes_have_their_chances():
     """Chi-square: every place is as likely as another, and 80/10/10 with words all alike."""
     num, length, count, vocab_size = 4000, 22, 5, 30
     special = np.array([0, 2, 3, 29])
@@ -236,7 +232,7 @@ def test_positions_and_outcomes_have_their_chances() -> None:
 
 
 @pytest.mark.parametrize("special_per_sequence", [2, 3])
-def test_every_length_has_as_many_words_as_are_masked(special_per_sequence: int) -> None:
+def test_every_length_has_as_many_words_as_are_masked(special_per_sequence):
     for rate in (MASKING_RATES.low, 0.15, 0.3, MASKING_RATES.high):
         table = masked_count_table(4096, 255, rate)
         lengths = np.arange(special_per_sequence + 1 + (special_per_sequence == 3), 4097)
@@ -244,7 +240,7 @@ def test_every_length_has_as_many_words_as_are_masked(special_per_sequence: int)
         assert table.min() == 1
 
 
-def test_a_sample_without_words_enough_is_one_line(a_set: tuple[Path, Manifest]) -> None:
+def test_a_sample_without_words_enough_is_one_line(a_set):
     batch = read(a_set, IDS)
     start, end = batch.cu_seqlens[2:4].tolist()
     batch.input_ids[start:end] = 3
@@ -256,10 +252,8 @@ def test_a_sample_without_words_enough_is_one_line(a_set: tuple[Path, Manifest])
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_cache_is_an_error_in_one_line(
-    a_set: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> int:
+def test_a_damaged_cache_is_an_error_in_one_line(a_set, monkeypatch):
+    def broken(*_):
         raise EOFError("Ran out of input")
 
     monkeypatch.setattr(DynamicMasks, "_draw", broken)

@@ -1,7 +1,6 @@
 """Samplers: each sample once an epoch, shares and counts as they say, orders by definition."""
 
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,11 @@ from scipy.special import chdtrc
 
 from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.__main__ import main
-from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.data.sampler import (
     MOST_QUANTILES,
     PUBLISHED_COUNTS,
-    Int64Array,
     PublishedStrataSampler,
     QuantileSampler,
-    Sampler,
     Strata,
     UniformSampler,
     make_sampler,
@@ -32,7 +28,7 @@ from plan_cases import is_likely, planner_of
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = 3
 WORD = 2**64
-BY_NAME: dict[SamplerName, type[Sampler]] = {
+BY_NAME = {
     "uniform": UniformSampler,
     "quantile": QuantileSampler,
     "strata_6_3_2_5": PublishedStrataSampler,
@@ -40,7 +36,7 @@ BY_NAME: dict[SamplerName, type[Sampler]] = {
 }
 
 
-def strata_of(sizes: list[int]) -> Strata:
+def strata_of(sizes):
     """Strata of these sizes whose samples are numbered in no order."""
     order = np.random.default_rng(sum(sizes)).permutation(sum(sizes))
     ends = np.cumsum(sizes)
@@ -48,18 +44,18 @@ def strata_of(sizes: list[int]) -> Strata:
     return Strata(order, ends - sizes, np.array(sizes), means, names)
 
 
-def stratum_of(ids: Int64Array, strata: Strata) -> Int64Array:
+def stratum_of(ids, strata):
     """The stratum of each sample."""
     place = np.argsort(strata.order_by_length)[ids]
     return np.searchsorted(strata.starts, place, side="right") - 1
 
 
-def draws(sampler: Sampler, steps: int) -> Int64Array:
+def draws(sampler, steps):
     """The batches of the first steps, end to end."""
     return np.concatenate([sampler.global_batch(step) for step in range(1, steps + 1)])
 
 
-def epochs_of(sampler: Sampler, num_samples: int, batch: int) -> Int64Array:
+def epochs_of(sampler, num_samples, batch):
     """Batches laid end to end and cut every `num_samples`: each piece holds every sample once."""
     steps = -(-EPOCHS * num_samples // batch)
     drawn = draws(sampler, steps)
@@ -71,7 +67,7 @@ def epochs_of(sampler: Sampler, num_samples: int, batch: int) -> Int64Array:
 
 @given(num_samples=st.integers(1, 500), batch=st.integers(1, 40), seed=SEEDS)
 @settings(max_examples=100, deadline=None)
-def test_each_sample_once_an_epoch(num_samples: int, batch: int, seed: int) -> None:
+def test_each_sample_once_an_epoch(num_samples, batch, seed):
     order = strata_of([num_samples]).order_by_length
     epochs_of(UniformSampler(num_samples, batch, seed), num_samples, batch)
     epochs_of(QuantileSampler(order, batch, seed), num_samples, batch)
@@ -85,17 +81,15 @@ def test_each_sample_once_an_epoch(num_samples: int, batch: int, seed: int) -> N
     seed=SEEDS,
 )
 @settings(max_examples=60, deadline=None)
-def test_phases_of_other_batches_see_what_one_order_holds(
-    num_samples: int, small: int, steps: int, large: int, seed: int
-) -> None:
+def test_phases_of_other_batches_see_what_one_order_holds(num_samples, small, steps, large, seed):
     """Whatever the sampler: the second phase begins where the first one stopped."""
     order = strata_of([num_samples // 2, num_samples - num_samples // 2]).order_by_length
     histogram = np.bincount(np.arange(num_samples) % 2 + 1, minlength=9).tolist()
     seen, later = small * steps, 3 * num_samples // large + 1
-    names: tuple[SamplerName, ...] = ("uniform", "quantile")
+    names = ("uniform", "quantile")
     for name in names:
 
-        def sampler(batch: int, skip: int = 0, name: SamplerName = name) -> Sampler:
+        def sampler(batch, skip=0, name=name):
             return make_sampler(
                 name,
                 order_by_length=order,
@@ -113,7 +107,7 @@ def test_phases_of_other_batches_see_what_one_order_holds(
             assert (np.sort(epoch) == np.arange(num_samples)).all()
 
 
-def test_epochs_differ() -> None:
+def test_epochs_differ():
     order = strata_of([100]).order_by_length
     for sampler in (UniformSampler(100, 8, 3), QuantileSampler(order, 8, 3)):
         epochs = epochs_of(sampler, 100, 8)
@@ -122,9 +116,7 @@ def test_epochs_differ() -> None:
 
 @given(samples_a_quantile=st.integers(1, 30), batch=st.integers(1, 200), step=st.integers(1, 99))
 @settings(max_examples=60, deadline=None)
-def test_a_batch_has_equally_many_of_each_quantile(
-    samples_a_quantile: int, batch: int, step: int
-) -> None:
+def test_a_batch_has_equally_many_of_each_quantile(samples_a_quantile, batch, step):
     quantiles = num_quantiles(batch)
     order = np.arange(samples_a_quantile * quantiles)  # a sample's number tells its quantile
     drawn = QuantileSampler(order, batch, seed=2).global_batch(step)
@@ -132,7 +124,7 @@ def test_a_batch_has_equally_many_of_each_quantile(
     assert counts.tolist() == [batch // quantiles] * quantiles
 
 
-def test_quantiles_that_do_not_divide_share_the_last_row() -> None:
+def test_quantiles_that_do_not_divide_share_the_last_row():
     # 4 quantiles of 11 samples begin at 0, 11/4, 22/4, 33/4 rounded down: they hold 2, 3, 3, 3.
     # So rows 0 and 1 have one of each, and the last row one of each quantile but the first.
     sampler = QuantileSampler(np.arange(11), 4, seed=5)
@@ -145,7 +137,7 @@ def test_quantiles_that_do_not_divide_share_the_last_row() -> None:
     ]
 
 
-def test_neighbours_in_a_batch_come_from_quantiles_far_apart() -> None:
+def test_neighbours_in_a_batch_come_from_quantiles_far_apart():
     batch = QuantileSampler(np.arange(1600), 64, seed=1).global_batch(1)
     quarter = batch // 400
     # What a rank with a batch of 4 gets before balancing has one of each quarter of the lengths.
@@ -154,14 +146,14 @@ def test_neighbours_in_a_batch_come_from_quantiles_far_apart() -> None:
 
 @given(batch=st.integers(1, 100_000))
 @settings(deadline=None)
-def test_quantiles_are_the_largest_allowed_divisor(batch: int) -> None:
+def test_quantiles_are_the_largest_allowed_divisor(batch):
     divisors = [q for q in range(1, MOST_QUANTILES + 1) if batch % q == 0]
     assert num_quantiles(batch) == max(divisors)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_any_step_is_computed_directly(name: SamplerName) -> None:
-    def sampler(seed: int) -> Sampler:
+def test_any_step_is_computed_directly(name):
+    def sampler(seed):
         lengths = np.random.default_rng(1).integers(1, 33, 1000)
         return planner_of(lengths, 48, name, seed=seed).sampler
 
@@ -174,7 +166,7 @@ def test_any_step_is_computed_directly(name: SamplerName) -> None:
         assert not np.array_equal(sampler(6).global_batch(step), in_order[step - 1])
 
 
-def test_sets_are_cut_at_quarters_of_the_longest_length() -> None:
+def test_sets_are_cut_at_quarters_of_the_longest_length():
     # Four ranges of 8 tokens: 2 + 1 samples in 1-8, none in 9-16, 3 in 17-24, 1 in 25-32.
     histogram = np.zeros(33, dtype=np.int64)
     histogram[[1, 8, 17, 32]] = [2, 1, 3, 1]
@@ -190,7 +182,7 @@ def test_sets_are_cut_at_quarters_of_the_longest_length() -> None:
 
 
 @st.composite
-def published(draw: st.DrawFn) -> tuple[Strata, tuple[int, ...], int]:
+def published(draw):
     """Strata, counts and a batch that some stratum can fill."""
     counts = draw(st.sampled_from(sorted(PUBLISHED_COUNTS.values())))
     groups = draw(st.integers(1, 3))
@@ -200,9 +192,7 @@ def published(draw: st.DrawFn) -> tuple[Strata, tuple[int, ...], int]:
 
 @given(case=published(), seed=SEEDS)
 @settings(max_examples=60, deadline=None)
-def test_published_counts_hold_and_left_overs_come_first(
-    case: tuple[Strata, tuple[int, ...], int], seed: int
-) -> None:
+def test_published_counts_hold_and_left_overs_come_first(case, seed):
     strata, counts, batch = case
     sampler = PublishedStrataSampler(strata, counts, batch, seed)
     steps = sampler.steps_of_pass
@@ -224,7 +214,7 @@ def test_published_counts_hold_and_left_overs_come_first(
         assert set(after[kinds[steps * batch :] == kind][:left].tolist()) == undrawn
 
 
-def test_left_overs_in_words() -> None:
+def test_left_overs_in_words():
     # A batch of 16 takes 6, 3, 2 and 5: the third stratum's 7 samples fill 3 steps.
     sampler = PublishedStrataSampler(strata_of([30, 20, 7, 18]), (6, 3, 2, 5), 16, seed=1)
     assert sampler.steps_of_pass == 3
@@ -237,7 +227,7 @@ def test_left_overs_in_words() -> None:
     )
 
 
-def test_rounds_of_a_stratum_differ() -> None:
+def test_rounds_of_a_stratum_differ():
     strata = strata_of([60, 30, 20, 50])  # rounds of 10 steps
     sampler = PublishedStrataSampler(strata, (6, 3, 2, 5), 16, 5)
     first, second = draws(sampler, 20).reshape(2, 160)
@@ -247,7 +237,7 @@ def test_rounds_of_a_stratum_differ() -> None:
         assert not np.array_equal(first[kinds == kind], second[kinds == kind])
 
 
-def wikipedia_order() -> tuple[Int64Array, Int64Array]:
+def wikipedia_order():
     """How many published samples have each length, and their numbers, which are by length."""
     histogram = wikipedia_lengths()
     counts = np.zeros(histogram.max_length + 1, dtype=np.int64)
@@ -255,7 +245,7 @@ def wikipedia_order() -> tuple[Int64Array, Int64Array]:
     return counts, np.arange(histogram.num_sequences, dtype=np.uint32)
 
 
-def test_mean_lengths_of_the_published_counts() -> None:
+def test_mean_lengths_of_the_published_counts():
     histogram, order = wikipedia_order()
     strata = Strata.of(order, histogram.tolist())
     assert round(strata.mean_length, 2) == 255.83
@@ -268,7 +258,7 @@ def test_mean_lengths_of_the_published_counts() -> None:
 @pytest.mark.parametrize(
     ("name", "is_unbiased"), [("uniform", True), ("quantile", True), ("strata_4_2_2_4", False)]
 )
-def test_drawn_lengths_against_those_of_the_data(name: SamplerName, is_unbiased: bool) -> None:
+def test_drawn_lengths_against_those_of_the_data(name, is_unbiased):
     histogram, order = wikipedia_order()
     sampler = make_sampler(
         name,
@@ -287,12 +277,12 @@ def test_drawn_lengths_against_those_of_the_data(name: SamplerName, is_unbiased:
 
 
 def test_a_run_reports_what_its_counts_do_to_the_data(
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    synthetic_data,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setitem(PUBLISHED_COUNTS, "strata_6_3_2_5", (6, 3, 7))  # no sample is in 1-8
     places = ["--config", str(tiny_config), "--data", str(synthetic_data)]
     for sampler, is_biased in (("strata_6_3_2_5", True), ("quantile", False)):
@@ -309,13 +299,13 @@ def test_a_run_reports_what_its_counts_do_to_the_data(
     ],
 )
 def test_what_a_sampler_cannot_do_is_one_line_and_leaves_nothing(
-    overrides: list[str],
-    words: str,
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    overrides,
+    words,
+    tiny_config,
+    synthetic_data,
+    tmp_path,
+    capsys,
+):
     places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / "run")]
     sets = [word for setting in overrides for word in ("--set", setting)]
     assert main(["train", "--config", str(tiny_config), *places, *sets]) == 2
@@ -332,25 +322,23 @@ def test_what_a_sampler_cannot_do_is_one_line_and_leaves_nothing(
         ([99, 99, 3, 99], (6, 3, 2, 5), 32, r"32 needs more .*: 99, 99, 3, 99\); lower the batch"),
     ],
 )
-def test_strata_that_do_not_fit_the_batch_are_refused(
-    sizes: list[int], counts: tuple[int, ...], batch: int, words: str
-) -> None:
+def test_strata_that_do_not_fit_the_batch_are_refused(sizes, counts, batch, words):
     with pytest.raises(ConfigError, match=words):
         PublishedStrataSampler(strata_of(sizes), counts, batch, seed=1)
 
 
-def mixed(value: int) -> int:
+def mixed(value):
     """SplitMix64's finaliser on one number."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
     return value ^ (value >> 31)
 
 
-def round_keys(key: tuple[int, ...]) -> list[int]:
+def round_keys(key):
     return [int(word) for word in np.random.SeedSequence(key).generate_state(6, np.uint64)]
 
 
-def plain_permute(index: int, size: int, key: tuple[int, ...]) -> int:
+def plain_permute(index, size, key):
     """One image of `permute`, in Python's integers."""
     half_bits = 1
     while 4**half_bits < size:
@@ -363,7 +351,7 @@ def plain_permute(index: int, size: int, key: tuple[int, ...]) -> int:
     return image if image < size else plain_permute(image, size, key)
 
 
-def plain_permute_many(index: int, size: int, number: int, key: tuple[int, ...]) -> int:
+def plain_permute_many(index, size, number, key):
     """One image of `permute_many`, in Python's integers."""
     high = 1
     while high**2 < size:
@@ -380,7 +368,7 @@ def plain_permute_many(index: int, size: int, number: int, key: tuple[int, ...])
 
 @given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=8), seed=SEEDS)
 @settings(max_examples=50, deadline=None)
-def test_they_are_permutations(sizes: list[int], seed: int) -> None:
+def test_they_are_permutations(sizes, seed):
     total = sum(sizes)
     number = np.repeat(np.arange(len(sizes)), sizes)
     index = np.concatenate([np.arange(size) for size in sizes])
@@ -399,9 +387,7 @@ def test_they_are_permutations(sizes: list[int], seed: int) -> None:
     seed=SEEDS,
 )
 @settings(max_examples=60, deadline=None)
-def test_permutations_are_their_definitions(
-    data: st.DataObject, groups: list[tuple[int, int]], size: int, seed: int
-) -> None:
+def test_permutations_are_their_definitions(data, groups, size, seed):
     index = [data.draw(st.integers(0, most - 1)) for most, _ in groups]
     sizes, numbers = np.array(groups).T
     assert permute_many(np.array(index), sizes, numbers, (seed,)).tolist() == [
@@ -413,7 +399,7 @@ def test_permutations_are_their_definitions(
     assert permute(np.array(index), size, (seed, 7)).tolist() == expected
 
 
-def test_large_sets_take_no_memory() -> None:
+def test_large_sets_take_no_memory():
     index = np.arange(50_000)
     for number, size in enumerate((156_726_829, 2**24 + 1)):
         many = permute_many(index, np.full(50_000, size), np.full(50_000, number), (1, 0))
@@ -424,7 +410,7 @@ def test_large_sets_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize("size", [11, 64, 100])
-def test_every_place_gets_every_image_equally_often(size: int) -> None:
+def test_every_place_gets_every_image_equally_often(size):
     draws = 20 * size
     counts = np.zeros((2, size, size), dtype=np.int64)
     everyone, sizes = np.arange(size), np.full(size, size)
@@ -438,7 +424,7 @@ def test_every_place_gets_every_image_equally_often(size: int) -> None:
     assert (chdtrc((size - 1) ** 2, statistic) > 1e-3).all()
 
 
-def test_permutations_of_other_numbers_and_keys_agree_by_chance_only() -> None:
+def test_permutations_of_other_numbers_and_keys_agree_by_chance_only():
     size = 1000
     everyone, sizes = np.arange(size), np.full(size, size)
     images = [

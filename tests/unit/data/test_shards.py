@@ -2,17 +2,14 @@
 
 import io
 import json
-import mmap
 import os
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +17,6 @@ from mlperf_bert.data import set_checks, shards
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import (
     DATASET_DTYPES,
-    Manifest,
     read_sidecar,
 )
 from mlperf_bert.data.set_checks import ContentsCheck
@@ -33,11 +29,10 @@ from support import prepare_small
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 DENOMINATORS = {"mlm_denominator": 7.0, "nsp_denominator": 0.3}
 ODD_NUMBERS = st.integers(0, 2**63 - 1) | st.integers(0, 100) | st.integers(65_500, 65_535)
-Set = tuple[Path, Manifest]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Set:
+def made(tmp_path_factory):
     """A set of three shards."""
     place = tmp_path_factory.mktemp("shards")
     documents = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8").split("\n\n")
@@ -49,12 +44,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Set:
 
 
 @pytest.fixture
-def prepared(made: Set, tmp_path: Path) -> Set:
+def prepared(made, tmp_path):
     """A copy for each test, as some tests damage it."""
     return shutil.copytree(made[0], tmp_path / "set"), made[1]
 
 
-def test_samples_come_in_the_order_of_the_ids(made: Set) -> None:
+def test_samples_come_in_the_order_of_the_ids(made):
     set_dir, manifest = made
     reader = SampleReader(set_dir, manifest)
     ids = np.append(np.random.default_rng(0).permutation(manifest.num_samples), [5, 5])
@@ -70,10 +65,10 @@ def test_samples_come_in_the_order_of_the_ids(made: Set) -> None:
     )
 
 
-def test_no_shard_is_mapped_before_it_is_read(made: Set, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapped: list[str] = []
+def test_no_shard_is_mapped_before_it_is_read(made, monkeypatch):
+    mapped = []
 
-    def spy(path: Path, size: int, remedy: str) -> mmap.mmap:
+    def spy(path, size, remedy):
         mapped.append(path.name)
         return map_file(path, size, remedy)
 
@@ -85,7 +80,7 @@ def test_no_shard_is_mapped_before_it_is_read(made: Set, monkeypatch: pytest.Mon
     assert mapped == ["part-0.hdf5"]
 
 
-def test_hdf5_readers_see_the_same_arrays(made: Set) -> None:
+def test_hdf5_readers_see_the_same_arrays(made):
     import h5py
 
     path = made[0] / "shards" / "part-1.hdf5"
@@ -100,7 +95,7 @@ def test_hdf5_readers_see_the_same_arrays(made: Set) -> None:
 
 
 @pytest.mark.parametrize("size", ["shorter", "longer", "missing", "pipe"])
-def test_a_shard_of_another_size_is_refused(prepared: Set, size: str) -> None:
+def test_a_shard_of_another_size_is_refused(prepared, size):
     path = prepared[0] / "shards" / "part-1.hdf5"
     contents = path.read_bytes()
     if size in ("missing", "pipe"):
@@ -113,7 +108,7 @@ def test_a_shard_of_another_size_is_refused(prepared: Set, size: str) -> None:
         SampleReader(*prepared)
 
 
-def test_a_shard_cut_short_after_opening_is_refused(prepared: Set) -> None:
+def test_a_shard_cut_short_after_opening_is_refused(prepared):
     reader = SampleReader(*prepared)
     path = prepared[0] / "shards" / "part-0.hdf5"
     path.write_bytes(path.read_bytes()[:100])
@@ -121,7 +116,7 @@ def test_a_shard_cut_short_after_opening_is_refused(prepared: Set) -> None:
         reader.read(np.array([0]))
 
 
-def poke(path: Path, name: str, index: int, value: int) -> None:
+def poke(path, name, index, value):
     """Overwrite one element of a shard in place."""
     place = read_sidecar(path).datasets[name]
     array = np.memmap(path, place.dtype, mode="r+", offset=place.offset, shape=(place.count,))
@@ -132,22 +127,20 @@ def poke(path: Path, name: str, index: int, value: int) -> None:
 class Endless(io.RawIOBase):
     """A file of zeros without an end."""
 
-    def readable(self) -> bool:
+    def readable(self):
         return True
 
-    def seekable(self) -> bool:
+    def seekable(self):
         return True
 
-    def seek(self, place: int, whence: int = 0) -> int:
+    def seek(self, place, whence=0):
         return place
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer):
         return len(buffer)
 
 
-def test_a_check_that_is_left_ends_and_closes_its_file(
-    made: Set, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_is_left_ends_and_closes_its_file(made, monkeypatch):
     file = Endless()
     monkeypatch.setattr(set_checks, "open_regular_file", lambda _: file)
     monkeypatch.setattr(set_checks, "SMALL_BYTES", 2**60)
@@ -159,16 +152,14 @@ def test_a_check_that_is_left_ends_and_closes_its_file(
     assert not check._thread.is_alive() and file.closed
 
 
-def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
-    made: Set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(made, tmp_path, monkeypatch):
     set_dir = tmp_path / "set"
     shutil.copytree(made[0], set_dir)
     monkeypatch.setattr(set_checks, "SMALL_BYTES", 0)
     monkeypatch.setattr(set_checks, "NUM_BLOCKS", 12)
     monkeypatch.setattr(set_checks, "BLOCK_BYTES", 1)
 
-    def found() -> str | None:
+    def found():
         with ContentsCheck((SampleReader(set_dir, made[1]),)) as check:
             return check.result()
 
@@ -182,7 +173,7 @@ def test_blocks_of_every_shard_count_and_a_partial_stage_has_none(
     assert len(changed | {whole}) == 4
 
 
-def outcome(a_set: Set, ids: np.ndarray) -> Samples | str:
+def outcome(a_set, ids):
     """The samples as read, all of them in range, or the message of the error."""
     try:
         found = SampleReader(*a_set).read(ids)
@@ -207,9 +198,7 @@ def outcome(a_set: Set, ids: np.ndarray) -> Samples | str:
     seed=st.integers(0, 2**32),
     data=st.data(),
 )
-def test_samples_are_those_of_the_shards(
-    parts: list[tuple[int, str]], seed: int, data: st.DataObject
-) -> None:
+def test_samples_are_those_of_the_shards(parts, seed, data):
     with tempfile.TemporaryDirectory() as directory:
         set_dir = Path(directory) / "set"
         reader = SampleReader(set_dir, write_set(set_dir, parts, seed))
@@ -240,9 +229,7 @@ def test_samples_are_those_of_the_shards(
     place=st.integers(0, 5),
     value=ODD_NUMBERS | ODD_NUMBERS.map(int.__neg__),
 )
-def test_damaged_shards_are_refused_or_read_in_range(
-    seed: int, name: str, place: int, value: int
-) -> None:
+def test_damaged_shards_are_refused_or_read_in_range(seed, name, place, value):
     with tempfile.TemporaryDirectory() as directory:
         set_dir = Path(directory) / "set"
         manifest = write_set(set_dir, [(3, "<u2"), (3, "<u4")], seed)
@@ -250,7 +237,7 @@ def test_damaged_shards_are_refused_or_read_in_range(
         outcome((set_dir, manifest), np.array([5, 0, 1, 4, 2, 3]))
 
 
-def test_arrays_that_are_not_aligned(tmp_path: Path) -> None:
+def test_arrays_that_are_not_aligned(tmp_path):
     manifest = write_set(tmp_path / "set", [(3, "<u2"), (1, "<u4")], seed=1)
     places = [
         place
@@ -262,12 +249,12 @@ def test_arrays_that_are_not_aligned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [10**6], [2**40]])
-def test_ids_out_of_range(made: Set, ids: list[int]) -> None:
+def test_ids_out_of_range(made, ids):
     found = outcome(made, np.array(ids, dtype=np.int64))
     assert f"ask for ids of 0 .. {made[1].num_samples - 1}" in str(found)
 
 
-def test_a_file_that_changes_after_it_was_mapped_is_refused(prepared: Set) -> None:
+def test_a_file_that_changes_after_it_was_mapped_is_refused(prepared):
     reader = SampleReader(*prepared)
     reader.read(np.array([0]))
     for index in (0, 1):
@@ -276,12 +263,12 @@ def test_a_file_that_changes_after_it_was_mapped_is_refused(prepared: Set) -> No
         reader.read(np.array([0]))
 
 
-def test_a_batch_lies_in_one_block(made: Set) -> None:
+def test_a_batch_lies_in_one_block(made):
     ids = np.array([3, 12])
     batch = make_batch(SampleReader(*made).read(ids), ids, **DENOMINATORS)
-    blocks: list[torch.Tensor] = []
+    blocks = []
 
-    def copy(block: torch.Tensor) -> torch.Tensor:
+    def copy(block):
         blocks.append(block)
         return block.clone()
 
@@ -311,7 +298,7 @@ def test_a_batch_lies_in_one_block(made: Set) -> None:
         ("masked_lm_offsets", -1, 0),
     ],
 )
-def test_damaged_values_are_refused(prepared: Set, name: str, index: int, value: int) -> None:
+def test_damaged_values_are_refused(prepared, name, index, value):
     poke(prepared[0] / "shards" / "part-0.hdf5", name, index, value)
     found = outcome(prepared, np.array([0, 1]))
     assert isinstance(found, str) and "prepare" in found
@@ -330,7 +317,7 @@ def test_damaged_values_are_refused(prepared: Set, name: str, index: int, value:
         ("settings.vocabulary_sha256", "f" * 64, "vocabulary_sha256"),
     ],
 )
-def test_wrong_sidecars_are_refused(prepared: Set, key: str, value: object, problem: str) -> None:
+def test_wrong_sidecars_are_refused(prepared, key, value, problem):
     path = prepared[0] / "shards" / "part-2.hdf5.json"
     sidecar = json.loads(path.read_bytes())
     *outer, last = key.split(".")
@@ -346,7 +333,7 @@ def test_wrong_sidecars_are_refused(prepared: Set, key: str, value: object, prob
 
 
 @pytest.mark.parametrize("contents", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_sidecars_that_are_no_object_are_refused(prepared: Set, contents: bytes) -> None:
+def test_sidecars_that_are_no_object_are_refused(prepared, contents):
     (prepared[0] / "shards" / "part-0.hdf5.json").write_bytes(contents)
     with pytest.raises(DataError, match=r"part-0\.hdf5\.json"):
         SampleReader(*prepared)

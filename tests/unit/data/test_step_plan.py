@@ -15,31 +15,29 @@ from hypothesis import strategies as st
 from mlperf_bert.config.sections import (
     BalancePolicy,
     CountsPerRank,
-    LossNormalization,
     SamplerName,
 )
-from mlperf_bert.data.balance import Balance, StepPlan, StepPlanner
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.index import IndexFile, ShardEntry
-from mlperf_bert.data.sampler import Int64Array
 from plan_cases import planner_of
 from shard_sets import manifest_of
 from support import run_process
 
 LENGTHS = np.random.default_rng(1).integers(5, 512, 1000).astype(np.uint16)
 MASKED = np.maximum(1, LENGTHS // 7).astype(np.uint8)
-SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
+SAMPLERS = get_args(SamplerName)
 SHAPES = st.sampled_from([(1, 1), (4, 1), (2, 3), (8, 2), (1, 48), (24, 1)])
 
 
 def planner(
-    world_size: int,
-    accumulation: int,
-    normalization: LossNormalization = "global",
+    world_size,
+    accumulation,
+    normalization="global",
     *,
-    sampler: SamplerName = "uniform",
-    policy: BalancePolicy = "none",
-    counts: CountsPerRank = "equal",
-) -> StepPlanner:
+    sampler="uniform",
+    policy="none",
+    counts="equal",
+):
     return planner_of(
         LENGTHS,
         48,
@@ -54,7 +52,7 @@ def planner(
     )
 
 
-def ids_by_forward(plan: StepPlan) -> dict[tuple[int, int], Int64Array]:
+def ids_by_forward(plan):
     ranks, forwards = map(range, plan.counts.shape)
     return {slot: plan.ids_of(*slot) for slot in product(ranks, forwards)}
 
@@ -64,12 +62,12 @@ def ids_by_forward(plan: StepPlan) -> dict[tuple[int, int], Int64Array]:
 @pytest.mark.parametrize("counts", get_args(CountsPerRank))
 @pytest.mark.parametrize("policy", get_args(BalancePolicy))
 def test_a_plan_is_the_global_batch_cut_into_forwards(
-    policy: BalancePolicy,
-    counts: CountsPerRank,
-    shape: tuple[int, int],
-    step: int,
-    sampler: SamplerName,
-) -> None:
+    policy,
+    counts,
+    shape,
+    step,
+    sampler,
+):
     made, same = (planner(*shape, sampler=sampler, policy=policy, counts=counts) for _ in "ab")
     made.plan(step + 7)  # any step is planned directly
     plan, direct = made.plan(step), same.plan(step)
@@ -94,14 +92,14 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(
         assert mean == pytest.approx(losses.sum() / total)
 
 
-def test_per_rank_denominators_are_the_forwards_own() -> None:
+def test_per_rank_denominators_are_the_forwards_own():
     plan = planner(4, 3, "per_rank").plan(1)
     own = MASKED[plan.drawn_ids].sum(axis=2, dtype=float)
     assert np.array_equal(plan.mlm_denominators, own * 3)
     assert np.array_equal(plan.nsp_denominators, np.full((4, 3), 4.0 * 3))
 
 
-def test_imbalance_is_largest_over_mean() -> None:
+def test_imbalance_is_largest_over_mean():
     plan = planner(4, 1).plan(2)
     tokens = LENGTHS[plan.drawn_ids].astype(float)
     per_rank = tokens.sum(axis=(1, 2))
@@ -149,7 +147,7 @@ print(json.dumps(private_bytes("RssAnon") - before))
 """
 
 
-def write_large_index(set_dir: Path, num_samples: int) -> None:
+def write_large_index(set_dir, num_samples):
     """An index whose lengths run 1 .. 512 over and over, so that its order can be written down."""
     repeats, rest = divmod(num_samples, MAX_LENGTH)
     assert not rest
@@ -178,7 +176,7 @@ def write_large_index(set_dir: Path, num_samples: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("blocks", [31_250, pytest.param(312_500, marks=pytest.mark.slow)])
-def test_planning_takes_at_most_64_mib(tmp_path: Path, blocks: int) -> None:
+def test_planning_takes_at_most_64_mib(tmp_path, blocks):
     num_samples = blocks * MAX_LENGTH  # 16 and 160 million
     needed = 8 * num_samples
     if shutil.disk_usage(tmp_path).free < needed:

@@ -1,16 +1,13 @@
 """Token packets come out as they went in, and an exchange without communication: deals, routes."""
 
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_bert.config.sections import BalancePolicy
-from mlperf_bert.data.balance import Balance, StepPlan
+from mlperf_bert.data.balance import Balance
 from mlperf_bert.data.exchange import dealt
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.mpi_readers import wanted_places
@@ -30,7 +27,7 @@ from plan_cases import planner_of
 SMALL, LARGE = token_dtype(30_522), token_dtype(120_000)
 
 
-def make_samples(lengths: list[int], vocab_size: int = 30_000) -> Samples:
+def make_samples(lengths, vocab_size=30_000):
     rng = np.random.default_rng(len(lengths) + sum(lengths))
     counts = np.array([rng.integers(1, length + 1) for length in lengths], dtype=np.int64)
     pairs = zip(lengths, counts, strict=True)
@@ -46,13 +43,13 @@ def make_samples(lengths: list[int], vocab_size: int = 30_000) -> Samples:
     )
 
 
-def assert_equal(found: Samples, expected: Samples) -> None:
+def assert_equal(found, expected):
     for field in fields(Samples):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         assert one.tolist() == other.tolist(), field.name
 
 
-def one_by_one(samples: Samples) -> list[Samples]:
+def one_by_one(samples):
     return split(samples, np.ones(len(samples.lengths), dtype=np.int64))
 
 
@@ -60,9 +57,7 @@ RAGGED = st.lists(st.lists(st.integers(1, 200), max_size=6), min_size=1, max_siz
 
 
 @given(RAGGED, st.sampled_from([(SMALL, 30_522), (LARGE, 120_000)]))
-def test_packets_that_follow_each_other_come_out_as_they_went_in(
-    ragged: list[list[int]], token: tuple[np.dtype[Any], int]
-) -> None:
+def test_packets_that_follow_each_other_come_out_as_they_went_in(ragged, token):
     samples = [make_samples(lengths, token[1]) for lengths in ragged]
     packets = unpack(np.concatenate([pack(narrowed(each, token[0])) for each in samples]))
     assert len(packets) == len(samples)
@@ -72,7 +67,7 @@ def test_packets_that_follow_each_other_come_out_as_they_went_in(
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.data())
-def test_samples_are_taken_whole(lengths: list[int], data: st.DataObject) -> None:
+def test_samples_are_taken_whole(lengths, data):
     samples = narrowed(make_samples(lengths), SMALL)
     places = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=15))
     taken = [take(samples, np.array([place])) for place in places]
@@ -89,7 +84,7 @@ def test_samples_are_taken_whole(lengths: list[int], data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("token", [SMALL, LARGE])
-def test_bytes_are_told_from_the_index(synthetic_data: Path, token: np.dtype[Any]) -> None:
+def test_bytes_are_told_from_the_index(synthetic_data, token):
     index = LengthIndex.open(synthetic_data / "train")
     reader = SampleReader(synthetic_data / "train", index.manifest)
     ids = np.random.default_rng(1).choice(index.manifest.num_samples, (3, 2, 4), replace=False)
@@ -100,12 +95,12 @@ def test_bytes_are_told_from_the_index(synthetic_data: Path, token: np.dtype[Any
     assert gathered_bytes(lengths, masked_counts, token) == 2 * (largest + 8)
 
 
-def test_a_token_takes_two_bytes_where_the_vocabulary_allows() -> None:
+def test_a_token_takes_two_bytes_where_the_vocabulary_allows():
     assert (token_dtype(2**16).itemsize, token_dtype(2**16 + 1).itemsize) == (2, 4)
 
 
 @given(lengths=st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1))
-def test_hands_are_those_of_the_single_process_definition(lengths: list[list[int]]) -> None:
+def test_hands_are_those_of_the_single_process_definition(lengths):
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
     cost = np.array(lengths, dtype=np.float64)[:, np.newaxis]
     expected = Balance(policy="exchange_global")(cost).places.reshape(-1, 3)
@@ -120,7 +115,7 @@ def test_hands_are_those_of_the_single_process_definition(lengths: list[list[int
         )
     )
 )
-def test_an_exchange_loses_nothing(lengths: list[list[int]]) -> None:
+def test_an_exchange_loses_nothing(lengths):
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
     hands = [dealt(drawn, hand) for hand in range(len(drawn))]
     for hand in hands:
@@ -133,7 +128,7 @@ def test_an_exchange_loses_nothing(lengths: list[list[int]]) -> None:
     assert before == after
 
 
-def plan_of(num_samples: int, policy: BalancePolicy, step: int) -> StepPlan:
+def plan_of(num_samples, policy, step):
     lengths = np.random.default_rng(num_samples).integers(1, 100, num_samples)
     balance = Balance(policy=policy, ranks_per_node=2)
     return planner_of(lengths, 48, world_size=4, grad_accum_steps=2, balance=balance).plan(step)
@@ -143,7 +138,7 @@ def plan_of(num_samples: int, policy: BalancePolicy, step: int) -> StepPlan:
     ("policy", "ranks"), [("exchange_local", range(2, 4)), ("exchange_global", range(4))]
 )
 @pytest.mark.parametrize("num_samples", [1000, 61])  # of 61, some steps draw a sample twice
-def test_routes_lead_to_the_plan(policy: BalancePolicy, ranks: range, num_samples: int) -> None:
+def test_routes_lead_to_the_plan(policy, ranks, num_samples):
     for plan in [plan_of(num_samples, policy, step) for step in (1, 2, 3)]:
         drawn = plan.drawn_ids[ranks.start : ranks.stop]
         wanted = wanted_places(plan, ranks)
@@ -153,7 +148,7 @@ def test_routes_lead_to_the_plan(policy: BalancePolicy, ranks: range, num_sample
             assert drawn.ravel()[places].tolist() == np.concatenate(planned).tolist()
 
 
-def test_a_group_that_is_not_the_plans_is_refused() -> None:
+def test_a_group_that_is_not_the_plans_is_refused():
     plan = plan_of(1000, "exchange_global", 1)
     with pytest.raises(AssertionError, match="beyond this group"):
         wanted_places(plan, range(2))

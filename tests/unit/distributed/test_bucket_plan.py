@@ -14,7 +14,6 @@ from mlperf_bert.distributed.bucket_plan import (
     BLOCK,
     DEFAULT_CAP_MB,
     MIB,
-    FlatLayout,
     ReadyGradient,
     ddp_bucket_cap_mb,
     plan_buckets,
@@ -25,19 +24,19 @@ from mlperf_bert.distributed.flat_reducer import FlatBuffers, flat_weights, view
 from mlperf_bert.model.bert import BertForPretraining
 
 
-def gradients(numels: list[int]) -> list[ReadyGradient]:
+def gradients(numels):
     return [
         ReadyGradient(name=f"p{n}", numel=numel, ready_at=(n + 1) / len(numels))
         for n, numel in enumerate(numels)
     ]
 
 
-def test_a_bucket_is_closed_once_it_holds_the_cap() -> None:
+def test_a_bucket_is_closed_once_it_holds_the_cap():
     ready = gradients([100, 156, 300, 1, 2])
     assert plan_buckets(ready, 4, 1024 / MIB) == [ready[:2], ready[2:3], ready[3:]]
 
 
-def test_ddps_default_cap_has_a_small_first_bucket() -> None:
+def test_ddps_default_cap_has_a_small_first_bucket():
     quarter_mib = gradients([MIB // 16] * 200)
     assert [len(bucket) for bucket in plan_buckets(quarter_mib, 4, 25.0)] == [4, 100, 96]
     assert [len(bucket) for bucket in plan_buckets(quarter_mib, 4, 24.0)] == [96, 96, 8]
@@ -51,8 +50,8 @@ def test_ddps_default_cap_has_a_small_first_bucket() -> None:
     cap_bytes=st.integers(1, 4000),
 )
 def test_every_gradient_is_in_one_bucket_and_only_the_last_may_be_short(
-    numels: list[int], element_bytes: int, cap_bytes: int
-) -> None:
+    numels, element_bytes, cap_bytes
+):
     ready = gradients(numels)
     buckets = plan_buckets(ready, element_bytes, cap_bytes / MIB)
     assert [each for bucket in buckets for each in bucket] == ready
@@ -66,7 +65,7 @@ BUCKETS = st.lists(st.lists(SIZES, min_size=1, max_size=6), min_size=1, max_size
 MOST_PADDING = {1: 0.01, 8: 0.01, 64: 0.03}  # of BERT-base, by shards
 
 
-def layout_of(buckets: list[list[int]], num_shards: int) -> FlatLayout:
+def layout_of(buckets, num_shards):
     names = [[f"{b}.{t}" for t in range(len(bucket))] for b, bucket in enumerate(buckets)]
     shapes = {
         name: (1, size)
@@ -76,7 +75,7 @@ def layout_of(buckets: list[list[int]], num_shards: int) -> FlatLayout:
     return plan_layout(shapes, names, num_shards)
 
 
-def owners(layout: FlatLayout) -> np.ndarray:
+def owners(layout):
     """The place in `tensors` of every buffer element's tensor; -1 in padding."""
     found = np.full(layout.numel, -1)
     for place, tensor in enumerate(layout.tensors):
@@ -86,9 +85,7 @@ def owners(layout: FlatLayout) -> np.ndarray:
 
 
 @given(BUCKETS, st.integers(1, 5))
-def test_every_tensor_has_its_own_blocks_of_equally_cut_buckets(
-    buckets: list[list[int]], num_shards: int
-) -> None:
+def test_every_tensor_has_its_own_blocks_of_equally_cut_buckets(buckets, num_shards):
     layout = layout_of(buckets, num_shards)
     assert [[each.numel for each in bucket.tensors] for bucket in layout.buckets] == buckets
     edges = [0, *(bucket.stop for bucket in layout.buckets)]
@@ -108,9 +105,7 @@ def test_every_tensor_has_its_own_blocks_of_equally_cut_buckets(
 
 
 @given(BUCKETS, st.integers(1, 5))
-def test_shards_have_every_element_of_every_tensor_once(
-    buckets: list[list[int]], num_shards: int
-) -> None:
+def test_shards_have_every_element_of_every_tensor_once(buckets, num_shards):
     layout = layout_of(buckets, num_shards)
     whole = np.arange(layout.numel)
     found = np.zeros(layout.numel, dtype=int)
@@ -133,7 +128,7 @@ def test_shards_have_every_element_of_every_tensor_once(
 
 
 @given(BUCKETS, st.integers(1, 5))
-def test_blocks_know_their_tensor(buckets: list[list[int]], num_shards: int) -> None:
+def test_blocks_know_their_tensor(buckets, num_shards):
     layout = layout_of(buckets, num_shards)
     of_elements = owners(layout)
     for shard in range(num_shards):
@@ -146,7 +141,7 @@ def test_blocks_know_their_tensor(buckets: list[list[int]], num_shards: int) -> 
 
 
 @pytest.mark.parametrize("num_shards", MOST_PADDING)
-def test_padding_of_bert_is_small(num_shards: int) -> None:
+def test_padding_of_bert_is_small(num_shards):
     base = ModelSection(hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072)
     model = BertForPretraining(base, torch.device("meta"))
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
@@ -157,7 +152,7 @@ def test_padding_of_bert_is_small(num_shards: int) -> None:
     assert layout.numel <= sum(numel.values()) * (1 + MOST_PADDING[num_shards])
 
 
-def make_buffers(num_shards: int = 2) -> tuple[nn.Module, FlatBuffers]:
+def make_buffers(num_shards=2):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
@@ -165,7 +160,7 @@ def make_buffers(num_shards: int = 2) -> tuple[nn.Module, FlatBuffers]:
     return model, FlatBuffers(model, layout, flat_weights(model, layout))
 
 
-def backward(model: nn.Module, seed: int) -> list[torch.Tensor]:
+def backward(model, seed):
     """Add gradients to the model's; return them alone, in the model's order."""
     inputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
     loss = model(inputs).square().sum()
@@ -174,14 +169,14 @@ def backward(model: nn.Module, seed: int) -> list[torch.Tensor]:
     return list(alone)
 
 
-def gradients_in(buffers: FlatBuffers, model: nn.Module) -> list[torch.Tensor]:
+def gradients_in(buffers, model):
     """The gradients in the flat buffer, in the model's order."""
     names = [tensor.name for tensor in buffers.layout.tensors]
     by_name = dict(zip(names, views(buffers.gradients, buffers.layout), strict=True))
     return [by_name[name] for name, _ in model.named_parameters()]
 
 
-def test_parameters_become_views_and_keep_their_values() -> None:
+def test_parameters_become_views_and_keep_their_values():
     torch.manual_seed(3)
     before = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).state_dict()
     model, buffers = make_buffers()
@@ -192,7 +187,7 @@ def test_parameters_become_views_and_keep_their_values() -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_gradients_of_forwards_add_up_in_the_buffer(taken: bool) -> None:
+def test_gradients_of_forwards_add_up_in_the_buffer(taken):
     model, buffers = make_buffers()
     buffers.gradients.fill_(99.0)  # of an update before
     for seed in (1, 2):  # two updates of two forwards
@@ -209,7 +204,7 @@ def test_gradients_of_forwards_add_up_in_the_buffer(taken: bool) -> None:
         assert all(not bool(buffers.gradients[gap].any()) for gap in buffers.layout.gaps)
 
 
-def test_a_parameter_without_a_gradient_has_zeros() -> None:
+def test_a_parameter_without_a_gradient_has_zeros():
     model, buffers = make_buffers()
     for seed in (1, 2):
         buffers.begin_update()
@@ -223,7 +218,7 @@ def test_a_parameter_without_a_gradient_has_zeros() -> None:
     assert not bool(found[3].any())
 
 
-def test_gradients_kept_elsewhere_are_fetched() -> None:
+def test_gradients_kept_elsewhere_are_fetched():
     model, buffers = make_buffers()
     buffers.begin_update()
     buckets = [torch.full_like(each, 3.0) for each in model.parameters()]

@@ -7,11 +7,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -33,20 +31,20 @@ PATIENCE = timedelta(seconds=20)
 HERE = f"rank 1 on {host_name()}, step 37"
 
 
-def at_step_37() -> Whereabouts:
+def at_step_37():
     whereabouts = Whereabouts()
     whereabouts.at("step", 37)
     return whereabouts
 
 
-def test_bad_data_in_a_step_names_the_rank() -> None:
+def test_bad_data_in_a_step_names_the_rank():
     with pytest.raises(DataError) as caught, naming_failures(INFO, at_step_37(), PATIENCE):
         raise DataError("train.hdf5", "sample 49 is damaged", "prepare it again")
     assert str(caught.value) == f"{HERE}: train.hdf5: sample 49 is damaged; prepare it again"
 
 
 @pytest.mark.parametrize("whereabouts", [None, Whereabouts()], ids=["nobody knows", "start-up"])
-def test_a_mistake_in_start_up_is_no_ranks_failure(whereabouts: Whereabouts | None) -> None:
+def test_a_mistake_in_start_up_is_no_ranks_failure(whereabouts):
     with (
         pytest.raises(DataError, match=r"^train.hdf5: is missing; make it$"),
         naming_failures(INFO, whereabouts, PATIENCE),
@@ -54,7 +52,7 @@ def test_a_mistake_in_start_up_is_no_ranks_failure(whereabouts: Whereabouts | No
         raise DataError("train.hdf5", "is missing", "make it")
 
 
-def test_a_fault_ends_its_traceback_with_the_rank() -> None:
+def test_a_fault_ends_its_traceback_with_the_rank():
     with pytest.raises(ValueError) as caught, naming_failures(INFO, at_step_37(), PATIENCE):
         raise ValueError("no such\nshape")
     lines = "".join(traceback.format_exception(caught.value)).splitlines()
@@ -71,13 +69,11 @@ def test_a_fault_ends_its_traceback_with_the_rank() -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_an_error_is_said_once_and_before_anything_is_closed(
-    capsys: pytest.CaptureFixture[str], error: Exception, said: str | None
-) -> None:
+def test_an_error_is_said_once_and_before_anything_is_closed(capsys, error, said):
     seen = []
 
     @contextmanager
-    def closing() -> Iterator[None]:
+    def closing():
         try:
             yield
         finally:
@@ -97,7 +93,7 @@ def test_an_error_is_said_once_and_before_anything_is_closed(
     assert ("mlperf_bert: error:" in shown) == (said is None)
 
 
-def test_an_error_of_all_ranks_is_said_by_rank_zero(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_all_ranks_is_said_by_rank_zero(capsys):
     for rank in (0, 1):
         error = DataError("a", "is damaged", "mend it")
         error.is_of_all_ranks = True
@@ -113,27 +109,27 @@ def test_an_error_of_all_ranks_is_said_by_rank_zero(capsys: pytest.CaptureFixtur
     ("whereabouts", "here"),
     [(at_step_37(), HERE), (Whereabouts(), f"rank 1 on {host_name()}, start-up")],
 )
-def test_lost_ranks_are_named_always(whereabouts: Whereabouts, here: str) -> None:
+def test_lost_ranks_are_named_always(whereabouts, here):
     with pytest.raises(LostRanksError) as caught, naming_failures(INFO, whereabouts, PATIENCE):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert str(caught.value).startswith(f"{here}: another rank closed the connection; look above")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+def said(monkeypatch, capsys):
     """What watchdogs printed; they end their thread instead of this process."""
     monkeypatch.setattr(os, "_exit", lambda status: None)
     return lambda: capsys.readouterr().err
 
 
-def function_of(module: str) -> Any:
+def function_of(module):
     """One that waits, as if it were written in that module."""
-    names: dict[str, Any] = {"__name__": import_module(module).__name__, "sleep": time.sleep}
+    names = {"__name__": import_module(module).__name__, "sleep": time.sleep}
     exec("def wait(seconds): sleep(seconds)", names)
     return names["wait"]
 
 
-def watched(whereabouts: Whereabouts, wait: Callable[[float], object]) -> None:
+def watched(whereabouts, wait):
     """Too long for what waits for itself, not for what waits for other ranks."""
     with watchdog(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.05):
         wait(0.6)
@@ -151,9 +147,7 @@ def watched(whereabouts: Whereabouts, wait: Callable[[float], object]) -> None:
         ("mlperf_bert.data.shards", "checkpoint", False),
     ],
 )
-def test_a_loop_that_goes_on_no_more_is_named(
-    module: str, doing: Any, hangs: bool, said: Callable[[], str]
-) -> None:
+def test_a_loop_that_goes_on_no_more_is_named(module, doing, hangs, said):
     whereabouts = Whereabouts()
     whereabouts.at(doing, 38)
     watched(whereabouts, function_of(module))
@@ -173,9 +167,7 @@ def test_a_loop_that_goes_on_no_more_is_named(
         ("mlperf_bert.data.exchange", False),
     ],
 )
-def test_who_waits_for_the_loader_is_where_its_thread_is(
-    module: str, hangs: bool, said: Callable[[], str]
-) -> None:
+def test_who_waits_for_the_loader_is_where_its_thread_is(module, hangs, said):
     thread = threading.Thread(target=function_of(module), args=(0.7,), name="loader")
     thread.start()
     watched(at_step_37(), time.sleep)
@@ -183,15 +175,13 @@ def test_who_waits_for_the_loader_is_where_its_thread_is(
     assert (said() != "") == hangs
 
 
-def test_who_waits_for_others_ends_when_they_did_not(
-    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_others_ends_when_they_did_not(said, monkeypatch):
     monkeypatch.setattr(failures, "GRACE", timedelta(seconds=0.05))
     watched(at_step_37(), function_of("mlperf_bert.data.exchange"))
     assert "look for a rank that is gone" in said()
 
 
-def test_steps_are_progress(said: Callable[[], str]) -> None:
+def test_steps_are_progress(said):
     whereabouts = Whereabouts()
     with watchdog(INFO, whereabouts, timedelta(seconds=0.4), poll_s=0.02):
         for step in range(40):
@@ -217,14 +207,14 @@ with watchdog(RankInfo(0, 1, 0, 1, 0, "single"), whereabouts, timedelta(seconds=
 """
 
 
-def test_a_rank_that_hangs_ends_with_one_line_and_its_status() -> None:
+def test_a_rank_that_hangs_ends_with_one_line_and_its_status():
     ended = run_process(sys.executable, "-c", f"{PROGRAM}    time.sleep(60)\n")
     assert ended.returncode == LOST
     assert ended.stderr.count("\n") == 1
     assert f"rank 0 on {host_name()}, step 39: no progress for 0.5 s" in ended.stderr
 
 
-def test_a_process_that_was_stopped_and_goes_on_has_not_hung() -> None:
+def test_a_process_that_was_stopped_and_goes_on_has_not_hung():
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -255,7 +245,7 @@ NO_ANSWER = "no answer from other ranks within 20 s (run.hang_timeout_s)"
         (dist.DistNetworkError(TAKEN), None),
     ],
 )
-def test_communication_is_told_by_its_words(raised: Exception, problem: str | None) -> None:
+def test_communication_is_told_by_its_words(raised, problem):
     error = as_lost_ranks(raised, HERE, PATIENCE)
     if problem is None:
         assert error is None
@@ -264,6 +254,6 @@ def test_communication_is_told_by_its_words(raised: Exception, problem: str | No
     assert str(error).startswith(f"{HERE}: {problem}; ")
 
 
-def test_a_slurm_node_has_its_own_name() -> None:
+def test_a_slurm_node_has_its_own_name():
     assert host_name({"SLURMD_NODENAME": "n2"}) == "n2"
     assert host_name({}) != ""

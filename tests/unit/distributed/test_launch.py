@@ -5,7 +5,6 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -82,7 +81,7 @@ RANKS = [RankInfo(rank, 2, rank, 2, 0, "mpi") for rank in range(2)]
         (INTERACTIVE_SHELL, RankInfo(0, 1, 0, 1, 0, "slurm")),
     ],
 )
-def test_rank_is_read_from_each_launcher(environ: dict[str, str], expected: RankInfo) -> None:
+def test_rank_is_read_from_each_launcher(environ, expected):
     assert launch.read_rank_info(environ) == expected
 
 
@@ -101,22 +100,20 @@ def test_rank_is_read_from_each_launcher(environ: dict[str, str], expected: Rank
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "12"}, "SLURM_STEP_TASKS_PER_NODE"),
     ],
 )
-def test_a_bad_variable_is_named(environ: dict[str, str], named: str) -> None:
+def test_a_bad_variable_is_named(environ, named):
     with pytest.raises(ConfigError, match=rf"^{named}\b"):
         launch.read_rank_info(environ)
 
 
-def test_one_rank_gets_no_process_group() -> None:
+def test_one_rank_gets_no_process_group():
     launch.init_process_group(ALONE, torch.device("cpu"), environ={})
     assert not dist.is_initialized()
     launch.shutdown()
 
 
 @pytest.mark.parametrize("of_the_user", [True, False])
-def test_a_group_is_joined_over_the_interface_to_rank_zero(
-    of_the_user: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, object] = {}
+def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, monkeypatch):
+    seen = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
     monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
     monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
@@ -138,13 +135,13 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(
 @pytest.mark.parametrize(
     "rank", [RankInfo(1, 2, 1, 2, 0, "torchrun"), RankInfo(0, 1, 0, 1, 0, "torchrun")]
 )
-def test_torchrun_may_not_restart_ranks_by_itself(rank: RankInfo) -> None:
+def test_torchrun_may_not_restart_ranks_by_itself(rank):
     environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
     with pytest.raises(ConfigError, match=r"TORCHELASTIC_MAX_RESTARTS: is '1'.*--resume auto"):
         launch.init_process_group(rank, torch.device("cpu"), environ=environ)
 
 
-def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch):
     info = RankInfo(3, 4, 1, 2, 1, "slurm")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert launch.backend_for(info, torch.device("cuda", 1)) == "nccl"
@@ -153,7 +150,7 @@ def test_nccl_wants_a_gpu_for_each_rank_of_a_node(monkeypatch: pytest.MonkeyPatc
     assert launch.backend_for(info, torch.device("cuda", 0)) == "gloo"
 
 
-def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_choice(monkeypatch):
     info = RankInfo(3, 4, 1, 2, 1, "torchrun")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto", info) == torch.device("cpu")
@@ -181,14 +178,14 @@ def test_device_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_threads_are_a_share_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch,
-    launcher: launch.Launcher,
-    environ: dict[str, str],
-    cores: int,
-    threads: int,
-) -> None:
+    monkeypatch,
+    launcher,
+    environ,
+    cores,
+    threads,
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    chosen: list[int] = []
+    chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)
     assert set_cpu_threads(info, environ) == threads
@@ -201,7 +198,7 @@ OF_A_JOB = {**OPEN_MPI, "MASTER_ADDR": "host", "PMIX_NAMESPACE": "prte@1"}
 PATIENCE = timedelta(seconds=20)
 
 
-def port(environ: dict[str, str]) -> int:
+def port(environ):
     return rendezvous(read_rank_info(environ), environ)[1]
 
 
@@ -215,7 +212,7 @@ def port(environ: dict[str, str]) -> int:
         ({**STEP, "SLURM_STEP_NODELIST": "gpu008,x"}, "gpu008"),
     ],
 )
-def test_ranks_agree_where_to_meet(environ: dict[str, str], host: str) -> None:
+def test_ranks_agree_where_to_meet(environ, host):
     environ = {**environ, **PORT}
     assert rendezvous(read_rank_info(environ), environ) == (host, 4000)
 
@@ -230,7 +227,7 @@ def test_ranks_agree_where_to_meet(environ: dict[str, str], host: str) -> None:
         ({**OPEN_MPI, "MASTER_ADDR": "h", "OMPI_MCA_ess_base_jobid": "7"}, {"PMIX_NAMESPACE": "8"}),
     ],
 )
-def test_every_start_has_a_port_of_its_own(environ: dict[str, str], other: dict[str, str]) -> None:
+def test_every_start_has_a_port_of_its_own(environ, other):
     assert 20_000 <= port(environ) < 32_000
     assert port(environ) == port({**environ, "HOSTNAME": "another", "PPID": "2"})
     assert port(environ) != port({**environ, **other})
@@ -250,7 +247,7 @@ def test_every_start_has_a_port_of_its_own(environ: dict[str, str], other: dict[
         ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "x"}, "MASTER_PORT"),
     ],
 )
-def test_a_missing_meeting_point_is_named(environ: dict[str, str], named: str) -> None:
+def test_a_missing_meeting_point_is_named(environ, named):
     with pytest.raises(ConfigError, match=f"^{named}:"):
         rendezvous(read_rank_info(environ), environ)
 
@@ -266,11 +263,11 @@ def test_a_missing_meeting_point_is_named(environ: dict[str, str], named: str) -
         ("n[1-2]-ib,x", "n1-ib"),
     ],
 )
-def test_first_host_of_a_slurm_list(node_list: str, host: str) -> None:
+def test_first_host_of_a_slurm_list(node_list, host):
     assert launch.first_host(node_list) == host
 
 
-def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path: Path) -> None:
+def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path):
     before = listeners([os.getpid()])
     rank = RankInfo(0, 2, 0, 2, 0, "local")
     store = launch.open_store(rank, PATIENCE, {launch.MEETING: str(tmp_path / "store")})
@@ -280,7 +277,7 @@ def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3", "localhost"])
-def test_the_store_listens_on_its_address_alone(address: str) -> None:
+def test_the_store_listens_on_its_address_alone(address):
     number = int(free_port())
     before = set(listeners([os.getpid()]))
     with ThreadPoolExecutor() as pool:  # rank 1 comes first and waits
@@ -302,30 +299,30 @@ def test_the_store_listens_on_its_address_alone(address: str) -> None:
         ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' is not known"),
     ],
 )
-def test_where_rank_zero_cannot_listen_is_one_line(address: str, message: str) -> None:
+def test_where_rank_zero_cannot_listen_is_one_line(address, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=message):
             store_of_rank_zero(address, number, RankInfo(0, 2, 0, 1, 0, "mpi"), PATIENCE)
 
 
-def test_a_rank_zero_that_never_comes_is_one_line() -> None:
+def test_a_rank_zero_that_never_comes_is_one_line():
     number = int(free_port())
     with pytest.raises(LostRanksError, match=f"rank 1: cannot reach rank 0 .* port {number}"):
         store_of_rank_zero("127.0.0.1", number, RANKS[1], timedelta(seconds=0.2))
 
 
-def test_interfaces_are_found_by_their_address() -> None:
+def test_interfaces_are_found_by_their_address():
     assert launch.interface_of("127.0.0.1") == "lo"
     assert launch.interface_of("192.0.2.77") is None
     assert launch.interface_of("2001:db8::77") is None
 
 
-def process(rank: int, size: int, on_node: int, launcher: launch.Launcher = "mpi") -> RankInfo:
+def process(rank, size, on_node, launcher="mpi"):
     return RankInfo(rank, size, rank % on_node, on_node, rank // on_node, launcher)
 
 
-def test_every_trainer_has_a_reader_on_its_node() -> None:
+def test_every_trainer_has_a_reader_on_its_node():
     roles = [role_of(process(rank, 8, 4)) for rank in range(8)]
     assert [role.is_reader for role in roles] == [False, False, True, True] * 2
     assert [role.info.rank for role in roles] == [0, 1, 0, 1, 2, 3, 2, 3]
@@ -349,13 +346,13 @@ def test_every_trainer_has_a_reader_on_its_node() -> None:
         (RankInfo(1, 8, 0, 4, 1, "mpi"), "consecutive"),  # dealt out round robin
     ],
 )
-def test_processes_that_make_no_pairs_are_refused(info: RankInfo, said: str) -> None:
+def test_processes_that_make_no_pairs_are_refused(info, said):
     with pytest.raises(ConfigError, match=said) as caught:
         role_of(info)
     assert str(caught.value).startswith("data.loader")
 
 
-def test_without_mpi4py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mpi4py_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with (
         pytest.raises(ConfigError, match=r"mpi4py.*install the extra 'mpi'"),

@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.checkpoint.resume import NEW_RUN, Start
 from mlperf_bert.distributed import session
-from mlperf_bert.distributed.launch import Launcher, RankInfo
+from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, from_rank_zero, on_every_rank
 from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.errors import LOST, CheckpointError, DataError, LostRanksError, UserError
@@ -27,23 +26,23 @@ ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")
 class Wrapped:
     """As DistributedDataParallel, it is part of a reference cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.itself = self
 
 
-def returns(wrapped: Wrapped) -> int:
+def returns(wrapped):
     assert wrapped.itself is wrapped
     return 0
 
 
-def raises(wrapped: Wrapped) -> int:
+def raises(wrapped):
     assert wrapped.itself is wrapped
     error = DataError("a", "b", "c")
     error.is_of_all_ranks = True
     raise error
 
 
-def raises_for_another(wrapped: Wrapped) -> int:
+def raises_for_another(wrapped):
     try:
         return raises(wrapped)
     except UserError:
@@ -52,13 +51,13 @@ def raises_for_another(wrapped: Wrapped) -> int:
         raise error from None
 
 
-def raises_alone(wrapped: Wrapped) -> int:
+def raises_alone(wrapped):
     assert wrapped.itself is wrapped
     raise DataError("a", "b", "c")
 
 
 @pytest.fixture
-def without_luck() -> Iterator[None]:
+def without_luck():
     """The collector does not come by itself."""
     gc.disable()
     yield
@@ -67,14 +66,12 @@ def without_luck() -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_luck")
 @pytest.mark.parametrize("end", [returns, raises, raises_for_another])
-def test_what_a_run_built_is_gone_before_the_group(
-    end: Callable[[Wrapped], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built: list[weakref.ref[Wrapped]] = []
-    alive: list[bool] = []
+def test_what_a_run_built_is_gone_before_the_group(end, monkeypatch):
+    built = []
+    alive = []
     monkeypatch.setattr(session, "shutdown", lambda: alive.append(built[0]() is not None))
 
-    def run(info: RankInfo, device: torch.device) -> int:
+    def run(info, device):
         wrapped = Wrapped()
         built.append(weakref.ref(wrapped))
         return end(wrapped)
@@ -88,24 +85,22 @@ def test_what_a_run_built_is_gone_before_the_group(
 
 
 def test_a_rank_that_fails_alone_does_not_wait_to_leave_the_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(session, "shutdown", lambda: pytest.fail("others may wait in the group"))
     with pytest.raises(DataError):
         session.in_session(lambda *_: raises_alone(Wrapped()), "cpu", "refuse", ALONE)
 
 
-def test_a_rank_that_hangs_is_ended(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_hangs_is_ended(monkeypatch, capsys):
     whereabouts, ended = Whereabouts(), threading.Event()
-    statuses: list[int] = []
+    statuses = []
 
-    def leave(status: int) -> None:
+    def leave(status):
         statuses.append(status)
         ended.set()
 
-    def hang(info: RankInfo, device: torch.device) -> int:
+    def hang(info, device):
         whereabouts.at("step", 37)
         assert ended.wait(60)
         return 0
@@ -118,10 +113,8 @@ def test_a_rank_that_hangs_is_ended(
 
 
 @pytest.mark.parametrize(("launcher", "parents"), [("torchrun", [os.getppid()]), ("mpi", [])])
-def test_a_rank_of_torchrun_ends_with_its_agent(
-    launcher: Launcher, parents: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
+def test_a_rank_of_torchrun_ends_with_its_agent(launcher, parents, monkeypatch):
+    told = []
     monkeypatch.setattr(session, "end_with_parent", told.append)
     rank = RankInfo(0, 1, 0, 1, 0, launcher)
     assert session.in_session(lambda *_: 0, "cpu", "refuse", rank) == 0
@@ -129,11 +122,11 @@ def test_a_rank_of_torchrun_ends_with_its_agent(
 
 
 @pytest.fixture
-def other_rank(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def other_rank(monkeypatch):
     """Rank 0 of two gathers; what rank 1 sends stands in the list, or else its own again."""
-    sent: list[bytes] = []
+    sent = []
 
-    def all_gather(of_ranks: list[torch.Tensor], own: torch.Tensor) -> None:
+    def all_gather(of_ranks, own):
         theirs = own.clone()
         if sent and own.dtype == torch.int64:
             theirs[0] = len(sent[0])
@@ -148,13 +141,13 @@ def other_rank(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.mark.parametrize("value", [7, "wört", None, [1, [0.1, None], {"a": [float("inf")]}], {}])
 @pytest.mark.usefixtures("other_rank")
-def test_values_travel_as_json(value: object) -> None:
-    assert from_all_ranks(ONE_OF_TWO, value) == [value, value]  # type: ignore[type-var]
-    assert from_rank_zero(ONE_OF_TWO, value) == value  # type: ignore[type-var]
-    assert from_all_ranks(ALONE, value) == [value]  # type: ignore[type-var]
+def test_values_travel_as_json(value):
+    assert from_all_ranks(ONE_OF_TWO, value) == [value, value]
+    assert from_rank_zero(ONE_OF_TWO, value) == value
+    assert from_all_ranks(ALONE, value) == [value]
 
 
-def test_values_of_other_lengths_arrive_whole(other_rank: list[bytes]) -> None:
+def test_values_of_other_lengths_arrive_whole(other_rank):
     other_rank.append(b'"a longer one"')
     assert from_all_ranks(ONE_OF_TWO, "a") == ["a", "a longer one"]
     other_rank[:] = [b"1"]
@@ -164,13 +157,13 @@ def test_values_of_other_lengths_arrive_whole(other_rank: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"1".rjust(session.MOST_BYTES + 1), b"\x80\x04N.", b"[" * 9999]
 )
-def test_what_no_rank_sends_is_refused(sent: bytes, other_rank: list[bytes]) -> None:
+def test_what_no_rank_sends_is_refused(sent, other_rank):
     other_rank.append(sent)
     with pytest.raises(LostRanksError, match=r"rank 1: sent (.* an impossible size|invalid data);"):
         from_all_ranks(ONE_OF_TWO, 1)
 
 
-def test_an_error_of_another_rank_is_raised_here(other_rank: list[bytes]) -> None:
+def test_an_error_of_another_rank_is_raised_here(other_rank):
     other_rank.append(b'["CheckpointError", "where", "what", "how"]')
     with pytest.raises(CheckpointError, match="where: what; how"):
         on_every_rank(ONE_OF_TWO, lambda: 0)
@@ -178,13 +171,13 @@ def test_an_error_of_another_rank_is_raised_here(other_rank: list[bytes]) -> Non
 
 @pytest.mark.usefixtures("other_rank")
 @pytest.mark.parametrize("info", [ALONE, ONE_OF_TWO])
-def test_an_error_arrives_as_it_is_shown(info: RankInfo) -> None:
+def test_an_error_arrives_as_it_is_shown(info):
     class OwnError(LostRanksError):
         """A kind that other ranks need not know."""
 
     error = OwnError("a\nb\udcff", "long" * 10**6, "")
 
-    def fail() -> None:
+    def fail():
         raise error
 
     with pytest.raises(LostRanksError) as raised:
@@ -220,5 +213,5 @@ def test_an_error_arrives_as_it_is_shown(info: RankInfo) -> None:
         ),
     ],
 )
-def test_a_start_travels(start: Start) -> None:
+def test_a_start_travels(start):
     assert Start.from_plain(from_rank_zero(ALONE, start.to_plain())) == start

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +16,7 @@ from mlperf_bert import errors
 from mlperf_bert.distributed import signal_watch, stop_request
 from mlperf_bert.distributed.signal_watch import (
     SIGNALS,
-    CaughtSignals,
     CtrlC,
-    Doing,
     SignalWatch,
     Whereabouts,
     write_status,
@@ -33,7 +29,7 @@ HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def handlers():
     """They are as before, whatever stays caught."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
@@ -42,24 +38,22 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def left(monkeypatch):
     """Statuses with which the process would have been left."""
-    statuses: list[int] = []
+    statuses = []
     with monkeypatch.context() as patched:
         patched.setattr(signal_watch.os, "_exit", statuses.append)
         yield statuses
 
 
-def training() -> Whereabouts:
+def training():
     whereabouts = Whereabouts()
     whereabouts.at("step", 1)
     return whereabouts
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_before_the_first_step_there_is_nothing_to_save(
-    number: signal.Signals, left: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_before_the_first_step_there_is_nothing_to_save(number, left, tmp_path, capsys):
     file = tmp_path / "status"
     with SignalWatch(Whereabouts(), speaks=False, status_file=file):
         os.kill(os.getpid(), number)
@@ -69,9 +63,7 @@ def test_before_the_first_step_there_is_nothing_to_save(
     assert said.startswith(f"mlperf_bert: {number.name} before the first step: nothing to save\n")
 
 
-def test_later_signals_are_left_to_the_loop(
-    left: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_signals_are_left_to_the_loop(left, capsys):
     with SignalWatch(training(), speaks=True):
         for number in SIGNALS:
             os.kill(os.getpid(), number)
@@ -81,7 +73,7 @@ def test_later_signals_are_left_to_the_loop(
     os.kill(os.getpid(), signal.SIGTERM)  # nor do they end a rank that leaves
 
 
-def test_one_rank_speaks_for_all(left: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_speaks_for_all(left, capsys):
     with SignalWatch(training(), speaks=False):
         os.kill(os.getpid(), signal.SIGINT)
     assert (left, capsys.readouterr().err) == ([], "")
@@ -90,21 +82,21 @@ def test_one_rank_speaks_for_all(left: list[int], capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "make", [lambda: SignalWatch(training(), speaks=True), lambda: StopRequest(1, CPU)]
 )
-def test_handlers_are_given_back_where_nothing_came(make: Callable[[], CaughtSignals]) -> None:
+def test_handlers_are_given_back_where_nothing_came(make):
     before = [signal.getsignal(number) for number in SIGNALS]
     with make():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_hangup_that_is_ignored_stays_so(left: list[int]) -> None:
+def test_a_hangup_that_is_ignored_stays_so(left):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` begins a command
     with SignalWatch(None, speaks=False):
         os.kill(os.getpid(), signal.SIGHUP)
     assert left == []
 
 
-def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
+def test_a_second_ctrl_c_is_one_that_comes_later():
     now = [5.0]
     ctrl_c = CtrlC(lambda: now[0])
     assert not ctrl_c.came_again()
@@ -124,7 +116,7 @@ def test_a_second_ctrl_c_is_one_that_comes_later() -> None:
         ("end", None, "end of the run", False),
     ],
 )
-def test_words(doing: Doing, number: int | None, words: str, must_go_on: bool) -> None:
+def test_words(doing, number, words, must_go_on):
     whereabouts = Whereabouts()
     assert (whereabouts.in_words, whereabouts.in_start_up) == ("start-up", True)
     assert whereabouts.progress is None
@@ -133,7 +125,7 @@ def test_words(doing: Doing, number: int | None, words: str, must_go_on: bool) -
     assert (whereabouts.progress is not None) == must_go_on
 
 
-def test_the_same_words_again_are_progress() -> None:
+def test_the_same_words_again_are_progress():
     whereabouts = Whereabouts()
     seen = []
     for _ in range(3):
@@ -157,7 +149,7 @@ with SignalWatch(whereabouts, speaks=True):
 """
 
 
-def test_ctrl_c_twice_ends_a_stuck_process_that_began_in_the_background() -> None:
+def test_ctrl_c_twice_ends_a_stuck_process_that_began_in_the_background():
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK],
         stdout=subprocess.PIPE,
@@ -176,11 +168,11 @@ def test_ctrl_c_twice_ends_a_stuck_process_that_began_in_the_background() -> Non
     assert (process.returncode, errors) == (130, "")
 
 
-def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path: Path) -> None:
+def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path):
     path = tmp_path / "status_0"
     assert write_status(path, 3)
 
-    def write_often() -> None:
+    def write_often():
         for _ in range(50):
             write_status(path, 75)
 
@@ -195,9 +187,7 @@ def test_readers_see_one_whole_status_while_ranks_write_it(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_is_a_warning(
-    left: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_is_a_warning(left, tmp_path, capsys):
     path = tmp_path / "none/status_0"
     with SignalWatch(Whereabouts(), speaks=False, status_file=path):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -210,7 +200,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(
     assert list(tmp_path.iterdir()) == [taken]
 
 
-def test_the_shell_knows_the_same_statuses() -> None:
+def test_the_shell_knows_the_same_statuses():
     script = (REPOSITORY / "run_and_time.sh").read_text()
     (line,) = re.findall(r"^MISTAKE=.*$", script, re.MULTILINE)
     names = re.findall(r"([A-Z_]+)=(\d+)", line)
@@ -220,14 +210,14 @@ def test_the_shell_knows_the_same_statuses() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_one_rank_stops_after_the_step_of_the_signal(number: signal.Signals) -> None:
+def test_one_rank_stops_after_the_step_of_the_signal(number):
     with StopRequest(1, CPU) as stop:
         assert stop.agreed(1) is None
         os.kill(os.getpid(), number)
         assert stop.agreed(2) == number.name
 
 
-def test_a_second_signal_does_not_end_a_rank_that_saves() -> None:
+def test_a_second_signal_does_not_end_a_rank_that_saves():
     with StopRequest(1, CPU) as stop:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop.agreed(1) == "SIGUSR1"
@@ -241,21 +231,19 @@ class Clock:
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.mark.parametrize(("step_s", "most"), [(0.01, 102), (4.0, 1), (1e-6, 1000)])
-def test_ranks_ask_each_other_about_once_a_second(
-    step_s: float, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_ask_each_other_about_once_a_second(step_s, most, monkeypatch):
     """The other rank has the signal from the start; until the next question nobody knows."""
-    asked: list[int] = []
+    asked = []
     other_has_signal = False
     clock = Clock()
     step = 0
 
-    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+    def all_reduce(numbers, operation):
         asked.append(step)
         if other_has_signal:
             numbers[0] = float(signal.SIGTERM)
@@ -277,8 +265,8 @@ def test_ranks_ask_each_other_about_once_a_second(
         assert stop.step_s == pytest.approx(step_s)
 
 
-def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_reduce(numbers: torch.Tensor, operation: object) -> None:
+def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch):
+    def all_reduce(numbers, operation):
         numbers[1] = max(float(numbers[1]), 0.5)
 
     monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
@@ -291,7 +279,7 @@ def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch: pytest.Monkey
             assert stop.step_s == pytest.approx(slowest)
 
 
-def test_one_rank_measures_for_about_a_second() -> None:
+def test_one_rank_measures_for_about_a_second():
     clock = Clock()
     with StopRequest(1, CPU, clock=clock) as stop:
         for step in range(1, 10):

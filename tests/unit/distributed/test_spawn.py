@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,7 @@ for step in word.split(","):
 
 
 @pytest.fixture(autouse=True)
-def stands_for_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.MonkeyPatch]:
+def stands_for_python(tmp_path, monkeypatch):
     """Ranks that import nothing; the directory where they meet is in `tmp_path`."""
     script, program = tmp_path / "rank", tmp_path / "rank.py"
     program.write_text(RANK)
@@ -83,12 +80,12 @@ def stands_for_python(
     ],
 )
 def test_the_first_cause_is_a_line(
-    ranks: tuple[str, ...],
-    status: int,
-    cause: str | None,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    ranks,
+    status,
+    cause,
+    tmp_path,
+    capfd,
+):
     assert spawn.run_on_ranks(ranks, 2, agreed_statuses=(75, 3)) == status
     assert not (tmp_path / "rank.py.waited").exists()  # who waits is not waited for
     said = re.sub(r"pid \d+", "pid N", capfd.readouterr().err)
@@ -103,12 +100,12 @@ def test_the_first_cause_is_a_line(
     ],
 )
 def test_a_rank_that_only_lost_another_is_no_cause(
-    ranks: tuple[str, ...],
-    status: int,
-    cause: str,
-    stands_for_python: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    ranks,
+    status,
+    cause,
+    stands_for_python,
+    capfd,
+):
     stands_for_python.setattr(spawn, "_YIELDS_S", 60)  # however late the other ends
     assert spawn.run_on_ranks(ranks, 2) == status
     said = re.sub(r"pid \d+", "pid N", capfd.readouterr().err)
@@ -126,12 +123,12 @@ def test_a_rank_that_only_lost_another_is_no_cause(
     ],
 )
 def test_a_signal_goes_to_the_ranks(
-    ranks: tuple[str, ...],
-    status: int,
-    said: str,
-    stands_for_python: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    ranks,
+    status,
+    said,
+    stands_for_python,
+    capfd,
+):
     if "ignore" in ranks[1]:  # others may take their time on a busy machine
         stands_for_python.setattr(spawn, "SHUTDOWN_S", 1)
     before = [signal.getsignal(number) for number in SIGNALS]
@@ -141,7 +138,7 @@ def test_a_signal_goes_to_the_ranks(
     assert said in errors if said else errors == ""
 
 
-def test_ranks_meet_where_nobody_else_may_be(tmp_path: Path) -> None:
+def test_ranks_meet_where_nobody_else_may_be(tmp_path):
     assert spawn.run_on_ranks([f"facts={tmp_path / 'facts'},0"], 1) == 0
     mode, *facts, gloo, nccl = (tmp_path / "facts").read_text().split("\n")
     assert stat.S_IMODE(int(mode, 8)) == 0o700
@@ -150,7 +147,7 @@ def test_ranks_meet_where_nobody_else_may_be(tmp_path: Path) -> None:
     assert gloo in ("lo", "lo0") and nccl == f"={gloo}"
 
 
-def test_ranks_that_cannot_be_started_are_one_line(stands_for_python: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_be_started_are_one_line(stands_for_python):
     stands_for_python.setattr(sys, "executable", "/nowhere")
     with pytest.raises(ConfigError, match="rank 0 of 2 cannot be started"):
         spawn.run_on_ranks(["0", "0"], 2)
@@ -169,7 +166,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux's")
 @pytest.mark.parametrize("is_gone_before", [False, True])
-def test_a_rank_is_gone_with_who_started_it(is_gone_before: bool) -> None:
+def test_a_rank_is_gone_with_who_started_it(is_gone_before):
     told = "own"
     if is_gone_before:
         with subprocess.Popen(["true"]) as gone:
@@ -196,7 +193,7 @@ run_on_ranks([f"note={sys.argv[2]},wait=60"], 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux's")
-def test_a_rank_is_gone_with_its_launcher(tmp_path: Path) -> None:
+def test_a_rank_is_gone_with_its_launcher(tmp_path):
     note, left = tmp_path / "note", tmp_path / "left"  # a killed launcher cannot tidy up
     left.mkdir()
     command = [PYTHON, "-c", LAUNCHER, sys.executable, str(note)]
@@ -208,7 +205,7 @@ def test_a_rank_is_gone_with_its_launcher(tmp_path: Path) -> None:
     assert is_gone(Path("/proc", note.read_text()), 5)
 
 
-def is_gone(process: Path, within_s: float) -> bool:
+def is_gone(process, within_s):
     """Soon, or left for its new parent to be seen."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

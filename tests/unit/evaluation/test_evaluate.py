@@ -1,7 +1,6 @@
 """Evaluation: batches cut by tokens, counts by definition, independent of ranks."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import IntArray, SampleReader, Shard
+from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.evaluate import (
     TOKENS_CPU,
@@ -20,39 +19,36 @@ from mlperf_bert.evaluation.evaluate import (
     cut_by_tokens,
     tokens_per_forward,
 )
-from mlperf_bert.model.bert import BertForPretraining
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def set_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def set_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("held_out") / "set"
     write_set(path, [(170, "<u2"), (90, "<u2")], seed=5)
     return path
 
 
 @pytest.fixture
-def index(set_dir: Path) -> LengthIndex:
+def index(set_dir):
     return LengthIndex.open(set_dir)
 
 
-def held_out(index: LengthIndex, set_dir: Path, rank: int, world_size: int) -> HeldOutBatches:
+def held_out(index, set_dir, rank, world_size):
     reader = SampleReader(set_dir, index.manifest)
     return HeldOutBatches(
         index, reader, num_tokens=256, rank=rank, world_size=world_size, device=CPU
     )
 
 
-def tokens(index: LengthIndex, ids: IntArray) -> int:
+def tokens(index, ids):
     return int(index.lengths[ids].sum(dtype=np.int64))
 
 
 @pytest.mark.parametrize("num_tokens", [1, MAX_LENGTH, 256, 1000, 10**6])
-def test_every_sample_is_in_one_batch_of_about_equal_tokens(
-    index: LengthIndex, num_tokens: int
-) -> None:
+def test_every_sample_is_in_one_batch_of_about_equal_tokens(index, num_tokens):
     batches = cut_by_tokens(index, num_tokens)
     assert np.array_equal(np.concatenate(batches), index.order_by_length)
     sizes = [tokens(index, ids) for ids in batches]
@@ -65,7 +61,7 @@ def test_every_sample_is_in_one_batch_of_about_equal_tokens(
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 5])
-def test_ranks_get_the_batches_in_turn(index: LengthIndex, set_dir: Path, world_size: int) -> None:
+def test_ranks_get_the_batches_in_turn(index, set_dir, world_size):
     cut = cut_by_tokens(index, 256)
     most_apart = max(tokens(index, ids) for ids in cut) + len(cut) // world_size * MAX_LENGTH
     found, loads = [], []
@@ -84,9 +80,7 @@ def test_ranks_get_the_batches_in_turn(index: LengthIndex, set_dir: Path, world_
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_filling_keeps_every_tensor_in_its_place(
-    index: LengthIndex, set_dir: Path, ahead: bool
-) -> None:
+def test_filling_keeps_every_tensor_in_its_place(index, set_dir, ahead):
     batches = held_out(index, set_dir, 1, 2)
     places = [batch.labels.data_ptr() for batch in batches.static]
     assert not any(batch.labels.any() for batch in batches.static)
@@ -101,9 +95,7 @@ def test_filling_keeps_every_tensor_in_its_place(
         assert batch.labels.data_ptr() == place
 
 
-def test_blank_batches_are_valid_and_need_no_shard(
-    index: LengthIndex, set_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blank_batches_are_valid_and_need_no_shard(index, set_dir, monkeypatch):
     monkeypatch.delattr(Shard, "arrays")
     for batch in held_out(index, set_dir, 0, 1).static:
         ends = np.cumsum(batch.lengths)
@@ -114,7 +106,7 @@ def test_blank_batches_are_valid_and_need_no_shard(
         assert np.bincount(owner, minlength=len(ends)).tolist() == list(batch.masked_counts)
 
 
-def test_a_wrong_index_is_one_clear_error(index: LengthIndex, set_dir: Path) -> None:
+def test_a_wrong_index_is_one_clear_error(index, set_dir):
     lengths = index.lengths.copy()
     first, last = index.order_by_length[[0, -1]]
     lengths[first], lengths[last] = lengths[last], lengths[first]
@@ -124,7 +116,7 @@ def test_a_wrong_index_is_one_clear_error(index: LengthIndex, set_dir: Path) -> 
         batches.fill()
 
 
-def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex) -> None:
+def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index):
     total = int(index.lengths.sum(dtype=np.int64))
     assert TOKENS_CPU < total < TOKENS_CUDA
     assert tokens_per_forward(index, 1, CPU) == TOKENS_CPU
@@ -133,13 +125,11 @@ def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index: LengthIndex
 
 
 @pytest.fixture(scope="module")
-def model() -> BertForPretraining:
+def model():
     return small_model(3, hidden_dropout=0.5)
 
 
-def test_counts_are_those_of_one_sample_at_a_time(
-    model: BertForPretraining, synthetic_data: Path
-) -> None:
+def test_counts_are_those_of_one_sample_at_a_time(model, synthetic_data):
     index = LengthIndex.open(synthetic_data / "eval")
     reader = SampleReader(synthetic_data / "eval", index.manifest)
     model.eval()
@@ -165,9 +155,7 @@ def test_counts_are_those_of_one_sample_at_a_time(
     assert model.training  # dropout is off during, and on again after
 
 
-def test_ranks_share_the_set_without_overlap(
-    model: BertForPretraining, synthetic_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_the_set_without_overlap(model, synthetic_data, monkeypatch):
     whole = evaluator_of(synthetic_data, 300)(model)
     shares = []
     monkeypatch.setattr("torch.distributed.all_reduce", shares.append)
@@ -178,9 +166,7 @@ def test_ranks_share_the_set_without_overlap(
     ]
 
 
-def test_a_prepared_evaluation_follows_the_weights_of_its_own_model(
-    model: BertForPretraining, synthetic_data: Path
-) -> None:
+def test_a_prepared_evaluation_follows_the_weights_of_its_own_model(model, synthetic_data):
     prepared = evaluator_of(synthetic_data, 600, step_mode="captured")
     prepared.prepare(model)
     assert model.training
@@ -197,7 +183,7 @@ def test_a_prepared_evaluation_follows_the_weights_of_its_own_model(
             bias[7] -= 100.0
 
 
-def test_words_state_multiples_of_the_guess(synthetic_data: Path) -> None:
+def test_words_state_multiples_of_the_guess(synthetic_data):
     index = LengthIndex.open(synthetic_data / "eval")
     assert index.manifest.baseline is not None
     twice = round(2 * index.manifest.baseline.context_free_accuracy * 1_000_000)

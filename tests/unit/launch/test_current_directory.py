@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -27,7 +26,7 @@ STARTS = re.compile(r"""("\$PYTHON"|sys\.executable,)\s+("?-[a-zA-Z]"?)""")
 class Planted:
     """A directory with modules of another user's, each of which writes down that it ran."""
 
-    def __init__(self, directory: Path, found: Path) -> None:
+    def __init__(self, directory, found):
         self.directory = directory
         self._found = found
         directory.mkdir()
@@ -35,27 +34,25 @@ class Planted:
             if name.isidentifier():
                 (directory / f"{name}.py").write_text(PLANTED.format(found=str(found)))
 
-    def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command, **variables):
         words, directory = shlex.join(map(str, command)), shlex.quote(str(self.directory))
         return run_process("bash", "-c", f"cd {directory} && exec {words}", **variables)
 
-    def what_ran(self) -> list[str]:
+    def what_ran(self):
         return self._found.read_text().split() if self._found.exists() else []
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Planted:
+def planted(tmp_path):
     return Planted(tmp_path / "of another user", tmp_path / "found")
 
 
-def test_a_planted_module_would_be_seen(planted: Planted) -> None:
+def test_a_planted_module_would_be_seen(planted):
     assert planted.run(sys.executable, "-m", "mlperf_bert", "--version").returncode != 0
     assert planted.what_ran()
 
 
-def test_a_whole_run(
-    planted: Planted, synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_a_whole_run(planted, synthetic_data, tiny_config, tmp_path):
     """Ranks, the checker of logs and the questions about settings."""
     done = planted.run(
         *(REPOSITORY / "run_and_time.sh", "--", "--set", "run.max_steps=2"),
@@ -69,7 +66,7 @@ def test_a_whole_run(
     assert planted.what_ran() == []
 
 
-def test_processes_that_python_starts_by_itself(planted: Planted, tmp_path: Path) -> None:
+def test_processes_that_python_starts_by_itself(planted, tmp_path):
     for name in ("a.txt", "b.txt"):
         write_synthetic_text(tmp_path / name, num_documents=20, seed=1)
     vocabulary = REPOSITORY / "tests/golden/data/own_vocab.txt"
@@ -81,20 +78,20 @@ def test_processes_that_python_starts_by_itself(planted: Planted, tmp_path: Path
     assert planted.what_ran() == []
 
 
-def test_a_script_for_the_data(planted: Planted, synthetic_data: Path) -> None:
+def test_a_script_for_the_data(planted, synthetic_data):
     script = IMPLEMENTATION / "verify_dataset.sh"
     done = planted.run(script, PYTHON=sys.executable, DATADIR=str(synthetic_data))
     assert done.returncode == 0, done.stderr
     assert planted.what_ran() == []
 
 
-def test_what_is_printed_to_be_typed(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_printed_to_be_typed(planted, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # no script beside the interpreter
     done = planted.run("bash", "-c", typed("config", "show", CONFIGS / "cpu_tiny.toml"))
     assert done.returncode == 0 and planted.what_ran() == []
 
 
-def test_every_start_of_python_leaves_this_directory_out() -> None:
+def test_every_start_of_python_leaves_this_directory_out():
     scripts = [REPOSITORY / "run_and_time.sh", *IMPLEMENTATION.rglob("*.sh")]
     paths = [*scripts, *PACKAGE.rglob("*.py"), *TOOLS.rglob("*.py")]
     starts = [

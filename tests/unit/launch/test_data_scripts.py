@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +24,7 @@ CONTENTS = {
 UNKNOWN = {"vocab.txt"}  # neither size nor md5 in the table
 
 
-def call(script: str, *words: object, **variables: object) -> subprocess.CompletedProcess[str]:
+def call(script, *words, **variables):
     environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     for name in ("SOURCE", "FILES", "TEXTDIR", "DATADIR", "ONLY", "WORKERS"):
         environ.pop(name, None)
@@ -39,7 +37,7 @@ def call(script: str, *words: object, **variables: object) -> subprocess.Complet
     )
 
 
-def refused(done: subprocess.CompletedProcess[str], message: str) -> bool:
+def refused(done, message):
     lines = [line for line in done.stderr.splitlines() if ".sh: error: " in line]
     return done.returncode == 2 and len(lines) == 1 and message in lines[0]
 
@@ -47,7 +45,7 @@ def refused(done: subprocess.CompletedProcess[str], message: str) -> bool:
 class Official:
     """A place with all files, their table, and a directory to fetch them to."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.source = directory / "the source"
         self.target = directory / "target"
         self.table = directory / "files.txt"
@@ -59,21 +57,21 @@ class Official:
             lines.append(f"{'- -' if name in UNKNOWN else known} {name}")
         self.table.write_text("\n".join(lines) + "\n")
 
-    def fetch(self, *words: str, source: object = None) -> subprocess.CompletedProcess[str]:
+    def fetch(self, *words, source=None):
         settings = {"SOURCE": source or self.source, "FILES": self.table}
         return call("download_dataset.sh", *words, self.target, **settings)
 
-    def fetched(self) -> dict[str, bytes]:
+    def fetched(self):
         return {path.name: path.read_bytes() for path in self.target.iterdir()}
 
 
 @pytest.fixture
-def official(tmp_path: Path) -> Official:
+def official(tmp_path):
     return Official(tmp_path)
 
 
 @pytest.fixture
-def server(official: Official) -> Iterator[str]:
+def server(official):
     """The source behind HTTP, by a server that knows whole files only."""
     handler = functools.partial(QuietHandler, directory=str(official.source))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
@@ -85,11 +83,11 @@ def server(official: Official) -> Iterator[str]:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
-def test_all_files_and_then_nothing_again(official: Official) -> None:
+def test_all_files_and_then_nothing_again(official):
     done = official.fetch()
     assert done.returncode == 0, done.stderr
     assert official.fetched() == CONTENTS
@@ -101,12 +99,12 @@ def test_all_files_and_then_nothing_again(official: Official) -> None:
     assert again.returncode == 0 and again.stdout.count(": is there\n") == 4
 
 
-def test_only_what_evaluation_needs(official: Official) -> None:
+def test_only_what_evaluation_needs(official):
     assert official.fetch("--only", "eval").returncode == 0
     assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
 
 
-def test_a_cut_file_goes_on_where_it_was_cut(official: Official) -> None:
+def test_a_cut_file_goes_on_where_it_was_cut(official):
     name = "part-00000-of-00002"
     half = len(CONTENTS[name]) // 2
     official.target.mkdir()
@@ -118,7 +116,7 @@ def test_a_cut_file_goes_on_where_it_was_cut(official: Official) -> None:
     assert official.fetched() == {name: CONTENTS[name]}
 
 
-def test_a_part_that_cannot_go_on_is_fetched_anew(official: Official) -> None:
+def test_a_part_that_cannot_go_on_is_fetched_anew(official):
     official.target.mkdir()
     for part in (b"something else", bytes(10_000), CONTENTS["eval.txt"]):
         (official.target / "eval.txt.part").write_bytes(part)
@@ -128,7 +126,7 @@ def test_a_part_that_cannot_go_on_is_fetched_anew(official: Official) -> None:
         (official.target / "eval.txt").unlink()
 
 
-def test_over_http_also_without_ranges(official: Official, server: str) -> None:
+def test_over_http_also_without_ranges(official, server):
     official.target.mkdir()
     (official.target / "eval.txt.part").write_bytes(CONTENTS["eval.txt"][:10])
     done = official.fetch(source=server)
@@ -139,7 +137,7 @@ def test_over_http_also_without_ranges(official: Official, server: str) -> None:
     assert refused(missing, "eval.txt could not be fetched from SOURCE")
 
 
-def test_a_wrong_file_is_named_and_not_kept(official: Official) -> None:
+def test_a_wrong_file_is_named_and_not_kept(official):
     (official.source / "part-00001-of-00002").write_bytes(b"x" * 2400)
     done = official.fetch()
     assert refused(done, "part-00001-of-00002 from SOURCE has md5 ")
@@ -152,7 +150,7 @@ def test_a_wrong_file_is_named_and_not_kept(official: Official) -> None:
     assert refused(wrong, "part-00000-of-00002 has 7 bytes, not 2200; remove it and call again")
 
 
-def test_mistakes_of_the_call(official: Official) -> None:
+def test_mistakes_of_the_call(official):
     target = official.target
     assert refused(call("download_dataset.sh", target), "SOURCE is not set")
     assert refused(official.fetch(source=target / "x"), "SOURCE: there is no directory")
@@ -162,7 +160,7 @@ def test_mistakes_of_the_call(official: Official) -> None:
     assert not target.exists()
 
 
-def test_a_name_of_the_table_stays_in_the_directory(official: Official) -> None:
+def test_a_name_of_the_table_stays_in_the_directory(official):
     (official.source.parent / "outside").write_text("another's")
     table = official.table.read_text()
     for name in ("../outside", "/tmp/outside", "a/b", "..", ".", ""):
@@ -171,7 +169,7 @@ def test_a_name_of_the_table_stays_in_the_directory(official: Official) -> None:
         assert not official.target.exists()
 
 
-def test_help_is_the_comment_at_the_top() -> None:
+def test_help_is_the_comment_at_the_top():
     for script, option, word in (
         ("download_dataset.sh", "-h", "SOURCE=<url or directory>"),
         ("init_datasets.sh", "--help", "TEXTDIR=DIR"),
@@ -185,7 +183,7 @@ def test_help_is_the_comment_at_the_top() -> None:
         assert word in done.stdout
 
 
-def test_the_official_table() -> None:
+def test_the_official_table():
     rows = [
         line.split()
         for line in (SCRIPTS / "dataset_files.txt").read_text().splitlines()
@@ -204,7 +202,7 @@ def test_the_official_table() -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A text directory like the official one, and both sets made of it."""
     directory = tmp_path_factory.mktemp("sets")
     text = directory / "text"
@@ -224,7 +222,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_sets_are_made_of_the_text_and_verified(prepared: Path) -> None:
+def test_sets_are_made_of_the_text_and_verified(prepared):
     train, held_out = (Manifest.load(prepared / "data" / name) for name in ("train", "eval"))
     parts = [f"part-0000{number}-of-00002.hdf5" for number in range(2)]
     assert [shard.file for shard in train.shards] == parts
@@ -234,16 +232,14 @@ def test_sets_are_made_of_the_text_and_verified(prepared: Path) -> None:
     assert "train" in done.stdout and "eval" in done.stdout
 
 
-def test_another_number_of_examples_than_the_published_one_is_said(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_another_number_of_examples_than_the_published_one_is_said(prepared, tmp_path):
     settings = {"TEXTDIR": prepared / "text", "DATADIR": tmp_path, "ONLY": "train", "WORKERS": 1}
     done = call("init_datasets.sh", **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "has NOT the published 156,726,829 examples" in done.stderr
 
 
-def test_what_is_missing_is_said(prepared: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said(prepared, tmp_path):
     assert refused(call("verify_dataset.sh", DATADIR=tmp_path / "x"), "there is no directory")
     assert refused(call("verify_dataset.sh", "-x", DATADIR=tmp_path), "unknown argument '-x'")
     text, data = prepared / "text", tmp_path / "data"

@@ -5,7 +5,6 @@ Nothing is built on a base that only a tag names.
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -26,24 +25,22 @@ DIGEST = f"sha256:{'0a' * 32}"
 class Machine:
     """A directory of commands that come first on PATH, and a user's own directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.home = directory / "own files"
         self.home.mkdir()
         self.commands = directory / "bin"
         self.commands.mkdir()
         self.record = directory / "asked"
 
-    def command(self, name: str, text: str) -> None:
+    def command(self, name, text):
         path = self.commands / name
         path.write_text(text)
         path.chmod(0o755)
 
-    def engine(
-        self, name: str, *, version: str = "Docker version 29", info: str = "", status: int = 0
-    ) -> None:
+    def engine(self, name, *, version="Docker version 29", info="", status=0):
         self.command(name, ENGINE.format(version=version, info=info, info_status=status))
 
-    def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *words, **variables):
         known = ("PATH", "HOME")
         environ = {name: os.environ[name] for name in known if name in os.environ}
         environ |= {"RECORD": str(self.record), "IMAGE": "known"} | variables
@@ -52,28 +49,28 @@ class Machine:
             [SCRIPT, *words], cwd=self.home, env=environ, capture_output=True, text=True, timeout=30
         )
 
-    def asked(self) -> list[str]:
+    def asked(self):
         return self.record.read_text().split("\0")[:-1]
 
-    def options(self, name: str) -> list[str]:
+    def options(self, name):
         words = self.asked()
         found = [words[i + 1] for i, word in enumerate(words) if word == name]
         return [word for word in found if not word.startswith("GO_ON_BY=")]
 
-    def go_on_by(self) -> str:
+    def go_on_by(self):
         (hint,) = [word for word in self.asked() if word.startswith("GO_ON_BY=")]
         return hint.removeprefix("GO_ON_BY=")
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     made = Machine(tmp_path)
     made.engine("docker")
     made.command("nvidia-smi", "#!/bin/sh\nexit 1\n")  # the driver's tool without a driver
     return made
 
 
-def test_files_variables_and_status(machine: Machine) -> None:
+def test_files_variables_and_status(machine):
     data, config = machine.home / "my data", machine.home / "tiny one.toml"
     weights = machine.home / "the weights"
     data.mkdir()
@@ -109,7 +106,7 @@ def test_files_variables_and_status(machine: Machine) -> None:
     assert machine.options("--ulimit") == ["memlock=-1", "stack=67108864"]
 
 
-def test_the_container_names_the_command_that_goes_on_from_outside(machine: Machine) -> None:
+def test_the_container_names_the_command_that_goes_on_from_outside(machine):
     (machine.home / "my data").mkdir()
     given = {"DATADIR": "my data", "LOGDIR": "the logs", "DOCKER": "docker"}
     done = machine.call("--", "--set", "mlperf.submitter=a b", **given)
@@ -121,7 +118,7 @@ def test_the_container_names_the_command_that_goes_on_from_outside(machine: Mach
     assert set(before) == set(machine.asked()) - {"RESUME=auto"}
 
 
-def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
+def test_without_data_or_config_the_image_has_its_own(machine):
     machine.call()
     logs = next((machine.home / "runs").glob("*-cpu_tiny"))
     assert machine.options("--mount") == [f"type=bind,source={logs},target=/logs"]
@@ -130,7 +127,7 @@ def test_without_data_or_config_the_image_has_its_own(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("again", ["auto", "runs/a/run_0/checkpoints"])
-def test_a_run_goes_on_in_another_container(machine: Machine, again: str) -> None:
+def test_a_run_goes_on_in_another_container(machine, again):
     checkpoints = machine.home / "runs/a/run_0/checkpoints"
     checkpoints.mkdir(parents=True)
     machine.call(LOGDIR="runs/a", RESUME=again)
@@ -140,7 +137,7 @@ def test_a_run_goes_on_in_another_container(machine: Machine, again: str) -> Non
     assert (mounted in machine.options("--mount")) == (again != "auto")
 
 
-def test_gpus_as_each_engine_names_them(machine: Machine) -> None:
+def test_gpus_as_each_engine_names_them(machine):
     machine.command("nvidia-smi", "#!/bin/sh\n")
     machine.call()
     assert machine.options("--gpus") == ["all"]
@@ -151,13 +148,13 @@ def test_gpus_as_each_engine_names_them(machine: Machine) -> None:
     assert "--ulimit" not in machine.asked()  # may not be raised without root
 
 
-def test_root_inside_a_rootless_docker_is_the_user(machine: Machine) -> None:
+def test_root_inside_a_rootless_docker_is_the_user(machine):
     machine.engine("docker", info=" name=rootless")
     machine.call()
     assert machine.options("--user") == ["0:0"]
 
 
-def test_mistakes_are_one_line(machine: Machine) -> None:
+def test_mistakes_are_one_line(machine):
     machine.engine("broken", status=1)
     mistakes = {
         "there is no image 'other' here": {"IMAGE": "other"},
@@ -175,7 +172,7 @@ def test_mistakes_are_one_line(machine: Machine) -> None:
         assert message in done.stderr
 
 
-def test_help_is_the_comment_at_the_top_and_asks_no_engine(machine: Machine) -> None:
+def test_help_is_the_comment_at_the_top_and_asks_no_engine(machine):
     machine.engine("docker", status=1)
     done = machine.call("--help")
     assert (done.returncode, done.stderr) == (0, "") and not machine.record.exists()
@@ -183,7 +180,7 @@ def test_help_is_the_comment_at_the_top_and_asks_no_engine(machine: Machine) -> 
     assert "\n  LOGDIR   run directory" in done.stdout and "set -euo" not in done.stdout
 
 
-def test_no_engine_at_all(machine: Machine) -> None:
+def test_no_engine_at_all(machine):
     (machine.commands / "docker").unlink()
     tools = machine.commands.parent / "tools"
     tools.mkdir()
@@ -194,7 +191,7 @@ def test_no_engine_at_all(machine: Machine) -> None:
     assert "neither docker nor podman was found" in done.stderr
 
 
-def build(directory: Path, digest: str) -> subprocess.CompletedProcess[str]:
+def build(directory, digest):
     """Run tools/build_image.sh with a docker that prints what it is asked for."""
     docker = directory / "docker"
     docker.write_text('#!/bin/sh\n[ "$1" = info ] || echo "$@"\n')
@@ -204,7 +201,7 @@ def build(directory: Path, digest: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script], env=environ, capture_output=True, text=True)
 
 
-def test_an_image_is_built_on_a_base_of_a_digest(tmp_path: Path) -> None:
+def test_an_image_is_built_on_a_base_of_a_digest(tmp_path):
     for digest in ("", "latest", "sha256:0a", f"{DIGEST}0"):
         done = build(tmp_path, digest)
         assert done.returncode == 2 and done.stdout == ""

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from support import REPOSITORY
 RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"
 LAUNCH = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
 PYTHON = shlex.quote(sys.executable)
-Install = Callable[..., tuple[subprocess.CompletedProcess[str], list[str]]]
 INTERPRETER = f"""#!/bin/sh
 case "$*" in
 *" versions --timeout 5 --retries 1 "*) echo "Available: ${{OFFERED:-2.14.0, 2.13.0}}" ;;
@@ -44,7 +42,7 @@ echo "  error: no such index"; exit 1
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """The files of a bare clone that a start reads."""
     implementation = LAUNCH.parent.relative_to(REPOSITORY)
     for name in (implementation / "launch", implementation / "mlperf_bert/configs", "requirements"):
@@ -57,11 +55,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Callable[[str, str], Path]:
+def programs(tmp_path):
     """Writes a program into a directory that is first on PATH."""
     (tmp_path / "bin").mkdir()
 
-    def write(name: str, text: str) -> Path:
+    def write(name, text):
         path = tmp_path / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
@@ -70,7 +68,7 @@ def programs(tmp_path: Path) -> Callable[[str, str], Path]:
     return write
 
 
-def start(*command: object, **variables: object) -> subprocess.CompletedProcess[str]:
+def start(*command, **variables):
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     kept["PATH"] = kept["PATH"].removeprefix(f"{Path(sys.executable).parent}:")
     environ = kept | {name: str(value) for name, value in variables.items()}
@@ -78,7 +76,7 @@ def start(*command: object, **variables: object) -> subprocess.CompletedProcess[
     return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_line(done):
     """The only line on stderr, of a start that left with status 2."""
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1 and ": error: " in done.stderr, done.stderr
@@ -99,22 +97,18 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
         ("run_tests.sh", {}, "{tree} cannot be written to; make it writable, or test a copy"),
     ],
 )
-def test_a_read_only_tree_is_one_line(
-    tree: Path, command: str, variables: dict[str, str], said: str
-) -> None:
+def test_a_read_only_tree_is_one_line(tree, command, variables, said):
     private = ("unshare", "-rm", "sh", "-c", READ_ONLY, tree)
     line = one_line(start(*private, tree / command, **variables))
     assert said.format(tree=tree) in line
     assert not Path("/tmp/none-such").exists()
 
 
-def test_a_full_or_read_only_place_for_temporary_files(tree: Path) -> None:
+def test_a_full_or_read_only_place_for_temporary_files(tree):
     assert "set TMPDIR to another" in one_line(start(tree / "tools/venv.sh", TMPDIR="/none/such"))
 
 
-def test_no_python_to_make_the_environment_of(
-    tree: Path, programs: Callable[[str, str], Path]
-) -> None:
+def test_no_python_to_make_the_environment_of(tree, programs):
     for name in ("python3", "python3.11", "python3.12"):
         path = programs(name, "#!/bin/sh\nexit 1\n").parent
     done = start(tree / "run_tests.sh", PATH=f"{path}:{os.environ['PATH']}")
@@ -123,7 +117,7 @@ def test_no_python_to_make_the_environment_of(
 
 
 @pytest.fixture
-def install(tree: Path, programs: Callable[[str, str], Path]) -> Install:
+def install(tree, programs):
     """Runs tools/venv.sh by the stand-in: what came of it, and what it asked of pip and uv."""
     (tree / ".venv" / "bin").mkdir(parents=True)
     (tree / ".venv" / "lib" / "python3" / "site-packages").mkdir(parents=True)
@@ -131,7 +125,7 @@ def install(tree: Path, programs: Callable[[str, str], Path]) -> Install:
     (tree / ".venv" / "bin" / "python").symlink_to(python)
     asked = tree.parent / "asked"
 
-    def call(**variables: object) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    def call(**variables):
         path = f"{python.parent}:{os.environ['PATH']}" if "DRY" in variables else "/usr/bin:/bin"
         done = start(tree / "tools/venv.sh", PATH=path, ASKED=asked, **variables)
         return done, asked.read_text().splitlines() if asked.exists() else []
@@ -146,15 +140,13 @@ def install(tree: Path, programs: Callable[[str, str], Path]) -> Install:
         ("Retrying: NewConnectionError(name resolution)", "the package index cannot be reached"),
     ],
 )
-def test_an_installation_that_cannot_be_says_why(
-    install: Install, tree: Path, pip_says: str, said: str
-) -> None:
+def test_an_installation_that_cannot_be_says_why(install, tree, pip_says, said):
     done, _ = install(PIP_SAYS=pip_says, PIP_STATUS=1)
     assert said in one_line(done)
     assert not (tree / ".venv" / "installed").exists()
 
 
-def test_ctrl_c_during_the_installation_says_how_to_go_on(install: Install, tree: Path) -> None:
+def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree):
     own_session = ("setsid", "--wait", "env", "--default-signal=INT")
     given = {"CTRL_C": 1, "ASKED": "/dev/null", "LOGDIR": tree / "a"}
     done = start(*own_session, tree / "run_and_time.sh", **given)
@@ -164,9 +156,7 @@ def test_ctrl_c_during_the_installation_says_how_to_go_on(install: Install, tree
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")
-def test_which_torch_and_by_what(
-    install: Install, programs: Callable[[str, str], Path], tree: Path
-) -> None:
+def test_which_torch_and_by_what(install, programs, tree):
     offered = "2.14.0, 2.13.0+cpu, 2.13.0"
     of_cpu, asked = install(OFFERED=offered, TORCH_INDEX="file:///more")
     assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
@@ -189,16 +179,14 @@ def test_which_torch_and_by_what(
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
 
 
-def test_no_tick_is_dropped_where_they_come_late() -> None:
+def test_no_tick_is_dropped_where_they_come_late():
     late = "unset SECONDS; SECONDS=0"  # a variable like others, which no clock moves
     late += "; sleep() { SECONDS=$((SECONDS + 3)); [ $SECONDS -lt 40 ]; }"
     done = start("bash", "-c", f". '{LAUNCH}/ticking.sh'; {late}; tick 'echo on'")
     assert done.stdout.split() == ["0:12", "on", "0:24", "on", "0:36", "on"]
 
 
-def test_a_quiet_command_ticks_and_the_recorder_measures_it(
-    programs: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_a_quiet_command_ticks_and_the_recorder_measures_it(programs, tmp_path):
     quiet = '*"config get"*) echo embedded text open 1 1 ;; *prepare*) sleep 6 ;;'
     quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
     python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} esac\n')
@@ -227,9 +215,7 @@ def test_a_quiet_command_ticks_and_the_recorder_measures_it(
     assert "step: none" in plain.stdout and found and float(found[1]) >= 0.8  # dots are no line
 
 
-def test_a_line_says_what_goes_on_where_nothing_was_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
     monkeypatch.setattr(console, "TICK_S", 0.01)
     monkeypatch.setattr(console, "SILENCE_S", (0.02, 0.1))
     doing, begun = ["start-up", "step 1", *["step 2"] * 999], time.monotonic()
@@ -248,7 +234,7 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(
     assert capsys.readouterr().out == ""
 
 
-def test_a_ticker_that_is_ended_as_it_begins_says_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_ticker_that_is_ended_as_it_begins_says_and_removes_nothing(tmp_path):
     """The trap of tools/venv.sh is inherited by its ticker, which must not run it."""
     (trap,) = re.findall(
         r"^trap .* EXIT$", (REPOSITORY / "tools/venv.sh").read_text(), re.MULTILINE

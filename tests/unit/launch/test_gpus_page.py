@@ -3,14 +3,12 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed.run import get_args_parser
 
 from mlperf_bert.__main__ import _parser
 from mlperf_bert.config.files import find_config, load_config
-from mlperf_bert.config.run_config import RunConfig
 from support import PACKAGE, REPOSITORY
 
 PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
@@ -32,7 +30,7 @@ FIELDS = [
 ]
 
 
-def trained(words: list[str]) -> tuple[Any, RunConfig]:
+def trained(words):
     """The arguments of torchrun, and the config of the `train` that it starts."""
     asked = get_args_parser().parse_args(words)
     assert asked.module and asked.training_script == "mlperf_bert"
@@ -45,7 +43,7 @@ def trained(words: list[str]) -> tuple[Any, RunConfig]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_parses(command: str) -> None:
+def test_a_command_of_the_page_parses(command):
     words = shlex.split(command)
     named = re.search(r"CONFIG=(\w+)|config slurm (\w+)", command)
     if named and not command.startswith("CONFIG=runs/"):
@@ -63,7 +61,7 @@ def test_a_command_of_the_page_parses(command: str) -> None:
         assert "run_and_time.sh" in words[-1]
 
 
-def test_the_jobset_starts_the_ranks_of_its_config() -> None:
+def test_the_jobset_starts_the_ranks_of_its_config():
     yaml = pytest.importorskip("yaml")
     jobset = yaml.safe_load(JOBSET.read_text("utf-8"))
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,13 +41,13 @@ SETTINGS = {
 }
 
 
-def foreign_path() -> str:
+def foreign_path():
     """The directories of PATH without that of our programs."""
     own = str(Path(sys.executable).parent)
     return ":".join(path for path in os.environ["PATH"].split(":") if path != own)
 
 
-def shell(command: str, directory: Path) -> subprocess.Popen[str]:
+def shell(command, directory):
     """Begin a command in a shell that finds no program of ours by its short name."""
     return subprocess.Popen(
         ["bash", "-c", command],
@@ -62,13 +61,13 @@ def shell(command: str, directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def said(process: subprocess.Popen[str], *statuses: int) -> str:
+def said(process, *statuses):
     output, _ = process.communicate(timeout=120)
     assert process.returncode in statuses, output
     return output
 
 
-def type_all(output: str, directory: Path) -> dict[str, str]:
+def type_all(output, directory):
     """Type every hint; by its command's name what that has said."""
     hints = HINT.findall(output)
     begun = [(hint, shell(hint, directory)) for hint in hints]
@@ -85,7 +84,7 @@ def type_all(output: str, directory: Path) -> dict[str, str]:
         (f"{TASKS}=4 PMI_SIZE=4 PMI_RANK=0 ", "srun -n 4 "),
     ],
 )
-def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path) -> None:
+def test_after_ctrl_c_before_training(given, launcher, tmp_path):
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
@@ -105,9 +104,7 @@ def test_after_ctrl_c_before_training(given: str, launcher: str, tmp_path: Path)
 
 @pytest.mark.real
 @pytest.mark.parametrize("start", [TRAIN, SCRIPT], ids=["train", "script"])
-def test_after_ctrl_c_and_after_the_end(
-    start: str, synthetic_data: Path, tiny_config: Path, tmp_path: Path
-) -> None:
+def test_after_ctrl_c_and_after_the_end(start, synthetic_data, tiny_config, tmp_path):
     (tmp_path / "the data").symlink_to(synthetic_data)
     sets = " ".join(f"--set {name}={value}" for name, value in SETTINGS.items())
     config = f"CONFIG={shlex.quote(str(tiny_config))}"
@@ -134,12 +131,12 @@ def test_after_ctrl_c_and_after_the_end(
 
 
 def test_after_a_missed_target(
-    synthetic_data: Path,
-    tiny_config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    synthetic_data,
+    tiny_config,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setenv("PATH", foreign_path())
     assert run_train(tiny_config, synthetic_data, tmp_path / "a run") == TARGET_MISSED
     output = capsys.readouterr().out
@@ -149,15 +146,15 @@ def test_after_a_missed_target(
 
 
 def test_after_an_error(
-    synthetic_data: Path,
-    tiny_config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    synthetic_data,
+    tiny_config,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     write = MetricsFile.write
 
-    def fills_up(file: MetricsFile, record: dict[str, Any]) -> None:
+    def fills_up(file, record):
         if record["step"] == 15:
             raise DataError("metrics.jsonl", "no space", "free some")
         write(file, record)

@@ -3,7 +3,6 @@
 import importlib
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -12,7 +11,6 @@ import zipfile
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -57,13 +55,13 @@ def build_editable(directory, settings=None, metadata=None):
 
 
 @pytest.fixture
-def lock(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def lock(monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "tools")
     return importlib.import_module("lock")
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     for name, text in TINY.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -71,7 +69,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """A project with one requirement, its wheel, the real scripts, and a .venv with a pip."""
     root = tmp_path / "checkout"
     for name in ("tools/venv.sh", "tools/lock.py", TICKING):
@@ -98,18 +96,18 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def install(root: Path) -> subprocess.CompletedProcess[str]:
+def install(root):
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (root / "wheels").as_uri(), "PYTHONPATH": ""}
     return run_process(root / "tools" / "venv.sh", **offline)
 
 
-def write_lock(root: Path, digest: str) -> None:
+def write_lock(root, digest):
     (root / "requirements").mkdir(exist_ok=True)
     (root / "requirements" / "hashed.txt").write_text(f"leaf==1 \\\n    --hash=sha256:{digest}\n")
     (root / "requirements" / "pinned.txt").write_text("")
 
 
-def test_every_extra_can_be_installed_by_the_lock(lock: ModuleType) -> None:
+def test_every_extra_can_be_installed_by_the_lock(lock):
     project = tomllib.loads(PYPROJECT.read_text())
     always = project["build-system"]["requires"] + project["project"]["dependencies"]
     for extra in (None, *EXTRAS):
@@ -122,7 +120,7 @@ def test_every_extra_can_be_installed_by_the_lock(lock: ModuleType) -> None:
                 assert pin.operator == "==" and requirement.specifier.contains(pin.version), line
 
 
-def test_everything_has_digests_but_what_indexes_build_anew(lock: ModuleType) -> None:
+def test_everything_has_digests_but_what_indexes_build_anew(lock):
     hashed, pinned = (lock.read((LOCK / name).read_text()) for name in NAMES)
     assert len(hashed) > 100 and not hashed.keys() & pinned.keys()
     for name, lines in hashed.items():
@@ -135,7 +133,7 @@ def test_everything_has_digests_but_what_indexes_build_anew(lock: ModuleType) ->
         assert re.match(r"[a-z0-9-]+==[\d.]+( ; .*)?$", lines[0]), name
 
 
-def test_what_is_installed_is_what_the_lock_says(lock: ModuleType) -> None:
+def test_what_is_installed_is_what_the_lock_says(lock):
     stamp = Path(sys.prefix, "installed-dev")
     wanted = b"".join(path.read_bytes() for path in (PYPROJECT, *(LOCK / name for name in NAMES)))
     if not stamp.exists() or stamp.read_bytes() != wanted:
@@ -155,8 +153,8 @@ def test_what_is_installed_is_what_the_lock_says(lock: ModuleType) -> None:
         assert pinned.specifier.contains(installed[name].partition("+")[0]), name
 
 
-def test_lines_are_chosen_by_who_asks(lock: ModuleType, tiny: Path) -> None:
-    rows: tuple[tuple[str | None, set[str], set[str], set[str]], ...] = (
+def test_lines_are_chosen_by_who_asks(lock, tiny):
+    rows = (
         (None, set(), {"a", "b", "c", "build-tool"}, {"torch"}),
         ("dev", set(), {"a", "b", "c", "d", "build-tool"}, {"torch"}),
         # What stays is not looked behind; what builds the package is always the lock's.
@@ -173,7 +171,7 @@ def test_lines_are_chosen_by_who_asks(lock: ModuleType, tiny: Path) -> None:
             lock.select(tiny, tiny / "pyproject.toml", extra, set())
 
 
-def test_what_uv_wrote_is_split(lock: ModuleType) -> None:
+def test_what_uv_wrote_is_split(lock):
     torch = (
         "torch==2 ; sys_platform == 'linux' \\\n"
         "    --hash=sha256:00 \\\n    --hash=sha256:11\n    # via x\n"
@@ -183,7 +181,7 @@ def test_what_uv_wrote_is_split(lock: ModuleType) -> None:
     assert lock.read(texts["hashed.txt"]).keys() == {*"abcd", "build-tool", "torchmetrics"}
 
 
-def test_another_file_than_the_locks_is_refused(checkout: Path) -> None:
+def test_another_file_than_the_locks_is_refused(checkout):
     digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
     write_lock(checkout, "0" * 64)
     refused = install(checkout)

@@ -37,7 +37,7 @@ DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
 
 
 @pytest.fixture
-def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
+def job(tmp_path, synthetic_data):
     """Environment of the shell of a job on two nodes, with a srun that knows no pyxis."""
     weights = Manifest(  # all that is read of them before ranks are started
         step=0,
@@ -72,13 +72,13 @@ def job(tmp_path: Path, synthetic_data: Path) -> dict[str, str]:
     }
 
 
-def srun_that(job: dict[str, str], asked: str, does: str) -> None:
+def srun_that(job, asked, does):
     """Let srun do something where it is asked for that."""
     srun = Path(job["PATH"].split(":")[0]) / "srun"
     srun.write_text(SRUN + f"case $asked in {asked}) {does} ;; esac\n")
 
 
-def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run(job, *options):
     """The script's outcome, and what srun was asked."""
     done = subprocess.run(
         ["./run_and_time.sh", *options],
@@ -94,7 +94,7 @@ def run(job: dict[str, str], *options: str) -> tuple[subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("config", [DGX, DGX.stem])
-def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> None:
+def test_one_task_a_gpu_on_every_node(job, config):
     environ = {**job, "CONFIG": str(config), "SRUN_OPTIONS": "--mpi=pmi2 --label"}
     _, asked = run(environ, "--", "--set", "run.device=cpu")
     network, caches, train = asked
@@ -116,7 +116,7 @@ def test_one_task_a_gpu_on_every_node(job: dict[str, str], config: object) -> No
     assert " --nodes=2 " in typed.stdout and "gpus" not in typed.stdout
 
 
-def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
+def test_pyxis_gets_image_and_mounts(job):
     Path(job["FAKE_HELP"]).write_text("  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n")
     _, asked = run({**job, "CONT": "docker://mlperf-bert", "MOUNTS": "/scratch"})
     mounts = [str(REPOSITORY), job["DATADIR"], job["LOGDIR"], job["INIT_CHECKPOINT"], "/scratch"]
@@ -135,9 +135,7 @@ def test_pyxis_gets_image_and_mounts(job: dict[str, str]) -> None:
     assert "container" not in caches  # a container may not drop them
 
 
-def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy(
-    job: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy(job, tmp_path):
     """Again too, and after an interruption; but never over anything else."""
     data, copy = Path(job["DATADIR"]), tmp_path / "local" / "bert"
     on_a_node(job)
@@ -162,9 +160,7 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
 
 
 @pytest.mark.parametrize("name", ["notes/of mine.txt", "notes"])
-def test_a_place_that_holds_something_else_is_left_alone(
-    job: dict[str, str], tmp_path: Path, name: str
-) -> None:
+def test_a_place_that_holds_something_else_is_left_alone(job, tmp_path, name):
     on_a_node(job)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
@@ -173,7 +169,7 @@ def test_a_place_that_holds_something_else_is_left_alone(
     assert (tmp_path / name).read_text() == "mine"
 
 
-def on_a_node(job: dict[str, str]) -> None:
+def on_a_node(job):
     """Let srun copy the data here, by what does as rsync with these options."""
     srun_that(job, "*rsync*", '"${words[@]}"')
     rsync = Path(job["PATH"].split(":")[0]) / "rsync"
@@ -181,7 +177,7 @@ def on_a_node(job: dict[str, str]) -> None:
     rsync.chmod(0o755)
 
 
-def refused(job: dict[str, str], copy: Path) -> str:
+def refused(job, copy):
     """The one line by which a job that would copy there ends before training."""
     Path(job["ASKED"]).unlink(missing_ok=True)
     done, asked = run({**job, "STAGEDIR": str(copy)})
@@ -191,7 +187,7 @@ def refused(job: dict[str, str], copy: Path) -> str:
     return line
 
 
-def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
+def test_what_cannot_work_is_one_line(job):
     for setting, value, said in (
         ("CONT", "docker://x", "this SLURM has no pyxis; leave it out"),
         ("SLURM_JOB_NUM_NODES", "1", f"{DGX.name}) ./run_and_time.sh"),
@@ -213,7 +209,7 @@ def test_what_cannot_work_is_one_line(job: dict[str, str]) -> None:
         assert said in line
 
 
-def test_caches_that_may_not_be_dropped_are_not_logged_so(job: dict[str, str]) -> None:
+def test_caches_that_may_not_be_dropped_are_not_logged_so(job):
     srun_that(job, "*drop_caches*", "exit 1")
     done, asked = run(job)
     assert any("drop_caches" in line for line in asked)
@@ -222,9 +218,7 @@ def test_caches_that_may_not_be_dropped_are_not_logged_so(job: dict[str, str]) -
 
 
 @pytest.mark.parametrize(("given", "drops"), [({}, False), ({"NEXP": "2"}, True)])
-def test_caches_are_dropped_for_a_submission_and_said(
-    job: dict[str, str], given: dict[str, str], drops: bool
-) -> None:
+def test_caches_are_dropped_for_a_submission_and_said(job, given, drops):
     """The open division; the tests above use the closed one."""
     done, asked = run({**job, "NETWORK_TEST": "0", **given}, "--", "--set", "mlperf.division=open")
     assert sum("drop_caches" in line for line in asked) == drops
@@ -234,7 +228,7 @@ def test_caches_are_dropped_for_a_submission_and_said(
 
 
 @pytest.mark.parametrize("status", [3, 75])
-def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], status: int) -> None:
+def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job, status):
     """srun would kill the ranks that are still leaving when the first left with anything but 0."""
     srun_that(job, '*"--status-file $LOGDIR/status_0"*', f'echo {status} >"$LOGDIR/status_0"')
     done, _ = run({**job, "NEXP": "1"})
@@ -242,7 +236,7 @@ def test_an_end_that_ranks_agreed_on_is_told_by_a_file(job: dict[str, str], stat
     assert done.returncode == (status if status == 75 else 1)  # 3: there is no log to be checked
 
 
-def test_a_failed_network_stops_before_training(job: dict[str, str]) -> None:
+def test_a_failed_network_stops_before_training(job):
     srun_that(job, "*network-test*", "exit 1")
     done, asked = run(job)
     assert done.returncode == 1

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from transformers.models.modernbert import modeling_modernbert
 
 from bert_tools.bench.peer import padded_inputs
@@ -37,22 +36,18 @@ LARGE_WIDTH = ModelSection(
 )
 
 
-def turned_exactly(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int
-) -> tuple[Tensor, Tensor]:
+def turned_exactly(q, k, cos, sin, unsqueeze_dim):
     """`transformers`' rotary positions without its rounding of queries and keys to float32."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
 
-    def turned(x: Tensor) -> Tensor:
+    def turned(x):
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
     return turned(q), turned(k)
 
 
-def compare(
-    config: ModelSection, lengths: tuple[int, ...], dtype: torch.dtype, spread: float
-) -> tuple[float, float, float]:
+def compare(config, lengths, dtype, spread):
     """Differences of (logits, absolute; loss, relative; gradients, of the global norm)."""
     batch = ragged_batch(lengths, vocab_size=config.vocab_size)
     model = scattered_model(config, spread=spread, dtype=dtype)
@@ -92,7 +87,7 @@ CASES = {
 
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
 @pytest.mark.parametrize("case", CASES)
-def test_our_model_is_theirs(attention: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_model_is_theirs(attention, case, monkeypatch):
     config, lengths, spread, spread_of_float32 = CASES[case]
     config = replace(config, attention=attention)
     with monkeypatch.context() as patch:

@@ -1,17 +1,14 @@
 """Attention policies: they agree, they drop what they should, and they refuse what they cannot."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from attention_cases import (
     NUM_HEADS,
-    Case,
     bounds_of,
     check_policy,
     layout_of,
@@ -19,10 +16,9 @@ from attention_cases import (
     queries_of,
     results,
 )
-from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
-from mlperf_bert.model.attention import AttentionPolicy, flash, grouped, reference
+from mlperf_bert.model.attention import flash, grouped, reference
 from mlperf_bert.model.attention_layout import (
     AttentionLayout,
     Rotary,
@@ -39,9 +35,7 @@ RATE = 0.25
 
 @pytest.mark.parametrize("some_queries", [False, True])
 @pytest.mark.parametrize("lengths", [(1,), (9, 5, 5), (3, 17, 8, 0, 0)])
-def test_reference_is_attention_of_each_sequence(
-    lengths: tuple[int, ...], some_queries: bool
-) -> None:
+def test_reference_is_attention_of_each_sequence(lengths, some_queries):
     """Against a plain softmax, token by token."""
     case = make_case(lengths, some_queries=some_queries)
     q, k, v = case.inputs
@@ -58,14 +52,14 @@ def test_reference_is_attention_of_each_sequence(
 
 @pytest.mark.parametrize("probability", [0.0, RATE])
 @pytest.mark.parametrize("attend", [grouped])
-def test_policies_are_reference(attend: AttentionPolicy, probability: float) -> None:
+def test_policies_are_reference(attend, probability):
     """With dropout too: all drop the same elements."""
     check_policy(attend, probability, torch.float64, 1e-12)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=LENGTHS)
-def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None:
+def test_policies_are_reference_at_any_lengths(lengths):
     case = make_case(lengths, max_length=MAX_LENGTH, some_queries=len(lengths) % 2 == 1)
     for probability in (0.0, RATE):
         expected = results(reference, case, probability)
@@ -73,7 +67,7 @@ def test_policies_are_reference_at_any_lengths(lengths: tuple[int, ...]) -> None
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def turning_case(lengths: tuple[int, ...], reach: int | None, some_queries: bool) -> Case:
+def turning_case(lengths, reach, some_queries):
     """A case whose layout turns queries and keys, in float64, and has this reach."""
     case = make_case(lengths, max_length=MAX_LENGTH, some_queries=some_queries)
     places = torch.cat([torch.arange(length) for length in lengths])
@@ -84,17 +78,17 @@ def turning_case(lengths: tuple[int, ...], reach: int | None, some_queries: bool
     return replace(case, layout=layout)
 
 
-def rotary_of(head_size: int) -> Rotary:
+def rotary_of(head_size):
     """Angles in float64, of a small base: all pairs turn."""
     angles = torch.arange(MAX_LENGTH).double()[:, None] / angles_per_turn(head_size, 20.0)
     return Rotary(cos=angles.cos(), sin=angles.sin())
 
 
-def angles_per_turn(head_size: int, base: float) -> Tensor:
+def angles_per_turn(head_size, base):
     return torch.tensor([base ** (2 * pair / head_size) for pair in range(head_size // 2)]).double()
 
 
-def plainly(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+def plainly(q, k, v, case):
     """All queries with all keys; those of other sequences and those too far away are masked."""
     layout, rotary = case.layout, case.layout.rotary
     assert rotary is not None
@@ -105,7 +99,7 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
     if layout.reach is not None:
         is_seen &= (place[row][:, None] - place).abs() <= layout.reach
 
-    def turned(x: Tensor, places: Tensor) -> Tensor:
+    def turned(x, places):
         turn = torch.complex(rotary.cos, rotary.sin)[places][:, None]
         product = torch.complex(*x.chunk(2, dim=-1)) * turn
         return torch.cat((product.real, product.imag), dim=-1)
@@ -118,9 +112,7 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
 @pytest.mark.parametrize("some_queries", [False, True])
 @pytest.mark.parametrize("reach", [None, 1, 4, 8, 64])
 @pytest.mark.parametrize("lengths", [(1,), (9, 5, 5), (16, 8), (3, 40, 17, 1, 8, 0, 0)])
-def test_rotation_and_reach_are_as_defined(
-    lengths: tuple[int, ...], reach: int | None, some_queries: bool
-) -> None:
+def test_rotation_and_reach_are_as_defined(lengths, reach, some_queries):
     """Context and gradients, in windows shorter and longer than the sequences."""
     case = turning_case(lengths, reach, some_queries)
     leaves = [x.clone().requires_grad_() for x in case.inputs]
@@ -134,7 +126,7 @@ def test_rotation_and_reach_are_as_defined(
     torch.testing.assert_close(results(grouped, case, RATE), dropped, rtol=0, atol=1e-12)
 
 
-def test_angles_are_the_published_ones() -> None:
+def test_angles_are_the_published_ones():
     """arXiv 2104.09864, section 3.2.2."""
     rotary = Rotary.of_base(10_000.0, 100, 64)
     angles = torch.arange(100).double()[:, None] / angles_per_turn(64, 10_000.0)
@@ -142,14 +134,14 @@ def test_angles_are_the_published_ones() -> None:
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
 
 
-def test_sequences_of_one_length_are_one_group_without_copies() -> None:
+def test_sequences_of_one_length_are_one_group_without_copies():
     groups = build_groups((16, 16, 16), CPU)
     assert groups.key_is_real == (None,)
     assert groups.keys.slots is None
 
 
 @pytest.mark.parametrize("attend", [reference, grouped])
-def test_dropout_rate(attend: AttentionPolicy) -> None:
+def test_dropout_rate(attend):
     # Equal scores and one-hot values: the context is the probabilities themselves.
     lengths, num_channels = (32, 32, 20, 24, 31), 32
     case = make_case(lengths, max_length=MAX_LENGTH)
@@ -170,8 +162,8 @@ def test_dropout_rate(attend: AttentionPolicy) -> None:
 
 
 @pytest.mark.parametrize("attend", [reference, grouped])
-def test_choice_by_name(attend: AttentionPolicy) -> None:
-    name: Any = attend.__name__
+def test_choice_by_name(attend):
+    name = attend.__name__
     choice = choose_attention(replace(TINY, attention=name), CPU, torch.float32)
     assert choice.policy is attend
     assert attend.__name__ in choice.note
@@ -179,11 +171,11 @@ def test_choice_by_name(attend: AttentionPolicy) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_auto_without_cuda_is_grouped(device: str, dtype: torch.dtype) -> None:
+def test_auto_without_cuda_is_grouped(device, dtype):
     assert choose_attention(TINY, torch.device(device), dtype).policy is grouped
 
 
-def test_auto_is_grouped_where_no_kernel_takes_the_dtype() -> None:
+def test_auto_is_grouped_where_no_kernel_takes_the_dtype():
     choice = choose_attention(TINY, torch.device("cuda"), torch.float32)
     assert choice.policy is grouped
     assert "flash left out (it needs bf16, " in choice.note
@@ -193,9 +185,7 @@ def test_auto_is_grouped_where_no_kernel_takes_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("device", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float32), ("cuda", torch.float32)]
 )
-def test_cuda_policies_are_refused_where_they_cannot_run(
-    name: Any, device: str, dtype: torch.dtype
-) -> None:
+def test_cuda_policies_are_refused_where_they_cannot_run(name, device, dtype):
     with pytest.raises(ConfigError, match=rf"model\.attention.*'{name}'.*'grouped'"):
         choose_attention(replace(TINY, attention=name), torch.device(device), dtype)
 
@@ -204,9 +194,7 @@ def test_cuda_policies_are_refused_where_they_cannot_run(
     ("name", "reason"),
     [("flash", "without flash kernels"), ("triton", "8 channels")],
 )
-def test_kernels_are_refused_where_they_would_be_wrong(
-    name: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_refused_where_they_would_be_wrong(name, reason, monkeypatch):
     """On a GPU, with this torch and heads of 8 channels."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
@@ -222,9 +210,7 @@ def test_kernels_are_refused_where_they_would_be_wrong(
     ("name", "layers", "reason"),
     [("flash", 6, "the last layer is local"), ("flash", 5, None)],
 )
-def test_kernels_whose_windows_would_be_wrong_are_refused(
-    name: Any, layers: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_whose_windows_would_be_wrong_are_refused(name, layers, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     config, device = replace(MODERN, attention=name, num_layers=layers), torch.device("cuda")
@@ -236,7 +222,7 @@ def test_kernels_whose_windows_would_be_wrong_are_refused(
 
 
 @pytest.fixture
-def fully_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def fully_equipped(monkeypatch):
     """A machine that has what every policy of the rule needs, but no GPU to run anything on."""
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -249,7 +235,7 @@ ON_CUDA = (torch.device("cuda"), torch.bfloat16)
 
 
 @pytest.mark.usefixtures("fully_equipped")
-def test_auto_on_cuda_is_triton_and_nothing_is_measured() -> None:
+def test_auto_on_cuda_is_triton_and_nothing_is_measured():
     """There is no CUDA device here, so a measurement would fail."""
     choice = choose_attention(LARGER, *ON_CUDA)
     assert (choice.name, choice.note) == ("triton", "attention: triton")
@@ -260,8 +246,8 @@ def test_auto_on_cuda_is_triton_and_nothing_is_measured() -> None:
 
 @pytest.mark.usefixtures("fully_equipped")
 def test_auto_on_cuda_is_flash_where_triton_cannot_compile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: "no compiler")
     choice = choose_attention(LARGER, *ON_CUDA)
     assert choice.policy is flash
@@ -279,20 +265,20 @@ def test_auto_on_cuda_is_flash_where_triton_cannot_compile(
         (replace(MODERN, num_layers=6), "grouped"),  # of 8, and the last layer sees a window
     ],
 )
-def test_auto_on_cuda_goes_by_the_config(config: ModelSection, name: str) -> None:
+def test_auto_on_cuda_goes_by_the_config(config, name):
     choice = choose_attention(config, *ON_CUDA)
     assert choice.name == name
     assert choice.note.startswith(f"attention: {name} (triton left out (heads have ")
     assert ("flash left out (" in choice.note) == (name == "grouped")
 
 
-def test_a_captured_step_says_why_attention_is_grouped() -> None:
+def test_a_captured_step_says_why_attention_is_grouped():
     choice = choose_attention(TINY, torch.device("cuda"), torch.float32)
     with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*triton left out \(it needs"):
         check_capturable(choice, torch.device("cuda"))
 
 
-def test_flash_calls_operators_as_their_schemas_say() -> None:
+def test_flash_calls_operators_as_their_schemas_say():
     """Shapes only, on "meta": no kernel runs here. Its numbers have not been checked on a GPU."""
     lengths = (5, 7)
     layout = layout_of(lengths, "meta").for_queries(queries_of(lengths, "meta"))

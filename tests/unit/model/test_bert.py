@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,13 +28,13 @@ META = torch.device("meta")
 RULES = Path(compliance_checker.__file__).parent
 
 
-def test_bert_large_has_the_published_number_of_parameters() -> None:
+def test_bert_large_has_the_published_number_of_parameters():
     model = BertForPretraining(ModelSection(), META)
     assert sum(parameter.numel() for parameter in model.parameters()) == 336_232_258
 
 
 @pytest.mark.parametrize("ruleset", ["1.1.0", "2.0.0", "2.1.0"])
-def test_bert_large_has_the_tensors_of_mlperfs_rules(ruleset: str) -> None:
+def test_bert_large_has_the_tensors_of_mlperfs_rules(ruleset):
     rules = (RULES / f"training_{ruleset}" / "closed_bert.yaml").read_text()
     asked_for = re.findall(r'"((?:bert|cls)/[^"]+)"', rules)
     ours = [tensorflow_name(name) for name in BertForPretraining(ModelSection(), META).state_dict()]
@@ -43,7 +42,7 @@ def test_bert_large_has_the_tensors_of_mlperfs_rules(ruleset: str) -> None:
     assert sorted(ours) == sorted(asked_for)
 
 
-def test_a_kernel_is_what_tensorflow_multiplies_from_the_right() -> None:
+def test_a_kernel_is_what_tensorflow_multiplies_from_the_right():
     modules = dict(BertForPretraining(TINY, META).named_modules())
     kernels = {
         f"{name}.weight" for name, module in modules.items() if isinstance(module, torch.nn.Linear)
@@ -53,12 +52,12 @@ def test_a_kernel_is_what_tensorflow_multiplies_from_the_right() -> None:
         assert tensorflow_name(name).endswith("/kernel") == (name in kernels)
 
 
-def test_another_name_is_refused() -> None:
+def test_another_name_is_refused():
     with pytest.raises(ValueError, match="'step'"):
         tensorflow_name("step")
 
 
-def test_initial_weights_come_from_the_seed_alone() -> None:
+def test_initial_weights_come_from_the_seed_alone():
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first = BertForPretraining(TINY, CPU, seed=3)
@@ -70,7 +69,7 @@ def test_initial_weights_come_from_the_seed_alone() -> None:
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
 
 
-def test_initial_weights_have_their_distribution() -> None:
+def test_initial_weights_have_their_distribution():
     config = replace(TINY, vocab_size=4096, initializer_range=0.03)
     for name, value in BertForPretraining(config, CPU).state_dict().items():
         if name.endswith("bias"):
@@ -83,7 +82,7 @@ def test_initial_weights_have_their_distribution() -> None:
 
 
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
+def test_dropout_acts_in_training_and_not_in_evaluation(attention):
     batch = ragged_batch((9, 30, 12))
     plain = scattered_model(replace(TINY, attention=attention), spread=0.1)
     for field in ("hidden_dropout", "attention_dropout"):
@@ -95,18 +94,16 @@ def test_dropout_acts_in_training_and_not_in_evaluation(attention: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_last_layer_computes_only_what_is_read(
-    attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_layer_computes_only_what_is_read(attention, monkeypatch):
     """Loss and gradients, dropout on, as if the last layer computed all tokens."""
     batch = ragged_batch((9, 30, 1, 12))
     batch.masked_token_index[0] = 0  # a first token that is masked as well
     config = replace(TINY, attention=attention, hidden_dropout=0.2, attention_dropout=0.3)
     model = scattered_model(config, spread=0.1, dtype=torch.float64)
     saving = our_loss(model, batch)
-    computed: list[int] = []
+    computed = []
 
-    def all_rows(body: BertBody, *arguments: Any) -> torch.Tensor:
+    def all_rows(body, *arguments):
         *of_batch, queries = arguments
         hidden = whole(body, *of_batch)
         computed.append(len(hidden))
@@ -121,7 +118,7 @@ def test_last_layer_computes_only_what_is_read(
     assert worst_gradient_difference(ours, theirs) < 1e-9
 
 
-def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
+def test_rows_of_a_padded_batch_belong_to_their_sequences():
     batch = ragged_batch((9, 30, 12))
     shape = StaticShape(tokens=64, sequences=5, masked=14, max_seqlen=32, max_masked=6)
     padded = pad(batch, shape)
@@ -139,7 +136,7 @@ def test_rows_of_a_padded_batch_belong_to_their_sequences() -> None:
 
 @pytest.mark.parametrize("slots", [5, 9])  # 9: most are empty
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_padding_adds_nothing(attention: str, slots: int) -> None:
+def test_padding_adds_nothing(attention, slots):
     batch = ragged_batch((9, 30, 12))
     shape = StaticShape(
         tokens=54 if slots == 9 else 96, sequences=slots, masked=14, max_seqlen=32, max_masked=6
@@ -152,7 +149,7 @@ def test_padding_adds_nothing(attention: str, slots: int) -> None:
     assert apart < 1e-9
 
 
-def test_no_masked_positions() -> None:
+def test_no_masked_positions():
     batch = ragged_batch((9, 12), masked_share=0.0)
     model = scattered_model(TINY, spread=0.1)
     logits = model(batch)
@@ -168,7 +165,7 @@ def test_no_masked_positions() -> None:
 
 
 @pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_bf16_autocast_is_near_float32(attention: str) -> None:
+def test_bf16_autocast_is_near_float32(attention):
     batch = ragged_batch((9, 30, 12, 30))
     model = scattered_model(replace(TINY, attention=attention), spread=0.1)
     expected = our_loss(model, batch)
@@ -185,6 +182,6 @@ def test_bf16_autocast_is_near_float32(attention: str) -> None:
             assert (ours[name] - gradient).norm() < 0.1 * gradient.norm(), name
 
 
-def test_flash_on_cpu_is_a_config_error() -> None:
+def test_flash_on_cpu_is_a_config_error():
     with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
         BertForPretraining(replace(TINY, attention="flash", precision="bf16"), CPU)

@@ -1,7 +1,6 @@
 """Blocks: the reference is `transformers`', the fused ones are the reference."""
 
 import importlib.util
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 
 
-def test_embed_is_that_of_transformers_to_the_bit() -> None:
+def test_embed_is_that_of_transformers_to_the_bit():
     """With its gradients. What the other blocks compute, `test_against_transformers.py` shows."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertEmbeddings
@@ -45,19 +44,19 @@ def test_embed_is_that_of_transformers_to_the_bit() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-def chosen(name: Any, device: torch.device, hidden: int) -> str:
+def chosen(name, device, hidden):
     config = ModelSection(kernels=name, hidden_size=hidden, num_heads=1)
     return type(choose_blocks(config, device)).__name__
 
 
 @pytest.mark.parametrize("name", ["auto", "reference"])
 @pytest.mark.parametrize("device", [CPU, torch.device("meta")])
-def test_the_reference_is_chosen_without_cuda(name: Any, device: torch.device) -> None:
+def test_the_reference_is_chosen_without_cuda(name, device):
     assert chosen(name, device, HIDDEN) == "Blocks"
 
 
 @needs_triton
-def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits(monkeypatch):
     monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: None)
     assert chosen("auto", CUDA, MOST_CHANNELS) == "FusedBlocks"
     assert chosen("fused", CUDA, MOST_CHANNELS) == "FusedBlocks"
@@ -65,7 +64,7 @@ def test_fused_blocks_are_chosen_on_cuda_while_a_row_fits(monkeypatch: pytest.Mo
     assert chosen("auto", CUDA, MOST_CHANNELS + 1) == "Blocks"
 
 
-def test_fused_blocks_need_a_triton_that_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_blocks_need_a_triton_that_can_compile(monkeypatch):
     monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: "no compiler")
     assert chosen("auto", CUDA, HIDDEN) == "Blocks"
     with pytest.raises(ConfigError, match=r"'fused' cannot run here: no compiler; use 'auto'"):
@@ -73,12 +72,12 @@ def test_fused_blocks_need_a_triton_that_can_compile(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("device", "hidden"), [(CPU, HIDDEN), (CUDA, MOST_CHANNELS + 1)])
-def test_fused_blocks_that_cannot_run_are_a_config_error(device: torch.device, hidden: int) -> None:
+def test_fused_blocks_that_cannot_run_are_a_config_error(device, hidden):
     with pytest.raises(ConfigError, match=r"model\.kernels.*'reference'"):
         chosen("fused", device, hidden)
 
 
-def test_columns_of_one_tensor_are_put_together_without_a_copy() -> None:
+def test_columns_of_one_tensor_are_put_together_without_a_copy():
     whole = torch.randn(5, 12)
     parts = whole.split((3, 4, 5), dim=1)
     joined = side_by_side(parts)

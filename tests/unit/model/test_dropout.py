@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
 from mlperf_bert.model.dropout import (
@@ -15,7 +14,6 @@ from mlperf_bert.model.dropout import (
     keep_bits,
 )
 from mlperf_bert.model.dropout_keys import (
-    DropoutSite,
     make_site,
     philox,
     scale_of,
@@ -46,12 +44,12 @@ KNOWN_ANSWERS = (
 )
 
 
-def kept_of_ones(site: DropoutSite, dtype: torch.dtype = torch.float32) -> Tensor:
+def kept_of_ones(site, dtype=torch.float32):
     return dropout(torch.ones((len(site.keys.positions), CHANNELS), dtype=dtype), site)
 
 
 @pytest.mark.parametrize("rounds, counter, key, answer", KNOWN_ANSWERS)
-def test_philox_has_the_published_words(rounds: int, counter: str, key: str, answer: str) -> None:
+def test_philox_has_the_published_words(rounds, counter, key, answer):
     words, halves, expected = (
         [int(word, 16) for word in text.split()] for text in (counter, key, answer)
     )
@@ -62,14 +60,14 @@ def test_philox_has_the_published_words(rounds: int, counter: str, key: str, ans
 
 
 @pytest.mark.parametrize("num_rows, channels", SHAPES)
-def test_bits_are_those_of_the_definition(num_rows: int, channels: int) -> None:
+def test_bits_are_those_of_the_definition(num_rows, channels):
     site = site_of(num_rows)
     found = is_kept(keep_bits(site, channels), channels)
     for row, channel in torch.cartesian_prod(*map(torch.arange, found.shape))[::37].tolist():
         assert bool(found[row, channel]) == plain_is_kept(site, row, channel)
 
 
-def test_attention_bits_are_those_of_the_definition() -> None:
+def test_attention_bits_are_those_of_the_definition():
     site, cu_seqlens = site_of(30), torch.tensor([0, 30])
     found = is_kept(attention_keep_bits(site, 4, cu_seqlens, 30), 30)
     assert found.shape == (30, 4, 30)
@@ -79,7 +77,7 @@ def test_attention_bits_are_those_of_the_definition() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows, channels", [*SHAPES, (0, 5), (5, 0)])
-def test_dropout_multiplies_by_its_bits(num_rows: int, channels: int, dtype: torch.dtype) -> None:
+def test_dropout_multiplies_by_its_bits(num_rows, channels, dtype):
     site = site_of(num_rows)
     scale = torch.tensor(scale_of(site.probability), dtype=dtype)
     expected = is_kept(keep_bits(site, channels), channels) * scale
@@ -91,7 +89,7 @@ def test_dropout_multiplies_by_its_bits(num_rows: int, channels: int, dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_padded_attention_has_the_same_elements(dtype: torch.dtype) -> None:
+def test_padded_attention_has_the_same_elements(dtype):
     num_sequences, num_heads, num_queries, num_keys = shape = torch.Size((3, 4, 5, 19))
     site = site_of(num_sequences * num_queries)
     bits = attention_keep_bits(site, num_heads, torch.arange(4, dtype=torch.int32), num_keys)
@@ -102,7 +100,7 @@ def test_padded_attention_has_the_same_elements(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.9])
-def test_rate_and_mean(probability: float) -> None:
+def test_rate_and_mean(probability):
     output = kept_of_ones(site_of(ROWS, probability))
     expected = NUM_ELEMENTS * probability
     standard_error = (expected * (1 - probability)) ** 0.5
@@ -113,13 +111,13 @@ def test_rate_and_mean(probability: float) -> None:
 
 
 @pytest.mark.parametrize("probability", [1e-9, 0.1, 1 - 1e-9])
-def test_the_scale_goes_with_the_threshold(probability: float) -> None:
+def test_the_scale_goes_with_the_threshold(probability):
     kept = 1 - threshold_of(probability) / 2**16
     assert kept == pytest.approx(1 - probability, abs=2**-16)
     assert kept * scale_of(probability) == pytest.approx(1, rel=1e-12)
 
 
-def test_elements_are_independent_of_their_neighbours() -> None:
+def test_elements_are_independent_of_their_neighbours():
     signs = (kept_of_ones(site_of(ROWS, 0.5)) != 0).double() * 2 - 1
     flat = signs.flatten()
     for distance in (1, 2, 3, 4, 8, CHANNELS):
@@ -132,7 +130,7 @@ def test_elements_are_independent_of_their_neighbours() -> None:
     assert abs(float(products.mean())) < 5 / products.numel() ** 0.5
 
 
-def test_the_gradient_goes_where_the_value_went() -> None:
+def test_the_gradient_goes_where_the_value_went():
     x = torch.randn((ROWS, CHANNELS), dtype=torch.float64, requires_grad=True)
     output = dropout(x, site_of(ROWS))
     (gradient,) = torch.autograd.grad(output, x, torch.ones_like(output))
@@ -140,7 +138,7 @@ def test_the_gradient_goes_where_the_value_went() -> None:
     assert 0 < int((gradient == 0).sum()) < NUM_ELEMENTS
 
 
-def test_order_and_cut_of_the_batch_change_nothing() -> None:
+def test_order_and_cut_of_the_batch_change_nothing():
     site = site_of(ROWS)
     whole = kept_of_ones(site)
     for index in (torch.randperm(ROWS), torch.arange(200), torch.arange(200, ROWS)):
@@ -148,7 +146,7 @@ def test_order_and_cut_of_the_batch_change_nothing() -> None:
         assert torch.equal(kept_of_ones(part), whole[index])
 
 
-def test_threads_do_not_disturb_each_other() -> None:
+def test_threads_do_not_disturb_each_other():
     sites = [replace(site_of(ROWS), stream=number) for number in range(8)]
     expected = [kept_of_ones(site) for site in sites]
     with ThreadPoolExecutor(4) as pool:
@@ -157,7 +155,7 @@ def test_threads_do_not_disturb_each_other() -> None:
         assert torch.equal(output, expected[number % 8])
 
 
-def test_torchs_generator_is_not_touched_and_none_drops_nothing() -> None:
+def test_torchs_generator_is_not_touched_and_none_drops_nothing():
     x = torch.randn(5, 7)
     before = torch.get_rng_state()
     assert dropout(x, None) is x

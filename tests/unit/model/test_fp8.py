@@ -1,11 +1,9 @@
 """Products in FP8: casts, scales one step behind, bounds, what is not finite; models of them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from fp8_cases import E4M3, E5M2, SHAPES, Case, make_scales, step_of, values_of
 from mlperf_bert.errors import TARGET_MISSED, ConfigError
@@ -34,7 +32,7 @@ BATCHES = tuple(ragged_batch((9, 20, 5), seed=seed) for seed in range(4))
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_cast_takes_the_nearest_value(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_cast_takes_the_nearest_value(shape, dtype):
     x = values_of(shape)
     unit, maximum = torch.tensor(0.25), torch.tensor(0.5)
     found = cast((x,), 0, Target(dtype, unit, maximum), transpose=True)
@@ -55,7 +53,7 @@ def test_a_cast_takes_the_nearest_value(shape: tuple[int, int], dtype: torch.dty
     assert not found.transposed[:, shape[0] :].float().any()
 
 
-def test_a_maximum_is_raised_only() -> None:
+def test_a_maximum_is_raised_only():
     maximum = torch.tensor(0.0)
     for x, expected in ((-3.0, 3.0), (2.0, 3.0), (float("nan"), 3.0), (5.0, 5.0)):
         target = Target(E4M3, torch.tensor(1.0), maximum)
@@ -64,7 +62,7 @@ def test_a_maximum_is_raised_only() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 17, 48])
-def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
+def test_a_product_is_within_the_bounds_of_its_rounding(rows):
     (scales, (own,)), case = make_scales("cpu"), Case(rows, "cpu")
     for number in (1, 2, 3):
         scales.follow(step_of(number, "cpu"))
@@ -72,7 +70,7 @@ def test_a_product_is_within_the_bounds_of_its_rounding(rows: int) -> None:
         case.check(own)
 
 
-def test_weights_of_one_product_are_as_weights_of_several() -> None:
+def test_weights_of_one_product_are_as_weights_of_several():
     (_, (own,)), case = make_scales("cpu"), Case(16, "cpu")
     case.run(own)
     for number, (weight, bias) in enumerate(zip(case.weights, case.biases, strict=True)):
@@ -85,7 +83,7 @@ def test_weights_of_one_product_are_as_weights_of_several() -> None:
         assert torch.equal(weight.grad, of_weight)
 
 
-def test_a_product_may_have_no_biases() -> None:
+def test_a_product_may_have_no_biases():
     found = []
     for has_biases in (True, False):
         (_, (own,)), case = make_scales("cpu"), Case(17, "cpu")
@@ -95,7 +93,7 @@ def test_a_product_may_have_no_biases() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_scales_follow_the_maxima_one_step_later() -> None:
+def test_scales_follow_the_maxima_one_step_later():
     scales, (own, _) = make_scales("cpu", 2)
     units, maxima = scales.state
     assert_fits(units[0], torch.tensor(FIRST_MAXIMA))
@@ -114,7 +112,7 @@ def test_scales_follow_the_maxima_one_step_later() -> None:
     assert torch.equal(units[1], before[1])  # of this product nothing was seen
 
 
-def assert_fits(units: Tensor, maxima: Tensor) -> None:
+def assert_fits(units, maxima):
     mantissas, _ = torch.frexp(units)
     assert (mantissas == 0.5).all()  # powers of two
     at = maxima / units / LIMITS * torch.tensor(HEADROOM)
@@ -122,7 +120,7 @@ def assert_fits(units: Tensor, maxima: Tensor) -> None:
 
 
 @pytest.mark.parametrize("maximum", [1e-30, 1e30])
-def test_units_stay_where_two_of_them_can_be_multiplied(maximum: float) -> None:
+def test_units_stay_where_two_of_them_can_be_multiplied(maximum):
     scales, _ = make_scales("cpu")
     scales.state[1] = maximum
     scales.follow(step_of(1, "cpu"))
@@ -130,7 +128,7 @@ def test_units_stay_where_two_of_them_can_be_multiplied(maximum: float) -> None:
     assert both >= torch.finfo(torch.float32).smallest_normal and both.isfinite()
 
 
-def test_forwards_of_an_update_share_units_and_add_to_the_maxima() -> None:
+def test_forwards_of_an_update_share_units_and_add_to_the_maxima():
     (at_once, (own,)), (by_halves, (other,)) = make_scales("cpu"), make_scales("cpu")
     whole = Case(32, "cpu")
     whole.run(own)
@@ -151,7 +149,7 @@ def test_forwards_of_an_update_share_units_and_add_to_the_maxima() -> None:
     assert torch.equal(by_halves.state, at_once.state)
 
 
-def test_a_sudden_jump_saturates_and_is_caught_up_with() -> None:
+def test_a_sudden_jump_saturates_and_is_caught_up_with():
     (scales, (own,)), case = make_scales("cpu"), Case(16, "cpu", size=1000.0)
     for number in (1, 2):
         scales.follow(step_of(number, "cpu"))
@@ -166,7 +164,7 @@ def test_a_sudden_jump_saturates_and_is_caught_up_with() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["x", "weights", "gradients"])
-def test_what_is_not_finite_stays_visible(where: str, value: float) -> None:
+def test_what_is_not_finite_stays_visible(where, value):
     (scales, (own,)), case = make_scales("cpu"), Case(16, "cpu")
     case.run(own)
     target = case.x if where == "x" else getattr(case, where)[1]
@@ -184,11 +182,11 @@ def test_what_is_not_finite_stays_visible(where: str, value: float) -> None:
     assert torch.equal(scales.state[0], units)
 
 
-def make_model() -> BertForPretraining:
+def make_model():
     return BertForPretraining(FP8_TINY, CPU).to(torch.bfloat16)
 
 
-def train_step(model: BertForPretraining, number: int) -> list[Tensor]:
+def train_step(model, number):
     """Loss and gradients of an update that changes the scales alone."""
     model.step.fill_(number)
     model.zero_grad()
@@ -197,7 +195,7 @@ def train_step(model: BertForPretraining, number: int) -> list[Tensor]:
     return [loss.detach(), *(each.grad for each in model.parameters())]
 
 
-def losses(precision: str, config: Path, data: Path, directory: Path) -> list[float]:
+def losses(precision, config, data, directory):
     """Losses of the steps of a run by the `train` command."""
     options = (
         *(f"model.precision={precision}", f"run.max_steps={STEPS}", "run.log_interval_steps=1"),
@@ -215,9 +213,7 @@ def losses(precision: str, config: Path, data: Path, directory: Path) -> list[fl
     return [record["loss"] for record in records]
 
 
-def test_losses_follow_those_of_bf16(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_losses_follow_those_of_bf16(tiny_config, synthetic_data, tmp_path):
     bf16, fp8 = (
         losses(precision, tiny_config, synthetic_data, tmp_path) for precision in ("bf16", "fp8")
     )
@@ -226,7 +222,7 @@ def test_losses_follow_those_of_bf16(
     assert bf16[0] - min(bf16) > 5 * TOLERANCE  # a run that stood still would not pass
 
 
-def test_every_product_of_the_encoder_has_its_own_scales() -> None:
+def test_every_product_of_the_encoder_has_its_own_scales():
     model = make_model()
     train_step(model, 1)
     assert model.fp8 is not None
@@ -241,7 +237,7 @@ def test_every_product_of_the_encoder_has_its_own_scales() -> None:
     assert changed.tolist() == [*[1.0] * 7, 2.0]
 
 
-def test_restored_scales_continue_to_the_bit() -> None:
+def test_restored_scales_continue_to_the_bit():
     model = make_model()
     train_step(model, 1)
     saved = {name: tensor.clone() for name, tensor in model.fp8_state().items()}
@@ -257,7 +253,7 @@ def test_restored_scales_continue_to_the_bit() -> None:
         assert torch.equal(tensor, model.fp8_state()[name])
 
 
-def test_evaluation_changes_no_scale_and_other_precisions_have_none() -> None:
+def test_evaluation_changes_no_scale_and_other_precisions_have_none():
     model = make_model()
     train_step(model, 1)
     before = {name: tensor.clone() for name, tensor in model.fp8_state().items()}
@@ -271,7 +267,7 @@ def test_evaluation_changes_no_scale_and_other_precisions_have_none() -> None:
     assert other.fp8 is None and other.fp8_state() == {}
 
 
-def test_sizes_and_devices_must_suit_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_and_devices_must_suit_fp8(monkeypatch):
     for name in ("hidden_size", "intermediate_size"):
         unfit = replace(FP8_TINY, **{name: COLUMNS_MULTIPLE * 5 // 2})
         with pytest.raises(ConfigError, match=f"model.{name}"):
@@ -283,7 +279,7 @@ def test_sizes_and_devices_must_suit_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_cpus_product_is_torchs(has_bias: bool) -> None:
+def test_a_cpus_product_is_torchs(has_bias):
     """But for the last bit, as sums are added in another order."""
     from mlperf_bert.model import fp8
 

@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,11 +29,10 @@ TRANSPOSING = ("_cast_to_fp8", "_gelu_fp8", "_gated_fp8", "_transpose")
 OTHER_HEADS = "heads of 128"
 JOB = Path(__file__).with_name("triton_jobs.py")
 PLACES = ("tests", "tools", "benchmarks/bert/implementations/pytorch")
-Rows = dict[tuple[str, str], dict[str, Any]]
 
 
 @pytest.mark.parametrize("job", ["attention", "blocks", "dropout", "fp8", "updates", "compile"])
-def test_interpreted_and_compiled_they_do_what_they_should(job: str, tmp_path: Path) -> None:
+def test_interpreted_and_compiled_they_do_what_they_should(job, tmp_path):
     environ = {
         "TRITON_INTERPRET": str(int(job != "compile")),
         "TRITON_CACHE_DIR": str(tmp_path),
@@ -44,7 +42,7 @@ def test_interpreted_and_compiled_they_do_what_they_should(job: str, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
-def compile_kernels(keep: Path, *arguments: str) -> Rows:
+def compile_kernels(keep, *arguments):
     done = run_process(
         *(sys.executable, REPOSITORY / "tools" / "kernel_table.py"),
         *("--keep", keep, *arguments),
@@ -55,17 +53,17 @@ def compile_kernels(keep: Path, *arguments: str) -> Rows:
     return rows_of(done.stdout)
 
 
-def rows_of(text: str) -> Rows:
+def rows_of(text):
     return {(row["case"], row["kernel"]): row for row in json.loads(text)}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Path]:
+def compiled(tmp_path_factory):
     keep = tmp_path_factory.mktemp("kernels")
     return compile_kernels(keep), keep
 
 
-def test_no_kernel_spills(compiled: tuple[Rows, Path]) -> None:
+def test_no_kernel_spills(compiled):
     rows, _ = compiled
     assert len(rows) >= 30
     spilling = {name for name, row in rows.items() if row["spills"] or row["stack"]}
@@ -73,7 +71,7 @@ def test_no_kernel_spills(compiled: tuple[Rows, Path]) -> None:
     assert all(rows[name]["stack"] <= 96 for name in spilling)
 
 
-def test_fp8_leaves_in_wide_stores(compiled: tuple[Rows, Path]) -> None:
+def test_fp8_leaves_in_wide_stores(compiled):
     """Stores have 16 bytes; beside a norm's other results of a row, the 8 bytes of a thread."""
     rows, _ = compiled
     assert {name for name, row in rows.items() if row["byte_stores"]} == set()
@@ -82,7 +80,7 @@ def test_fp8_leaves_in_wide_stores(compiled: tuple[Rows, Path]) -> None:
             assert row["wide_stores"] >= 2, case
 
 
-def test_what_is_too_large_for_fp8_saturates(compiled: tuple[Rows, Path]) -> None:
+def test_what_is_too_large_for_fp8_saturates(compiled):
     """In the conversion itself: the kernels do not clamp."""
     _, keep = compiled
     texts = [path.read_text(encoding="utf-8") for path in keep.glob("*.ptx")]
@@ -90,7 +88,7 @@ def test_what_is_too_large_for_fp8_saturates(compiled: tuple[Rows, Path]) -> Non
     assert found == {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32"}
 
 
-def test_attention_runs_on_the_matrix_units(compiled: tuple[Rows, Path]) -> None:
+def test_attention_runs_on_the_matrix_units(compiled):
     rows, _ = compiled
     found = [row["matrix"] for (_, kernel), row in rows.items() if kernel in MATRIX]
     # Heads of 16, 32, 64 and 128; rotated of 64 and 128, with a window and without, and the last
@@ -99,13 +97,13 @@ def test_attention_runs_on_the_matrix_units(compiled: tuple[Rows, Path]) -> None
     assert all(count >= 4 for count in found)
 
 
-def test_instructions_an_element_stay_what_they_were(compiled: tuple[Rows, Path]) -> None:
+def test_instructions_an_element_stay_what_they_were(compiled):
     rows, _ = compiled
     for name, logged in rows_of((LOG / "triton-3.6.json").read_text(encoding="utf-8")).items():
         assert rows[name]["per_element"] <= SLACK * logged["per_element"], name
 
 
-def test_the_log_is_of_these_kernels(compiled: tuple[Rows, Path]) -> None:
+def test_the_log_is_of_these_kernels(compiled):
     """`docs/how/speed.md` is made of it; `python tools/kernel_table.py` makes it anew."""
     import triton
 
@@ -115,7 +113,7 @@ def test_the_log_is_of_these_kernels(compiled: tuple[Rows, Path]) -> None:
     assert compiled[0] == rows_of(path.read_text(encoding="utf-8"))
 
 
-def test_gelu_is_computed_once(compiled: tuple[Rows, Path]) -> None:
+def test_gelu_is_computed_once(compiled):
     """As a gate too. Triton 3.6 computed it once more, in the layout of the transpose."""
     _, keep = compiled
     found = sorted(
@@ -125,7 +123,7 @@ def test_gelu_is_computed_once(compiled: tuple[Rows, Path]) -> None:
     assert not any("math.erf" in path.read_text() for path in keep.glob("*.ttgir"))
 
 
-def test_programs_that_share_sums_run_at_once(compiled: tuple[Rows, Path], tmp_path: Path) -> None:
+def test_programs_that_share_sums_run_at_once(compiled, tmp_path):
     """As many as their launches assume: on an H100, and in bf16 on an A100."""
     from mlperf_bert.model import triton_cross_entropy, triton_gelu, triton_parts
 

@@ -1,14 +1,12 @@
 """The summed cross-entropy is torch's, forward and backward, with full logits."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
+from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.layers import (
     PretrainingLogits,
@@ -18,7 +16,7 @@ from mlperf_bert.model.layers import (
 from model_cases import TINY, gradients, ragged_batch, scattered_model
 
 
-def case(dtype: torch.dtype, masked_share: float = 0.15) -> tuple[UnpaddedBatch, Tensor, Tensor]:
+def case(dtype, masked_share=0.15):
     """A batch with logits of both tasks for it."""
     batch = ragged_batch((7, 31, 12, 64), masked_share=masked_share)
     generator = torch.Generator().manual_seed(0)
@@ -33,7 +31,7 @@ def case(dtype: torch.dtype, masked_share: float = 0.15) -> tuple[UnpaddedBatch,
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 )
-def test_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
+def test_equals_torch(dtype, tolerance):
     batch, mlm, nsp = case(dtype)
     sums = loss_sums(PretrainingLogits(mlm, nsp), batch)
     for logits, labels, ours in (
@@ -49,7 +47,7 @@ def test_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
         torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
 
 
-def with_unused_slots(batch: UnpaddedBatch) -> UnpaddedBatch:
+def with_unused_slots(batch):
     """The last of each kind of label, and one more, taken as unused."""
     labels, next_labels = batch.labels.clone(), batch.next_sentence_label.clone()
     labels[[3, -1]] = next_labels[-1] = IGNORED
@@ -57,7 +55,7 @@ def with_unused_slots(batch: UnpaddedBatch) -> UnpaddedBatch:
 
 
 @pytest.mark.parametrize("poison", [0.0, float("nan"), float("inf")])
-def test_unused_slots_add_exactly_nothing(poison: float) -> None:
+def test_unused_slots_add_exactly_nothing(poison):
     batch, mlm, nsp = case(torch.float32)
     batch = with_unused_slots(batch)
     for logits, labels, name in (
@@ -78,7 +76,7 @@ def test_unused_slots_add_exactly_nothing(poison: float) -> None:
         torch.testing.assert_close(gradient[is_used], expected[is_used], rtol=0, atol=1e-6)
 
 
-def test_the_highest_score_is_correct_and_an_unused_slot_never() -> None:
+def test_the_highest_score_is_correct_and_an_unused_slot_never():
     batch, mlm, nsp = case(torch.float32)
     batch = with_unused_slots(batch)
     scores = F.one_hot(batch.labels.clamp(min=0), mlm.shape[1]).float()
@@ -88,7 +86,7 @@ def test_the_highest_score_is_correct_and_an_unused_slot_never() -> None:
     assert torch.equal(correct_predictions(PretrainingLogits(scores, nsp), batch), expected)
 
 
-def head_inputs(dtype: torch.dtype, positions: int = 21) -> tuple[list[Tensor], Tensor]:
+def head_inputs(dtype, positions=21):
     """Hidden states, weight and bias, and labels of which two are ignored."""
     generator = torch.Generator().manual_seed(2)
     inputs = [
@@ -100,23 +98,23 @@ def head_inputs(dtype: torch.dtype, positions: int = 21) -> tuple[list[Tensor], 
     return inputs, labels
 
 
-def assert_near(found: Any, expected: Any, tolerance: float) -> None:
+def assert_near(found, expected, tolerance):
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         scale = float(other.detach().abs().max())
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale)
 
 
-def test_a_second_backward_is_refused() -> None:
+def test_a_second_backward_is_refused():
     batch, mlm, nsp = case(torch.float32)
     loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
-def test_a_model_gives_the_losses_of_its_logits(objective: Any) -> None:
+def test_a_model_gives_the_losses_of_its_logits(objective):
     batch = with_unused_slots(ragged_batch((7, 31, 12, 64)))
     config = replace(TINY, objective=objective)
     model = scattered_model(config, spread=0.2, dtype=torch.float64)
@@ -131,8 +129,8 @@ def test_a_model_gives_the_losses_of_its_logits(objective: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(
-    dtype: torch.dtype,
-) -> None:
+    dtype,
+):
     generator = torch.Generator().manual_seed(3)
     hidden, weight, bias = (
         torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)

@@ -1,7 +1,6 @@
 """model.objective "mlm": no weight that gets no gradient, and whose weights it begins with."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,13 +21,13 @@ LENGTHS = (7, 31, 12, 64, 5, 40, 33)
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 
-def test_only_what_next_sentences_need_is_missing() -> None:
+def test_only_what_next_sentences_need_is_missing():
     both, alone = (set(BertForPretraining(config, CPU).state_dict()) for config in (TINY, ALONE))
     assert both - alone == {name for name in both if name.startswith(NEXT_SENTENCE)}
     assert not alone - both
 
 
-def test_flops_leave_out_the_pooler() -> None:
+def test_flops_leave_out_the_pooler():
     batch = ragged_batch(LENGTHS)
     both, alone = (
         model_flops(config, batch.lengths, batch.masked_counts) for config in (TINY, ALONE)
@@ -37,9 +36,7 @@ def test_flops_leave_out_the_pooler() -> None:
     assert alone.total == both.total - both.pooler
 
 
-def test_weights_of_both_tasks_begin_masked_lm_alone_but_not_the_other_way(
-    tiny_config: Path, tmp_path: Path
-) -> None:
+def test_weights_of_both_tasks_begin_masked_lm_alone_but_not_the_other_way(tiny_config, tmp_path):
     saved = {}
     for objective in ("mlm_nsp", "mlm"):
         config = load_config(tiny_config, [f"model.objective={objective}"])

@@ -9,10 +9,8 @@ bfloat16, where it cuts floats off, so rounding of updates is compared in fp16 a
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -44,7 +42,6 @@ from fp8_cases import (
     values_of,
 )
 from kernel_table import compile_instead
-from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model import (
     bert,
@@ -75,7 +72,7 @@ from model_cases import MODERN, TINY, gradients, our_loss, ragged_batch, scatter
 BLOCK_SIZES = ((1, 8), (3, 24), (17, 100), (17, 128))
 
 
-def blocks() -> None:
+def blocks():
     fused = FusedBlocks()
     for block, (rows, hidden) in product(BLOCKS, BLOCK_SIZES):
         print(block, rows, hidden, flush=True)
@@ -94,7 +91,7 @@ def blocks() -> None:
     check_model(fused)
 
 
-def check_autocast(fused: FusedBlocks, block: str) -> None:
+def check_autocast(fused, block):
     """Check that `fused` has the reference's dtypes, float32 or bfloat16, under autocast."""
     modules, inputs, run = make_case(block, 3, 24, torch.float32, "cpu", dropout=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -102,7 +99,7 @@ def check_autocast(fused: FusedBlocks, block: str) -> None:
     assert_near(found, expected, TOLERANCES[torch.bfloat16])
 
 
-def check_sums() -> None:
+def check_sums():
     """Check sums of more programs than are added at a time, for parameters of two dtypes."""
     partials = torch.randn(150, 2, 50, dtype=torch.float64)
     one, other = sum_programs(partials, (torch.float64, torch.float32))
@@ -111,7 +108,7 @@ def check_sums() -> None:
     torch.testing.assert_close(other, partials[:, 1].sum(0).float())
 
 
-def check_one_result(fused: FusedBlocks) -> None:
+def check_one_result(fused):
     """The sum or its LayerNorm may have no gradient, as the sum has none behind the last layer."""
     modules, inputs, run = make_case("sum_norm", 17, 24, torch.float64, "cpu", dropout=True)
     for number in (0, 1):
@@ -123,7 +120,7 @@ def check_one_result(fused: FusedBlocks) -> None:
         assert_near(found, expected, 1e-12)
 
 
-def check_gelu() -> None:
+def check_gelu():
     """In float32 it and its slope are much nearer than bf16 rounds, in the tails too."""
     values = torch.linspace(-14, 14, 4001)[None]
     exact = values.double().requires_grad_()
@@ -140,7 +137,7 @@ def check_gelu() -> None:
     assert ((found - result) / result)[small & (values > -4)].abs().max() < 4e-3
 
 
-def check_logits(positions: int, classes: int) -> None:
+def check_logits(positions, classes):
     """Losses and gradients of torch's in float64; rows of ignored labels, poisoned, add nothing."""
     generator = torch.Generator().manual_seed(positions)
     labels = torch.randint(classes, (positions,), generator=generator)
@@ -168,7 +165,7 @@ def check_logits(positions: int, classes: int) -> None:
     assert not cross_entropy_backward(given, logits[:0], labels[:0], of_none, dtype).any()
 
 
-def check_second_backward(fused: FusedBlocks) -> None:
+def check_second_backward(fused):
     """It would take the gradient for logits."""
     modules, inputs, run = make_case("masked_lm_loss", 3, 24, torch.float32, "cpu", dropout=False)
     (loss,) = run(fused, modules, *inputs)
@@ -181,7 +178,7 @@ def check_second_backward(fused: FusedBlocks) -> None:
         raise AssertionError("a second backward went through")
 
 
-def check_model(fused: FusedBlocks) -> None:
+def check_model(fused):
     """Loss and gradients of a whole model, dropout on; and its logits in evaluation."""
     bert_like = replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)
     assert_near(*(of_model(bert_like, each, torch.float64) for each in (fused, Blocks())), 1e-11)
@@ -193,11 +190,11 @@ def check_model(fused: FusedBlocks) -> None:
 
 
 def of_model(
-    config: ModelSection,
-    blocks: Blocks,
-    dtype: torch.dtype,
-    attention: AttentionChoice | None = None,
-) -> list[Tensor]:
+    config,
+    blocks,
+    dtype,
+    attention=None,
+):
     """Loss, gradients and logits."""
     batch = ragged_batch((7, 35, 9))
     choose = {"choose_blocks": lambda *_: blocks}
@@ -221,7 +218,7 @@ KERNELS = {
 }
 
 
-def fp8() -> None:
+def fp8():
     for dtype, shape in product((E4M3, E5M2), SHAPES):
         cast_in_float32(values_of(shape), dtype)
     # Where each of several parts comes to lie.
@@ -242,7 +239,7 @@ class InFloat32(Target):
     """Where a matrix in float32 stands for one in FP8."""
 
 
-def copies_are_taken() -> None:
+def copies_are_taken():
     """A product reads the FP8 copy that its input carries, and takes it away."""
     made = make_layers(17, "cpu")
     layers, hidden = made
@@ -258,10 +255,10 @@ def copies_are_taken() -> None:
     assert wide.isnan().all()  # whoever reads it in another way will notice
 
 
-def rounded_by_torch(kernel: Callable[..., Any], place: int | None) -> Callable[..., Any]:
+def rounded_by_torch(kernel, place):
     """The same in float32, then in FP8: the result, or that at `place` of several."""
 
-    def run(*arguments: Any, **options: Any) -> Any:
+    def run(*arguments, **options):
         *others, target = arguments
         if target is None:
             return kernel(*arguments, **options)
@@ -273,14 +270,14 @@ def rounded_by_torch(kernel: Callable[..., Any], place: int | None) -> Callable[
     return run
 
 
-def in_fp8(found: Tensor | Fp8Matrix, target: Target) -> Any:
+def in_fp8(found, target):
     if isinstance(found, Tensor):
         return found.clamp(-target.limit, target.limit).to(target.dtype)
     both = (in_fp8(each, target) for each in (found.rows, found.transposed))
     return Fp8Matrix(found.unit, *both)
 
 
-def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
+def cast_in_float32(x, dtype):
     limit = torch.finfo(dtype).max
     rows = torch.full((x.shape[0], x.shape[1] + 3), 7.0)
     width = fp8_cast.padded(x.shape[0])
@@ -295,7 +292,7 @@ def cast_in_float32(x: Tensor, dtype: torch.dtype) -> None:
     assert (rows[:, x.shape[1] :] == 7).all() and (transposed[:, width:] == 7).all()
 
 
-def gelu_in_float32(rows: int, columns: int) -> None:
+def gelu_in_float32(rows, columns):
     generator = torch.Generator().manual_seed(rows)
     gradient, x = (torch.randn(rows, columns, generator=generator) for _ in range(2))
     bias = torch.randn(columns, generator=generator)
@@ -312,7 +309,7 @@ def gelu_in_float32(rows: int, columns: int) -> None:
     torch.testing.assert_close(of_bias.double(), exact_bias.grad, rtol=1e-5, atol=1e-5)
 
 
-def gate_in_float32(rows: int, columns: int) -> None:
+def gate_in_float32(rows, columns):
     generator = torch.Generator().manual_seed(rows)
     gradient = torch.randn(rows, columns, generator=generator)
     x = torch.randn(rows, 2 * columns, generator=generator)
@@ -327,7 +324,7 @@ def gate_in_float32(rows: int, columns: int) -> None:
     check_matrix(gated_fp8_backward(gradient, x, target), exact.grad, maximum)
 
 
-def sums_in_float32(rows: int, columns: int) -> None:
+def sums_in_float32(rows, columns):
     """Check casts and sums of adjacent gradients, and of others."""
     joined = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows))
     for parts in (joined.split(columns, dim=1), (joined[:, :columns].clone(), joined[:, columns:])):
@@ -338,7 +335,7 @@ def sums_in_float32(rows: int, columns: int) -> None:
         torch.testing.assert_close(sums.double(), joined.double().sum(0), rtol=1e-5, atol=1e-5)
 
 
-def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
+def check_matrix(found, exact, maximum):
     torch.testing.assert_close(found.rows.double() * UNIT, exact, rtol=1e-5, atol=4e-6)
     num_rows = len(exact)
     assert torch.equal(found.transposed[:, :num_rows], found.rows.t())
@@ -346,7 +343,7 @@ def check_matrix(found: Fp8Matrix, exact: Tensor, maximum: Tensor) -> None:
     assert maximum == found.rows.abs().max() * UNIT
 
 
-def attention() -> None:
+def attention():
     attend = triton_attention.attend
     for head_size, probability in ((16, 0.0), (32, 0.3), (64, 0.3)):
         options = {"head_size": head_size, "spare_rows": 3}
@@ -360,7 +357,7 @@ def attention() -> None:
     check_strides()
 
 
-def check_strides() -> None:
+def check_strides():
     """Columns of one tensor, as a fused projection leaves them; a gradient that is one number.
 
     The gradients of queries, keys and values are columns of one tensor again.
@@ -379,13 +376,13 @@ def check_strides() -> None:
         assert other.data_ptr() == first[:, 0, 0].data_ptr() + number * 4 * first[0].numel()
 
 
-def dropout() -> None:
+def dropout():
     for check in dropout_cases.CHECKS:
         print(check.__name__, flush=True)
         check(triton_dropout, "cpu")
 
 
-def updates() -> None:
+def updates():
     for check, rule, dtypes in product(
         kernel_cases.CHECKS, kernel_cases.RULES, kernel_cases.DTYPES
     ):
@@ -394,7 +391,7 @@ def updates() -> None:
             check(triton_kernels, rule, dtypes, "cpu")
 
 
-def compile_all() -> None:
+def compile_all():
     JITFunction.run = compile_instead
     for dtype, block, has_dropout in product(("fp32", "bf16"), BLOCKS, (False, True)):
         modules, inputs, run = make_case(block, 4, 100, DTYPES[dtype], "cpu", dropout=has_dropout)

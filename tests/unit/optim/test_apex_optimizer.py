@@ -5,15 +5,12 @@ nothing here runs apex itself.
 """
 
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import dali_stand_in
 from graph_cases import CPU, ONE_RANK
@@ -26,7 +23,7 @@ from mlperf_bert.distributed import session
 from mlperf_bert.distributed.bucket_plan import plan_layout
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup, flat_weights
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer, copy_to_host
+from mlperf_bert.optim.flat_optimizer import copy_to_host
 from mlperf_bert.optim.optimizers import (
     BY_APEX,
     adamw_update,
@@ -44,11 +41,11 @@ CLOSE = {"rtol": 5e-6, "atol": 5e-7}
 class _Fused(torch.optim.Optimizer):
     """The common part of apex's two optimizers: the skip buffer and the use of a grad scaler."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, **defaults: Any) -> None:
+    def __init__(self, params, lr, **defaults):
         super().__init__(params, {"lr": torch.tensor(lr, dtype=torch.float32), **defaults})
         self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int32)
 
-    def _ask(self, grad_scaler: Any) -> tuple[bool, Tensor]:
+    def _ask(self, grad_scaler):
         """Whether the kernels do nothing, and the scale of the gradients."""
         found_inf = grad_scaler._check_inf_per_device(self)[torch.device("cpu")]
         scale = grad_scaler._get_scale_async()
@@ -56,7 +53,7 @@ class _Fused(torch.optim.Optimizer):
         self._dummy_overflow_buf.copy_(found_inf)
         return bool(self._dummy_overflow_buf == 1), scale
 
-    def _constants(self, group: dict[str, Any]) -> dict[str, float]:
+    def _constants(self, group):
         """The constants that the kernels read: float32 and int32 tensors on the device."""
         assert group["lr"].dtype == torch.float32
         assert group["step"].dtype == torch.int32
@@ -70,23 +67,23 @@ class FusedAdam(_Fused):
 
     def __init__(
         self,
-        params: Iterable[Tensor],
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        adam_w_mode: bool = True,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        set_grad_none: bool = True,
-        capturable: bool = False,
-        master_weights: bool = False,
-    ) -> None:
+        params,
+        lr=1e-3,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        adam_w_mode=True,
+        weight_decay=0.0,
+        amsgrad=False,
+        set_grad_none=True,
+        capturable=False,
+        master_weights=False,
+    ):
         assert capturable and adam_w_mode and bias_correction
         assert not amsgrad and not master_weights
         super().__init__(params, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
-    def step(self, closure: None = None, *_: None, grad_scaler: Any = None) -> None:
+    def step(self, closure=None, *_, grad_scaler=None):
         for group in self.param_groups:
             group.setdefault("step", torch.zeros(1, dtype=torch.int32))
             group["step"] += (self._dummy_overflow_buf != 1).int()
@@ -103,20 +100,20 @@ class FusedMixedPrecisionLamb(_Fused):
 
     def __init__(
         self,
-        params: Iterable[Tensor],
-        lr: float = 1e-3,
-        step: int = 0,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        amsgrad: bool = False,
-        adam_w_mode: bool = True,
-        grad_averaging: bool = True,
-        max_grad_norm: float = 1.0,
-        use_nvlamb: bool = False,
-        reduced_precision_dtype: torch.dtype | None = None,
-    ) -> None:
+        params,
+        lr=1e-3,
+        step=0,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        amsgrad=False,
+        adam_w_mode=True,
+        grad_averaging=True,
+        max_grad_norm=1.0,
+        use_nvlamb=False,
+        reduced_precision_dtype=None,
+    ):
         assert bias_correction and adam_w_mode and grad_averaging
         assert not amsgrad
         first = torch.tensor([step], dtype=torch.int32)
@@ -124,9 +121,9 @@ class FusedMixedPrecisionLamb(_Fused):
         super().__init__(params, lr, **defaults)
         self._max_grad_norm, self._use_nvlamb = max_grad_norm, use_nvlamb
         self.reduced_precision_dtype = reduced_precision_dtype
-        self.param_groups_full_precision: list[dict[str, list[Tensor | None]]] = []
+        self.param_groups_full_precision = []
 
-    def step(self, closure: None = None, grad_scaler: Any = None) -> None:
+    def step(self, closure=None, grad_scaler=None):
         is_skipped, scale = self._ask(grad_scaler)
         every = [each for group in self.param_groups for each in group["params"]]
         if not self.param_groups_full_precision:  # copies of the parameters that are reduced
@@ -153,23 +150,23 @@ class FusedMixedPrecisionLamb(_Fused):
                 ratio = trust_ratio(exact.norm(), update.norm()) if adapt else 1.0
                 each.data.copy_(exact.sub_(constants["lr"] * ratio * update))
 
-    def _copied(self, parameter: Tensor) -> Tensor | None:
+    def _copied(self, parameter):
         return parameter.float() if parameter.dtype == self.reduced_precision_dtype else None
 
 
 @pytest.fixture
-def apex(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def apex(monkeypatch):
     """`apex.optimizers`, as if installed."""
     optimizers = ModuleType("apex.optimizers")
-    optimizers.FusedAdam = FusedAdam  # type: ignore[attr-defined]
-    optimizers.FusedMixedPrecisionLamb = FusedMixedPrecisionLamb  # type: ignore[attr-defined]
+    optimizers.FusedAdam = FusedAdam
+    optimizers.FusedMixedPrecisionLamb = FusedMixedPrecisionLamb
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
     return optimizers
 
 
 class _Toy(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(3)
         self.dense = nn.Linear(6, 5)
@@ -177,9 +174,7 @@ class _Toy(nn.Module):
         self.head = nn.Linear(5, 3)
 
 
-def _make(
-    name: str, implementation: str, dtype: torch.dtype = torch.float32, **changes: Any
-) -> tuple[nn.Module, FlatOptimizer]:
+def _make(name, implementation, dtype=torch.float32, **changes):
     """Weights of `dtype` are rounded from float32, in which the optimizer has them."""
     settings = {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-6, "weight_decay": 0.1, **changes}
     model = _Toy()
@@ -192,9 +187,7 @@ def _make(
     return model, make_optimizer(config, buffers, *others)
 
 
-def _train(
-    model: nn.Module, optimizer: FlatOptimizer, steps: Iterable[int], skipped: Iterable[int]
-) -> None:
+def _train(model, optimizer, steps, skipped):
     """Gradients lie elsewhere, as DDP's do, and are larger by 8 than they should be."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -210,7 +203,7 @@ def _train(
         optimizer.step(rate, gradient_factor=factor, skip=skip)
 
 
-def _state(optimizer: FlatOptimizer) -> dict[str, Tensor]:
+def _state(optimizer):
     return {name: value.clone() for name, value in optimizer.changed_by_step().items()}
 
 
@@ -218,7 +211,7 @@ def _state(optimizer: FlatOptimizer) -> dict[str, Tensor]:
 @pytest.mark.parametrize("weight_decay", [0.1, 0.0])
 @pytest.mark.parametrize("skipped", [(), (1,), (2, 4)])
 @pytest.mark.usefixtures("apex")
-def test_same_updates_as_ours(name: str, weight_decay: float, skipped: tuple[int, ...]) -> None:
+def test_same_updates_as_ours(name, weight_decay, skipped):
     results = {}
     for implementation in ("ours", "apex"):
         model, optimizer = _make(name, implementation, weight_decay=weight_decay)
@@ -230,7 +223,7 @@ def test_same_updates_as_ours(name: str, weight_decay: float, skipped: tuple[int
 
 
 @pytest.mark.usefixtures("apex")
-def test_bf16_weights_have_our_masters_and_moments() -> None:
+def test_bf16_weights_have_our_masters_and_moments():
     """Masters differ by the rounding of apex's updates alone, weights are the masters rounded."""
     results = {}
     for implementation in ("ours", "apex"):
@@ -255,9 +248,7 @@ def test_bf16_weights_have_our_masters_and_moments() -> None:
 )
 @pytest.mark.parametrize("last", [2, 3])
 @pytest.mark.usefixtures("apex")
-def test_continues_from_a_checkpoint(
-    name: str, last: int, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_continues_from_a_checkpoint(name, last, dtype, tmp_path):
     """To the bit from its own, also after a skipped step (2), and closely from one of ours."""
     model, whole = _make(name, "apex", dtype)
     _train(model, whole, range(1, 6), [2])
@@ -293,19 +284,17 @@ SMALL = (
 )
 
 
-def test_every_shipped_lamb_config_takes_both() -> None:
+def test_every_shipped_lamb_config_takes_both():
     taken = [path for path in CONFIGS.glob("*.toml") if 'name = "lamb"' in path.read_text()]
     assert len(taken) >= 8
     for path in taken:
         load_config(path, BOTH)
 
 
-def test_a_shipped_config_trains_with_both_and_goes_on(
-    apex: ModuleType, monkeypatch: pytest.MonkeyPatch, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_a_shipped_config_trains_with_both_and_goes_on(apex, monkeypatch, synthetic_data, tmp_path):
     """Captured steps, bf16, a balance policy and the flat reducer in a process group of one."""
 
-    def join(*_: object, **__: object) -> None:
+    def join(*_, **__):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     dali_stand_in.install(monkeypatch)
@@ -313,7 +302,7 @@ def test_a_shipped_config_trains_with_both_and_goes_on(
     monkeypatch.setattr(session, "init_process_group", join)
     losses, forwards = {}, []
 
-    def train(name: str, *more: str, resume: Path | None = None) -> None:
+    def train(name, *more, resume=None):
         before = dali_stand_in.Pipeline.runs
         shipped = CONFIGS / "dgxa100_1x8x56x1.toml"
         done = run_train(shipped, synthetic_data, tmp_path / name, *SMALL, *more, resume=resume)
@@ -344,24 +333,22 @@ def test_a_shipped_config_trains_with_both_and_goes_on(
         ("parallel.data_parallel=flat parallel.allreduce_dtype=bf16", "'bf16'; set .*gradients"),
     ],
 )
-def test_settings_that_apex_cannot_serve(tiny_config: Path, override: str, words: str) -> None:
+def test_settings_that_apex_cannot_serve(tiny_config, override, words):
     overrides = ["run.device=cuda", "optim.implementation=apex", "model.precision=bf16_autocast"]
     assert load_config(tiny_config, overrides).optim.implementation == "apex"
     with pytest.raises(ConfigError, match=f"'apex' with .*{words}"):
         load_config(tiny_config, [*overrides, *override.split()])
 
 
-def test_without_apex(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_apex(monkeypatch):
     for module in ("apex", "apex.optimizers"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match="'apex' and apex is not installed"):
         _make("adamw", "apex")
 
 
-def test_apex_that_is_too_old_or_has_no_kernels(
-    apex: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_apex_that_is_too_old_or_has_no_kernels(apex, monkeypatch):
+    def refuse(*_, **__):
         raise RuntimeError("requires\ncuda extensions")
 
     monkeypatch.delattr(apex, "FusedMixedPrecisionLamb")

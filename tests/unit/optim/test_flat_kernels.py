@@ -1,7 +1,5 @@
 """Update kernels of flat buffers: compiled ones on the CPU, Triton's interpreted and compiled."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
+def threads():
     """Lets a test set torch's number of threads."""
     before = torch.get_num_threads()
     yield
@@ -33,12 +31,12 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("check", CHECKS)
-def test_cpu_kernels(check: object, rule: str, dtypes: str) -> None:
+def test_cpu_kernels(check, rule, dtypes):
     check(cpu_kernels, rule, dtypes, "cpu")
 
 
 @pytest.mark.usefixtures("threads")
-def test_lamb_does_not_depend_on_the_number_of_threads() -> None:
+def test_lamb_does_not_depend_on_the_number_of_threads():
     numel = {1: 2 * BLOCKS_OF_A_THREAD * BLOCK, 0: 5, 2: BLOCKS_OF_A_THREAD * BLOCK}
     found = []
     for number in (1, 2, 3):
@@ -56,7 +54,7 @@ def test_lamb_does_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shards_of_a_large_tensor_add_up(ranks: int) -> None:
+def test_shards_of_a_large_tensor_add_up(ranks):
     case = make_case("fp64", "cpu", {1: 40 * BLOCK - 7, 2: 24 * BLOCK})
     set_gradients(case, 1)
     scalars = make_scalars(1, "cpu")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mlperf_bert.config.sections import ModelSection, OptimSection
 from mlperf_bert.distributed.bucket_plan import BLOCK, plan_layout
@@ -33,11 +33,11 @@ RATE, DECAY, MOMENTUM = 0.02, 0.1, 0.95
 BF16_UNIT = 2.0**-8  # largest relative error of rounding to bfloat16
 
 
-def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+def random(*shape, seed=1, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def by_singular_values(matrix: Tensor) -> Tensor:
+def by_singular_values(matrix):
     """The polynomial on each singular value, five times, of the matrix over its Frobenius norm."""
     left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
     a, b, c = COEFFICIENTS
@@ -47,7 +47,7 @@ def by_singular_values(matrix: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_reference_is_torchs_bit_for_bit(shape: tuple[int, int]) -> None:
+def test_the_reference_is_torchs_bit_for_bit(shape):
     ours = random(*shape, dtype=torch.float32)
     parameter, buffer = nn.Parameter(ours.clone()), torch.zeros_like(ours)
     theirs = torch.optim.Muon(
@@ -66,7 +66,7 @@ def test_the_reference_is_torchs_bit_for_bit(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_newton_schulz_is_the_polynomial_of_singular_values(shape: tuple[int, int]) -> None:
+def test_newton_schulz_is_the_polynomial_of_singular_values(shape):
     matrix = random(*shape)
     expected = by_singular_values(matrix)
     for found in (orthogonalised(matrix), orthogonalised_stack(matrix[None])[0]):
@@ -76,7 +76,7 @@ def test_newton_schulz_is_the_polynomial_of_singular_values(shape: tuple[int, in
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_a_stack_in_bfloat16_is_as_near_as_its_roundings(shape: tuple[int, int]) -> None:
+def test_a_stack_in_bfloat16_is_as_near_as_its_roundings(shape):
     """Three products a step and the norm are rounded; errors add up like independent ones."""
     stack = random(5, *shape, dtype=torch.bfloat16)
     found = orthogonalised_stack(stack).double()
@@ -88,7 +88,7 @@ def test_a_stack_in_bfloat16_is_as_near_as_its_roundings(shape: tuple[int, int])
         assert float((reference - exact).norm()) <= float(largest)
 
 
-def test_no_gradient_gives_no_update() -> None:
+def test_no_gradient_gives_no_update():
     assert not orthogonalised(torch.zeros(4, 8)).any()
     assert not orthogonalised_stack(torch.zeros(2, 8, 4)).any()
 
@@ -105,9 +105,7 @@ MATRICES = {"bert": OF_BERT, "modern": {*JOINED, "attn.Wo.weight", "mlp.Wo.weigh
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("stack_elements", [2**25, 3 * 20 * 20])
 @pytest.mark.parametrize("config", [ODD, MODERN], ids=["bert", "modern"])
-def test_a_models_update_is_the_readable_ones(
-    config: ModelSection, dtype: torch.dtype, stack_elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_models_update_is_the_readable_ones(config, dtype, stack_elements, monkeypatch):
     """Matrix by matrix: of ModernBERT three, or two, in one parameter."""
     monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
     model = BertForPretraining(config, torch.device("cpu"), seed=3).to(dtype)
@@ -140,7 +138,7 @@ def test_a_models_update_is_the_readable_ones(
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
 
 
-def test_joined_matrices_that_begin_inside_a_block_are_refused() -> None:
+def test_joined_matrices_that_begin_inside_a_block_are_refused():
     rule = OptimSection(name="muon", learning_rate=RATE)
     for sizes in ({"hidden_size": 40}, {"intermediate_size": 40}):
         model = BertForPretraining(replace(MODERN, **sizes), torch.device("cpu"))
@@ -148,14 +146,14 @@ def test_joined_matrices_that_begin_inside_a_block_are_refused() -> None:
             make_optimizer_alone(rule, model)
 
 
-def matrices_of(model: ModelSection) -> list[tuple[int, int]]:
+def matrices_of(model):
     """The shapes of all matrices of a model's layers; a modern one has gated products."""
     hidden, wide = model.hidden_size, model.intermediate_size
     gates = [(wide, hidden)] if model.architecture == "modern" else []
     return model.num_layers * [*4 * [(hidden, hidden)], (wide, hidden), (hidden, wide), *gates]
 
 
-def test_what_is_planned_are_a_models_matrices() -> None:
+def test_what_is_planned_are_a_models_matrices():
     for config in (TINY, MODERN):
         model = BertForPretraining(config, torch.device("meta"))
         shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
@@ -166,7 +164,7 @@ def test_what_is_planned_are_a_models_matrices() -> None:
         assert Counter(each.shape for each in found) == Counter(matrices_of(config))
 
 
-def test_the_cost_is_counted_and_dealt_evenly() -> None:
+def test_the_cost_is_counted_and_dealt_evenly():
     """Products of [D, D] take 2 + 2 + 2 times D^3, those of [D, 4 D] 8 + 2 + 8."""
     matrices = matrices_of(ModelSection())
     by_hand = 5 * (24 * 4 * 6 * 1024**3 + 24 * 2 * 18 * 1024**3)
@@ -182,7 +180,7 @@ def test_the_cost_is_counted_and_dealt_evenly() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
-def test_every_block_comes_to_its_owner_and_back(shards: int) -> None:
+def test_every_block_comes_to_its_owner_and_back(shards):
     shapes = {f"encoder.layer.{n}.weight": (40 + 9 * (n % 3), 70) for n in range(5)}
     shapes |= {
         "model.layers.0.attn.Wqkv.weight": (3 * 64, 64),
@@ -215,7 +213,7 @@ def test_every_block_comes_to_its_owner_and_back(shards: int) -> None:
     assert sorted(seen) == [*names[:5], *joined]
 
 
-def test_apex_has_no_muon() -> None:
+def test_apex_has_no_muon():
     rule = OptimSection(name="muon", implementation="apex", learning_rate=1e-3)
     with pytest.raises(ConfigError, match="adamw, lamb"):
         make_optimizer_alone(rule, nn.Linear(2, 2))

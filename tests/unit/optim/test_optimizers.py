@@ -3,8 +3,6 @@
 That `adamw_update` and `lamb_update` say the same, `test_flat_kernels.py` shows.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -21,17 +19,16 @@ RATES = [0.004, 0.01, 0.02, 0.013, 0.005, 0.001]
 
 Array = NDArray[np.float64]
 # (parameter, bias-corrected moments, rate, whether decay and layer adaptation apply) -> parameter
-Rule = Callable[[Array, Array, Array, float, bool], Array]
 
 
 class _Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.dense = nn.Linear(19, 23)
         self.LayerNorm = nn.LayerNorm(23)
 
 
-def lamb(x: Array, mean: Array, variance: Array, rate: float, adapts: bool) -> Array:
+def lamb(x, mean, variance, rate, adapts):
     """You et al., arXiv 1904.00962, algorithm 2."""
     update = mean / (np.sqrt(variance) + EPSILON) + (DECAY * x if adapts else 0)
     norms = np.linalg.norm(x), np.linalg.norm(update)
@@ -39,26 +36,26 @@ def lamb(x: Array, mean: Array, variance: Array, rate: float, adapts: bool) -> A
     return x - rate * ratio * update
 
 
-def adamw(x: Array, mean: Array, variance: Array, rate: float, decays: bool) -> Array:
+def adamw(x, mean, variance, rate, decays):
     """Loshchilov and Hutter, arXiv 1711.05101, algorithm 2, decay scaled by the rate."""
     step = mean / (np.sqrt(variance) + EPSILON) + (DECAY * x if decays else 0)
     return x - rate * step
 
 
-RULES: dict[str, Rule] = {"lamb": lamb, "adamw": adamw}
+RULES = {"lamb": lamb, "adamw": adamw}
 
 
-def test_training_on_cuda_says_that_it_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_cuda_says_that_it_needs_triton(monkeypatch):
     monkeypatch.setattr(optimizers, "why_triton_cannot_compile", lambda: "there is no C compiler")
     with pytest.raises(ConfigError, match="needs Triton: there is no C compiler; install that"):
         optimizers._kernels_for(torch.device("cuda"))
 
 
-def _gradients(x: Array, step: int) -> Array:
+def _gradients(x, step):
     return np.random.default_rng([step, x.size]).normal(0.3, 1.0, x.shape)
 
 
-def _by_formula(x: Array, rule: Rule, decays: bool) -> Array:
+def _by_formula(x, rule, decays):
     first, second = np.zeros_like(x), np.zeros_like(x)
     for step, rate in enumerate(RATES, start=1):
         gradient = _gradients(x, step)
@@ -69,12 +66,12 @@ def _by_formula(x: Array, rule: Rule, decays: bool) -> Array:
     return x
 
 
-def _start(dtype: torch.dtype) -> _Layer:
+def _start(dtype):
     torch.manual_seed(5)
     return _Layer().to(dtype)
 
 
-def _by_optimizer(name: str, dtype: torch.dtype) -> _Layer:
+def _by_optimizer(name, dtype):
     layer = _start(dtype)
     constants = {"beta_1": BETA_1, "beta_2": BETA_2, "epsilon": EPSILON, "weight_decay": DECAY}
     section = OptimSection(name=name, learning_rate=RATES[0], **constants)
@@ -90,7 +87,7 @@ def _by_optimizer(name: str, dtype: torch.dtype) -> _Layer:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("name", RULES)
-def test_optimizer_is_the_papers(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_optimizer_is_the_papers(name, dtype, tolerance):
     trained, again = (dict(_by_optimizer(name, dtype).named_parameters()) for _ in range(2))
     for key, parameter in _start(dtype).named_parameters():
         decays = key == "dense.weight"  # neither biases nor LayerNorm
@@ -102,7 +99,7 @@ def test_optimizer_is_the_papers(name: str, dtype: torch.dtype, tolerance: float
         assert torch.equal(trained[key], again[key])
 
 
-def test_adamw_is_torchs_in_float64() -> None:
+def test_adamw_is_torchs_in_float64():
     ours, theirs = _by_optimizer("adamw", torch.float64), _start(torch.float64)
     groups = param_groups(theirs, DECAY)
     optimizer = torch.optim.AdamW(groups, betas=(BETA_1, BETA_2), eps=EPSILON)
@@ -116,19 +113,19 @@ def test_adamw_is_torchs_in_float64() -> None:
         torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
 
 
-def test_trust_ratio_is_one_where_a_norm_is_zero() -> None:
+def test_trust_ratio_is_one_where_a_norm_is_zero():
     ratios = trust_ratio(torch.tensor([0.0, 2.0, 3.0, 0.0]), torch.tensor([1.0, 0.0, 2.0, 0.0]))
     assert ratios.tolist() == [1.0, 1.0, 1.5, 1.0]
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones():
     config = OptimSection(name="adamw", learning_rate=0.01)
     object.__setattr__(config, "name", "sgd")
     with pytest.raises(ConfigError, match="adamw, lamb"):
         make_optimizer_alone(config, _Layer())
 
 
-def test_biases_and_layer_norm_are_exempt_and_frozen_parameters_left_out() -> None:
+def test_biases_and_layer_norm_are_exempt_and_frozen_parameters_left_out():
     model = _Layer()
     model.frozen = nn.Linear(2, 2).requires_grad_(False)
     decayed, exempt = param_groups(model, 0.25)

@@ -30,7 +30,7 @@ PRINTED = {
 }
 
 
-def _schedule(**changes: object) -> ScheduleSection:
+def _schedule(**changes):
     values = {
         "form": "published",
         "decay_steps": 179,
@@ -42,7 +42,7 @@ def _schedule(**changes: object) -> ScheduleSection:
     return ScheduleSection(**values)
 
 
-def test_published_form_gives_the_printed_values() -> None:
+def test_published_form_gives_the_printed_values():
     for step, printed in PRINTED.items():
         digits = len(printed.split("e")[0].replace(".", "")) - 1
         assert f"{learning_rate(step, _schedule(), BASE):.{digits}e}" == printed
@@ -50,7 +50,7 @@ def test_published_form_gives_the_printed_values() -> None:
     assert learning_rate(66, _schedule(), BASE) / BASE == pytest.approx(1.144, abs=1e-3)
 
 
-def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
+def _scalar(step, schedule, base):
     """The formula in Python's own floats, as it was written before the table was."""
     if step > schedule.decay_steps:
         return schedule.end_learning_rate
@@ -67,14 +67,14 @@ def _scalar(step: int, schedule: ScheduleSection, base: float) -> float:
 
 @pytest.mark.parametrize("form", ["published", "continuous"])
 @pytest.mark.parametrize(("warm_up", "start"), [(82, -16), (0, 0), (0, 30), (50, 40), (1, -300)])
-def test_the_table_is_the_scalar_formula_bit_for_bit(form: str, warm_up: int, start: int) -> None:
+def test_the_table_is_the_scalar_formula_bit_for_bit(form, warm_up, start):
     schedule = _schedule(form=form, warmup_steps=warm_up, start_warmup_step=start)
     table = learning_rates(np.arange(400), schedule, BASE)
     assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
 
 
 @pytest.mark.parametrize("start", [-16, 0])
-def test_continuous_form_has_no_jump(start: int) -> None:
+def test_continuous_form_has_no_jump(start):
     schedule = _schedule(form="continuous", start_warmup_step=start)
     rates = [learning_rate(step, schedule, BASE) for step in range(1, 300)]
     steepest = max(BASE / 82, (BASE - END) / (179 - 82 - start))
@@ -86,7 +86,7 @@ def test_continuous_form_has_no_jump(start: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["published", "continuous"])
-def test_without_warm_up_it_decays_from_base(form: str) -> None:
+def test_without_warm_up_it_decays_from_base(form):
     schedule = _schedule(form=form, warmup_steps=0, start_warmup_step=0, decay_steps=10)
     rates = [learning_rate(step, schedule, 1.0) for step in (0, 5, 10)]
     assert rates == pytest.approx([1.0, (1 + END) / 2, END])
@@ -95,7 +95,7 @@ def test_without_warm_up_it_decays_from_base(form: str) -> None:
 @pytest.mark.parametrize(
     ("warm_up", "expected"), [(4, [0.0, 0.0, 0.5]), (0, [0.0, 1.0, (1 - 2 / 176) + END * 2 / 176])]
 )
-def test_a_late_start_waits_at_zero(warm_up: int, expected: list[float]) -> None:
+def test_a_late_start_waits_at_zero(warm_up, expected):
     schedule = _schedule(warmup_steps=warm_up, start_warmup_step=3, form="continuous")
     rates = [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)]
     assert rates == pytest.approx(expected)
@@ -105,9 +105,7 @@ def test_a_late_start_waits_at_zero(warm_up: int, expected: list[float]) -> None
     ("warm_up", "start", "cooldown"),
     [(20, 0, 40), (20, -5, 1), (0, 0, 100), (20, 3, 77), (20, 0, 0)],
 )
-def test_the_trapezoid_rises_stays_and_falls_by_one_less_the_root(
-    warm_up: int, start: int, cooldown: int
-) -> None:
+def test_the_trapezoid_rises_stays_and_falls_by_one_less_the_root(warm_up, start, cooldown):
     schedule = ScheduleSection(
         form="trapezoid",
         decay_steps=100,

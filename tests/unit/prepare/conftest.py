@@ -1,22 +1,17 @@
 """Small texts and what is made of them: one call that prepares them, files of others, a pair."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from import_cases import NAMES, SMALL, VOCAB, make_foreign, make_from_text
-from mlperf_bert.data.index import Manifest
 from support import prepare_small
 from verify_cases import copy_of, make_pair
 
 
 @pytest.fixture
-def prepare(tmp_path: Path) -> Callable[..., Manifest]:
+def prepare(tmp_path):
     """`prepare_text` as of `from_text`; keyword arguments change its settings."""
 
-    def call(paths: list[Path], **changes: Any) -> Manifest:
+    def call(paths, **changes):
         vocab, out = changes.pop("vocab", VOCAB), changes.pop("out", tmp_path / "set")
         return prepare_small(paths, vocab, out, **{**SMALL, "dupe_factor": 5, **changes})
 
@@ -24,30 +19,30 @@ def prepare(tmp_path: Path) -> Callable[..., Manifest]:
 
 
 @pytest.fixture(scope="session")
-def from_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def from_text(tmp_path_factory):
     """A set that `prepare --text` made of two texts."""
     return make_from_text(tmp_path_factory.mktemp("from_text"))
 
 
 @pytest.fixture(scope="session")
-def texts(from_text: Path) -> list[Path]:
+def texts(from_text):
     """Both, of several documents each."""
     return [from_text.parent / f"{name}.txt" for name in NAMES]
 
 
 @pytest.fixture(scope="session")
-def foreign(from_text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+def foreign(from_text, tmp_path_factory):
     """Ending -> the examples of both shards of `from_text` as files of that kind."""
     return make_foreign(from_text, tmp_path_factory.mktemp("foreign"))
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """The good pair; tests change copies."""
     return make_pair(tmp_path_factory.mktemp("verify"))
 
 
 @pytest.fixture
-def pair(made: Path, tmp_path: Path) -> Path:
+def pair(made, tmp_path):
     """A copy to spoil."""
     return copy_of(made, tmp_path)

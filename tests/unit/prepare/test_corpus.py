@@ -3,9 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,13 +22,13 @@ from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 SETTINGS = ShardSettings(max_seq_length=64, max_predictions=10, dupe_factor=1, seed=12345)
 
 
-def documents_in(path: Path) -> list[list[str]]:
+def documents_in(path):
     parts = path.read_text(encoding="utf-8").strip("\n").split("\n\n")
     return [part.split("\n") for part in parts]
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def embedded(tmp_path_factory):
     """The sets; the library's text, which takes seconds to collect, is collected once for all."""
     out_dir = tmp_path_factory.mktemp("embedded")
     documents = collect_documents()
@@ -40,7 +38,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield out_dir
 
 
-def test_nothing_held_out_occurs_in_training(embedded: Path) -> None:
+def test_nothing_held_out_occurs_in_training(embedded):
     train = [doc for path in embedded.glob("text/train-*.txt") for doc in documents_in(path)]
     held_out = documents_in(embedded / "text" / "eval.txt")
     seen = {sentence for document in train for sentence in document}
@@ -48,7 +46,7 @@ def test_nothing_held_out_occurs_in_training(embedded: Path) -> None:
     assert 0.07 < len(held_out) / (len(train) + len(held_out)) < 0.12
 
 
-def test_both_sets_are_complete_and_large_enough(embedded: Path) -> None:
+def test_both_sets_are_complete_and_large_enough(embedded):
     train, held_out = LengthIndex.open(embedded / "train"), LengthIndex.open(embedded / "eval")
     assert train.manifest.vocabulary_sha256 == held_out.manifest.vocabulary_sha256
     assert len(load_vocabulary(embedded / "train" / "vocab.txt")) == 2048
@@ -63,7 +61,7 @@ def test_both_sets_are_complete_and_large_enough(embedded: Path) -> None:
     assert (samples.input_ids == held_out.manifest.unk_id).mean() < 0.01
 
 
-def test_a_second_call_reads_two_indexes_and_imports_nothing_heavy(embedded: Path) -> None:
+def test_a_second_call_reads_two_indexes_and_imports_nothing_heavy(embedded):
     code = (
         "import sys, pathlib\n"
         "read = []\n"
@@ -81,7 +79,7 @@ def test_a_second_call_reads_two_indexes_and_imports_nothing_heavy(embedded: Pat
     assert out.stdout.splitlines() == ["False", "set()", *indexes]
 
 
-def test_a_rerun_finishes_an_interrupted_one(embedded: Path, tmp_path: Path) -> None:
+def test_a_rerun_finishes_an_interrupted_one(embedded, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(embedded, copy)
     shutil.rmtree(copy / "eval")
@@ -93,12 +91,12 @@ def test_a_rerun_finishes_an_interrupted_one(embedded: Path, tmp_path: Path) -> 
             assert (copy / path.relative_to(embedded)).read_bytes() == path.read_bytes(), path
 
 
-def test_other_settings_are_refused(embedded: Path) -> None:
+def test_other_settings_are_refused(embedded):
     with pytest.raises(DataError, match="max_seq_length = 64, now it is 128"):
         prepare_embedded(embedded, 2048, replace(SETTINGS, max_seq_length=128))
 
 
-def test_held_out_documents_depend_on_no_others_but_for_what_they_share() -> None:
+def test_held_out_documents_depend_on_no_others_but_for_what_they_share():
     documents = [("Shared by everybody.", f"Sentence {i} is here.") for i in range(300)]
     train, of_all = split_held_out(documents)
     _, of_half = split_held_out(documents[::2])
@@ -107,7 +105,7 @@ def test_held_out_documents_depend_on_no_others_but_for_what_they_share() -> Non
     assert all("Shared by everybody." not in document for document in of_all)
 
 
-def test_prose_is_kept_and_code_dropped() -> None:
+def test_prose_is_kept_and_code_dropped():
     docstring = """Return the sum of two numbers.
 
     It works for floats as well.  Nothing else
@@ -131,7 +129,7 @@ def test_prose_is_kept_and_code_dropped() -> None:
     )
 
 
-def test_a_python_without_sources_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_python_without_sources_is_a_clear_error(tmp_path):
     (tmp_path / "broken.py").write_text('"""Never closed.')
     with pytest.raises(DataError, match="has documentation for 0 documents"):
         collect_documents(tmp_path)

@@ -26,10 +26,10 @@ from mlperf_bert.prepare.documents import split_sentences
         (" \n ", []),
     ],
 )
-def test_rule(text: str, sentences: list[str]) -> None:
+def test_rule(text, sentences):
     assert split_sentences(text) == sentences
 
 
-def test_no_text_is_lost() -> None:
+def test_no_text_is_lost():
     text = 'A b. C d? "E f!" (G h.) 4 i. j k. Mr. L... M'
     assert " ".join(split_sentences(text)) == text

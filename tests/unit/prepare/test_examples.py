@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.examples import (
     between,
     make_examples,
@@ -22,10 +20,10 @@ from mlperf_bert.prepare.examples import (
     uniform,
 )
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
-from plain_examples import Document, as_documents, plain_examples
+from plain_examples import as_documents, plain_examples
 
 
-def vocabulary_of(size: int) -> Vocabulary:
+def vocabulary_of(size):
     tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(size - 5)))
     return Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
 
@@ -33,7 +31,7 @@ def vocabulary_of(size: int) -> Vocabulary:
 VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
 
 
-def assert_both_agree(nested: list[Document], vocab_size: int, **settings: int) -> ShardArrays:
+def assert_both_agree(nested, vocab_size, **settings):
     documents, vocabulary = as_documents(nested, vocab_size), VOCABULARIES[vocab_size]
     plain = plain_examples(documents, vocabulary, ShardSettings(**settings))
     compiled = make_examples(documents, vocabulary, ShardSettings(**settings))
@@ -58,13 +56,13 @@ TEXT_SHAPE = st.lists(st.lists(SENTENCE_LENGTHS, min_size=1, max_size=9), min_si
     seed=st.integers(0, 2**63 - 1),
 )
 def test_any_text(
-    shape: list[list[int]],
-    vocab_size: int,
-    max_seq_length: int,
-    max_predictions: int,
-    dupe_factor: int,
-    seed: int,
-) -> None:
+    shape,
+    vocab_size,
+    max_seq_length,
+    max_predictions,
+    dupe_factor,
+    seed,
+):
     rng = random.Random(seed)
     nested = [
         [[rng.randrange(5, vocab_size) for _ in range(length)] for length in document]
@@ -80,7 +78,7 @@ def test_any_text(
     )
 
 
-def test_a_large_text() -> None:
+def test_a_large_text():
     rng = random.Random(5)
     nested = []
     for _ in range(300):
@@ -99,7 +97,7 @@ def test_a_large_text() -> None:
     assert 0.2 < examples.next_sentence_label.mean() < 0.9
 
 
-def test_the_longest_examples() -> None:
+def test_the_longest_examples():
     length = 65_535
     documents = [[[7] * 70_000], [[5]]]
     options = {"max_seq_length": length, "max_predictions": 255, "dupe_factor": 2, "seed": 0}
@@ -107,7 +105,7 @@ def test_the_longest_examples() -> None:
     assert np.diff(examples.offsets).max() == length
 
 
-def test_no_place_for_machine_code_is_no_error() -> None:
+def test_no_place_for_machine_code_is_no_error():
     code = (
         "import tempfile\n"
         "def refuse(*args, **kwargs): raise PermissionError(13, 'Permission denied')\n"
@@ -134,7 +132,7 @@ except ConfigError as error:
 """
 
 
-def test_first_uses_at_the_same_time_and_a_damaged_cache(tmp_path: Path) -> None:
+def test_first_uses_at_the_same_time_and_a_damaged_cache(tmp_path):
     environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COMPILE]
     together = [
@@ -157,7 +155,7 @@ LIMITS = sorted({2**k + d for k in range(1, 33) for d in (-1, 0, 1) if 1 <= 2**k
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_and_randint(seed: int) -> None:
+def test_random_and_randint(seed):
     stream, rng = new_stream(seed), random.Random(seed)
     # 624 words make 312 numbers: the state is renewed several times.
     assert [uniform(stream) for _ in range(2000)] == [rng.random() for _ in range(2000)]
@@ -167,7 +165,7 @@ def test_random_and_randint(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_shuffle(seed: int) -> None:
+def test_shuffle(seed):
     for count in (*range(18), 127, 128, 129, 509, 512, 1025, 100_000):
         stream, rng = new_stream(seed), random.Random(seed)
         ours, theirs = np.arange(count), list(range(count))

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -29,9 +28,7 @@ from support import contents, prepare_small
 
 
 @pytest.mark.parametrize("ending", WRITERS)
-def test_every_format_gives_the_shards_of_the_text(
-    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, ending: str
-) -> None:
+def test_every_format_gives_the_shards_of_the_text(foreign, from_text, tmp_path, ending):
     # Processes take their time to start: one format has two.
     workers = 2 if ending == "fixed.hdf5" else 1
     manifest = bring(foreign[ending][::-1], tmp_path / "set", workers=workers)
@@ -52,9 +49,7 @@ def test_every_format_gives_the_shards_of_the_text(
     np.testing.assert_array_equal(found.masked_counts, expected.masked_counts)
 
 
-def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(
-    foreign: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(foreign, tmp_path):
     files = [Path(shutil.copy(path, tmp_path)) for path in foreign["fixed.hdf5"]]
     set_dir = tmp_path / "set"
     bring(files, set_dir)
@@ -74,7 +69,7 @@ def test_a_restart_keeps_finished_shards_and_refuses_other_limits_or_files(
     assert contents(set_dir) == before
 
 
-def with_more_words(directory: Path, number: int) -> Path:
+def with_more_words(directory, number):
     words = VOCAB.read_text(encoding="utf-8").splitlines()
     words += [f"more{each}" for each in range(number)]
     vocab = directory / "vocab.txt"
@@ -82,7 +77,7 @@ def with_more_words(directory: Path, number: int) -> Path:
     return vocab
 
 
-def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_of_more_than_sixteen_bits(from_text, tmp_path):
     vocab = with_more_words(tmp_path, 70_000)
     text = from_text.parent / f"{NAMES[0]}.txt"
     prepare_small([text], vocab, tmp_path / "made", **SMALL, dupe_factor=1)
@@ -95,14 +90,12 @@ def test_a_vocabulary_of_more_than_sixteen_bits(from_text: Path, tmp_path: Path)
     np.testing.assert_array_equal(found.input_ids, expected.input_ids)
 
 
-def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_tokenizer_file_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ConfigError, match=r"--vocab.*give the vocab\.txt"):
         bring([tmp_path / "none.hdf5"], tmp_path / "set", vocab=tmp_path / "tokenizer.json")
 
 
-def test_the_same_examples_twice_are_found_in_any_form(
-    foreign: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_the_same_examples_twice_are_found_in_any_form(foreign, tmp_path):
     path = foreign["fixed.hdf5"][0]
     twin = Path(shutil.copy(path, tmp_path / "twin.hdf5"))
     with pytest.raises(DataError, match="was made from the same text as part-0"):
@@ -127,9 +120,7 @@ def test_the_same_examples_twice_are_found_in_any_form(
         ({"workers": 0}, "workers: is 0"),
     ],
 )
-def test_limits(
-    foreign: dict[str, list[Path]], tmp_path: Path, limits: dict[str, int], problem: str | None
-) -> None:
+def test_limits(foreign, tmp_path, limits, problem):
     (path, _) = foreign["fixed.hdf5"]
     if problem is None:
         assert bring([path], tmp_path / "set", **limits).num_samples > 0
@@ -138,9 +129,7 @@ def test_limits(
         bring([path], tmp_path / "set", **limits)
 
 
-def test_command_line(
-    foreign: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line(foreign, tmp_path, capsys):
     words = ("--vocab", VOCAB, "--max-seq-length", WIDTH, "--max-predictions", ROOM)
     words = (*foreign["fixed.hdf5"], *words, "--workers", 1, "--out")
     assert main([str(word) for word in ("prepare", "--hdf5", *words, tmp_path / "set")]) == 0
@@ -155,10 +144,7 @@ def test_command_line(
     assert "own_vocab.txt: cannot be read (" in error
 
 
-Change = Callable[[Path], None]
-
-
-def refusal(path: Path) -> str:
+def refusal(path):
     """The line with which an HDF5 file is refused."""
     settings = ShardSettings(**SMALL, seed=0, dupe_factor=1)
     with pytest.raises(DataError) as raised:
@@ -166,10 +152,10 @@ def refusal(path: Path) -> str:
     return str(raised.value)
 
 
-def changed(name: str, change: Callable[[np.ndarray], object]) -> Change:
+def changed(name, change):
     """A change of the dataset of this name, in place or by what is returned."""
 
-    def function(path: Path) -> None:
+    def function(path):
         with h5py.File(path, "r+") as file:
             values = file[name][()]
             result = change(values)
@@ -179,22 +165,22 @@ def changed(name: str, change: Callable[[np.ndarray], object]) -> Change:
     return function
 
 
-def put(name: str, place: object, value: int) -> Change:
+def put(name, place, value):
     return changed(name, lambda values: values.__setitem__(place, value))
 
 
-def without(name: str) -> Change:
-    def function(path: Path) -> None:
+def without(name):
+    def function(path):
         with h5py.File(path, "r+") as file:
             del file[name]
 
     return function
 
 
-def ragged(name: str) -> Change:
+def ragged(name):
     """Rows of their own lengths, as packed and unpadded files have them."""
 
-    def function(path: Path) -> None:
+    def function(path):
         with h5py.File(path, "r+") as file:
             rows = file[name][()]
             del file[name]
@@ -230,9 +216,7 @@ def ragged(name: str) -> Change:
         (ragged("segment_ids"), "segment_ids holds no integers in rows of one length"),
     ],
 )
-def test_a_wrong_row_is_named(
-    foreign: dict[str, list[Path]], tmp_path: Path, change: Change, problem: str
-) -> None:
+def test_a_wrong_row_is_named(foreign, tmp_path, change, problem):
     path = Path(shutil.copy(foreign["fixed.hdf5"][0], tmp_path))
     change(path)
     line = refusal(path)
@@ -240,7 +224,7 @@ def test_a_wrong_row_is_named(
     assert re.search(problem, line)
 
 
-def test_another_share_of_masks_is_refused(from_text: Path, tmp_path: Path) -> None:
+def test_another_share_of_masks_is_refused(from_text, tmp_path):
     examples = examples_of(shard_of(from_text, NAMES[0]))
     for example in examples:
         for name in ("masked_lm_positions", "masked_lm_ids"):
@@ -250,9 +234,7 @@ def test_another_share_of_masks_is_refused(from_text: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["garbage", "text", "zeros", "truncated", "a shard of ours"])
-def test_what_is_no_file_of_examples_is_one_line(
-    foreign: dict[str, list[Path]], from_text: Path, tmp_path: Path, kind: str
-) -> None:
+def test_what_is_no_file_of_examples_is_one_line(foreign, from_text, tmp_path, kind):
     whole = foreign["fixed.hdf5"][0].read_bytes()
     contents_of = {
         "garbage": np.random.default_rng(7).bytes(5000),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +31,7 @@ runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
 """
 
 
-def command(texts: list[Path], vocab: Path, out: Path) -> list[str]:
+def command(texts, vocab, out):
     options = {"max-seq-length": 64, "max-predictions": 10, "dupe-factor": 40, "workers": 2}
     words = [sys.executable, "-m", "mlperf_bert", "prepare", "--text", *texts]
     words += ["--vocab", vocab, "--out", out]
@@ -41,11 +40,11 @@ def command(texts: list[Path], vocab: Path, out: Path) -> list[str]:
     return [str(word) for word in words]
 
 
-def finished_shards(out: Path) -> int:
+def finished_shards(out):
     return len(list(out.glob("shards/*.json")))
 
 
-def kill_when(words: list[str], is_time: Callable[[], bool]) -> bool:
+def kill_when(words, is_time):
     """Kill the command's whole process group while `is_time()`; False where it ended before."""
     process = subprocess.Popen(
         words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -65,7 +64,7 @@ def kill_when(words: list[str], is_time: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def texts(tmp_path_factory):
     """Texts of different sizes, so that their shards do not all end at once."""
     directory = tmp_path_factory.mktemp("texts")
     paths = [directory / f"part-{number}.txt" for number in range(NUM_TEXTS)]
@@ -75,7 +74,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vocab(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = random.Random(1).sample(range(64), 50)  # some words are unknown
@@ -84,17 +83,13 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    texts: list[Path], vocab: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def undisturbed(texts, vocab, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "set"
     subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
     return contents(out)
 
 
-def test_killed_at_one_moment_after_the_other_and_restarted(
-    texts: list[Path], vocab: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_killed_at_one_moment_after_the_other_and_restarted(texts, vocab, undisturbed, tmp_path):
     out = tmp_path / "set"
     moments = {
         "directory made": lambda: (out / "vocab.txt").exists(),
@@ -113,18 +108,18 @@ def test_killed_at_one_moment_after_the_other_and_restarted(
     assert contents(out) == undisturbed
 
 
-def killed_before_rename(number: int, prepare: Callable[[], object]) -> bool:
+def killed_before_rename(number, prepare):
     """Prepare in a process that is killed instead of making that rename; whether it came to it."""
     child = os.fork()
     if child == 0:
         renames = [lambda self, target: os.kill(os.getpid(), signal.SIGKILL)]
         renames += [Path.replace] * number
 
-        def replace(self: Path, target: Path) -> object:
+        def replace(self, target):
             return renames.pop()(self, target)
 
         try:
-            Path.replace = replace  # type: ignore[assignment, method-assign]
+            Path.replace = replace
             prepare()
             os._exit(0)
         except BaseException:
@@ -135,10 +130,10 @@ def killed_before_rename(number: int, prepare: Callable[[], object]) -> bool:
     return status != 0
 
 
-def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_path: Path) -> None:
+def test_killed_before_every_single_rename(texts, vocab, tmp_path):
     # One worker, so that one process makes all renames: each completes a file.
     sizes = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}
-    sets: list[dict[str, bytes]] = []
+    sets = []
     was_killed = True
     while was_killed:
         out = tmp_path / f"after-{len(sets)}-renames"
@@ -152,7 +147,7 @@ def test_killed_before_every_single_rename(texts: list[Path], vocab: Path, tmp_p
     assert all(found == undisturbed for found in sets)
 
 
-def test_interrupted_in_compiled_code_and_restarted(vocab: Path, tmp_path: Path) -> None:
+def test_interrupted_in_compiled_code_and_restarted(vocab, tmp_path):
     text, out = tmp_path / "long.txt", tmp_path / "set"
     write_synthetic_text(text, num_documents=20_000, seed=1)  # a pass takes a while
     words = [*command([text], vocab, out)[3:], "--workers", "1", "--dupe-factor", "20"]

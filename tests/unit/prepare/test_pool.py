@@ -6,8 +6,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,9 +41,7 @@ elif moment == "start":
     ("moment", "number"),
     [("start", signal.SIGINT), ("work", signal.SIGINT), ("work", signal.SIGHUP)],
 )
-def test_an_interrupt_is_quiet_and_does_not_wait(
-    tmp_path: Path, moment: str, number: signal.Signals
-) -> None:
+def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path, moment, number):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     running = subprocess.Popen(
@@ -68,10 +64,10 @@ def test_an_interrupt_is_quiet_and_does_not_wait(
     assert (printed, errors) == ("interrupted\n", "")
 
 
-def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
     submit = ProcessPoolExecutor.submit
 
-    def interrupted(pool: ProcessPoolExecutor, *job: Any) -> Any:
+    def interrupted(pool, *job):
         given = submit(pool, *job)
         os.kill(os.getpid(), signal.SIGINT)
         return given

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,7 +13,7 @@ import pytest
 
 from import_cases import VOCAB, shard_of
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
-from mlperf_bert.data.shards import SampleReader, ShardArrays
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.cli import add_arguments, run
@@ -23,17 +22,15 @@ from mlperf_bert.prepare.examples import make_examples
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from support import contents
 
-Prepare = Callable[..., Manifest]
 
-
-def expected_examples(text: Path) -> ShardArrays:
+def expected_examples(text):
     vocabulary = load_vocabulary(VOCAB)
     documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
     settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=5)
     return make_examples(documents, vocabulary, settings)
 
 
-def test_the_set_holds_the_examples_of_its_texts(from_text: Path, texts: list[Path]) -> None:
+def test_the_set_holds_the_examples_of_its_texts(from_text, texts):
     index = LengthIndex.open(from_text)
     reader = SampleReader(from_text, index.manifest)
     samples = reader.read(np.arange(index.manifest.num_samples))
@@ -53,16 +50,14 @@ def test_the_set_holds_the_examples_of_its_texts(from_text: Path, texts: list[Pa
     np.testing.assert_array_equal(index.masked_counts, samples.masked_counts)
 
 
-def test_workers_do_not_change_a_byte(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_workers_do_not_change_a_byte(prepare, from_text, texts, tmp_path):
     prepare(texts[::-1], workers=2)
     assert contents(tmp_path / "set") == contents(from_text)
 
 
 def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+    prepare, from_text, texts, tmp_path
+):
     set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
     kept, lost = shard_of(set_dir, "part-0"), shard_of(set_dir, "part-1")
     kept_stat = kept.stat()
@@ -74,9 +69,7 @@ def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
     assert (now.st_ino, now.st_mtime_ns) == (kept_stat.st_ino, kept_stat.st_mtime_ns)
 
 
-def test_a_baseline_over_a_damaged_shard_is_refused(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_a_baseline_over_a_damaged_shard_is_refused(prepare, from_text, texts, tmp_path):
     """A restart keeps a shard of the right size; its samples are read first for the baseline."""
     set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
     shutil.rmtree(set_dir / "index")
@@ -87,16 +80,14 @@ def test_a_baseline_over_a_damaged_shard_is_refused(
     assert not (set_dir / "index").exists()
 
 
-def test_another_preparation_in_the_same_directory_is_refused(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text, texts, tmp_path):
     other = tmp_path / "vocab.txt"
     other.write_bytes(VOCAB.read_bytes() + b"more\n")
     changed = Path(shutil.copy(texts[0], tmp_path))
     changed.write_text("Changed.\n\nAltogether.\n")
     set_dir = shutil.copytree(from_text, tmp_path / "set")
     before = contents(set_dir)
-    changes: list[tuple[dict[str, object], str]] = [
+    changes = [
         ({"seed": 1}, "seed = 12345, now it is 1"),
         ({"dupe_factor": 4}, "dupe_factor = 5"),
         ({"max_seq_length": 128}, "max_seq_length = 64"),
@@ -112,9 +103,7 @@ def test_another_preparation_in_the_same_directory_is_refused(
         assert contents(set_dir) == before
 
 
-def test_pick_eval_takes_evenly_and_stores_the_baseline(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_pick_eval_takes_evenly_and_stores_the_baseline(prepare, from_text, texts, tmp_path):
     everything = Manifest.load(from_text)
     assert everything.baseline is None
     count = everything.shards[0].num_samples
@@ -131,7 +120,7 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(
     assert picked.baseline.masked_tokens == len(found.masked_ids)
 
 
-def test_baseline_is_what_it_says(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+def test_baseline_is_what_it_says(prepare, texts, tmp_path):
     manifest = prepare(texts, with_baseline=True)
     reader = SampleReader(tmp_path / "set", manifest)
     inputs, labels = [], []
@@ -163,13 +152,13 @@ def test_baseline_is_what_it_says(prepare: Prepare, texts: list[Path], tmp_path:
     ],
 )
 def test_bad_text_is_a_clear_error_and_leaves_no_set(
-    prepare: Prepare,
-    texts: list[Path],
-    tmp_path: Path,
-    bad: bytes | None,
-    problem: str,
-    workers: int,
-) -> None:
+    prepare,
+    texts,
+    tmp_path,
+    bad,
+    problem,
+    workers,
+):
     path = tmp_path / "part-2.txt"
     if bad is not None:
         path.write_bytes(bad)
@@ -180,7 +169,7 @@ def test_bad_text_is_a_clear_error_and_leaves_no_set(
     assert not [name for name in left if name.endswith(".tmp")]
 
 
-def test_two_texts_of_one_name(prepare: Prepare, texts: list[Path], tmp_path: Path) -> None:
+def test_two_texts_of_one_name(prepare, texts, tmp_path):
     with pytest.raises(DataError, match="same stem"):
         prepare([*texts, Path(shutil.copy(texts[0], tmp_path / "part-0.text"))])
 
@@ -195,17 +184,13 @@ def test_two_texts_of_one_name(prepare: Prepare, texts: list[Path], tmp_path: Pa
         ({"pick_eval": 5}, "picks out of one text file, 2 given"),
     ],
 )
-def test_options_out_of_range(
-    prepare: Prepare, texts: list[Path], change: dict[str, int], problem: str
-) -> None:
+def test_options_out_of_range(prepare, texts, change, problem):
     with pytest.raises(ConfigError, match=problem):
         prepare(texts, **change)
 
 
-def test_failure_while_writing_leaves_nothing(
-    prepare: Prepare, texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_space(self: Path, target: Path) -> Path:
+def test_failure_while_writing_leaves_nothing(prepare, texts, tmp_path, monkeypatch):
+    def no_space(self, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", no_space)
@@ -214,7 +199,7 @@ def test_failure_while_writing_leaves_nothing(
     assert contents(tmp_path / "set") == {}
 
 
-def test_paragraphs_are_split_into_sentences(prepare: Prepare, tmp_path: Path) -> None:
+def test_paragraphs_are_split_into_sentences(prepare, tmp_path):
     sentences = tmp_path / "same.txt"
     sentences.write_text("One is here.\nTwo is wrapped over lines.\n\nThree. ends it!\nFour.\n")
     expected = prepare([sentences], out=tmp_path / "a")
@@ -234,9 +219,7 @@ def test_paragraphs_are_split_into_sentences(prepare: Prepare, tmp_path: Path) -
         (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
     ],
 )
-def test_bad_vocabulary(
-    prepare: Prepare, texts: list[Path], tmp_path: Path, vocabulary: bytes | None, problem: str
-) -> None:
+def test_bad_vocabulary(prepare, texts, tmp_path, vocabulary, problem):
     path = tmp_path / "words.txt"
     if vocabulary is not None:
         path.write_bytes(vocabulary)
@@ -252,9 +235,7 @@ LEFT_BY_KILLED_RUNS = [
 OF_THE_USER = [".notes.tmp", "shards/.notes.77.tmp", "shards/.part.x.tmp"]
 
 
-def test_left_overs_go_and_files_of_the_user_stay(
-    prepare: Prepare, from_text: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_left_overs_go_and_files_of_the_user_stay(prepare, from_text, texts, tmp_path):
     set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
     for name in LEFT_BY_KILLED_RUNS + OF_THE_USER:
         (set_dir / name).write_text("something")
@@ -266,15 +247,13 @@ def test_left_overs_go_and_files_of_the_user_stay(
     assert found == set(OF_THE_USER)
 
 
-def call(*words: str | Path) -> int:
+def call(*words):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return run(parser.parse_args([str(word) for word in words]))
 
 
-def test_text_with_defaults(
-    texts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_with_defaults(texts, tmp_path, capsys):
     out = tmp_path / "set"
     assert call("--text", *texts, "--vocab", VOCAB, "--out", out, "--workers", "1") == 0
     manifest = Manifest.load(out)
@@ -303,13 +282,13 @@ def test_text_with_defaults(
         (["--text", "a", "--vocab", str(VOCAB), "--out", "d", "--workers", "0"], "workers: is 0"),
     ],
 )
-def test_options_that_do_not_go_together(words: list[str], problem: str) -> None:
+def test_options_that_do_not_go_together(words, problem):
     with pytest.raises(ConfigError, match=problem):
         call(*words)
 
 
 @pytest.mark.parametrize("module", ["prepare.cli", "cli.verify"])
-def test_building_the_parser_imports_nothing_heavy(module: str) -> None:
+def test_building_the_parser_imports_nothing_heavy(module):
     code = (
         "import argparse, sys\n"
         f"from mlperf_bert.{module} import add_arguments\n"

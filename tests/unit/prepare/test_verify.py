@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ from verify_cases import (
 )
 
 
-def test_a_good_pair_and_each_of_its_sets_pass(made: Path) -> None:
+def test_a_good_pair_and_each_of_its_sets_pass(made):
     for directory in (made, made / "train", made / "eval"):
         report = check(directory)
         assert report.problems == []
@@ -38,15 +37,13 @@ def test_a_good_pair_and_each_of_its_sets_pass(made: Path) -> None:
         report.raise_if_wrong()
 
 
-def call(*words: object) -> int:
+def call(*words):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return run(parser.parse_args([str(word) for word in words]))
 
 
-def test_the_command_prints_what_the_sets_hold(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_the_sets_hold(made, capsys):
     assert call(made, "--full", "--workers", "1") == 0
     printed = capsys.readouterr()
     for name, num_shards in (("train", 3), ("eval", 1)):
@@ -59,9 +56,7 @@ def test_the_command_prints_what_the_sets_hold(
             call(made, f"--workers={workers}")
 
 
-def test_the_command_lists_the_problems_and_raises_the_first(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_the_problems_and_raises_the_first(pair, capsys):
     for damaged in (shard(pair), *(pair / "train" / "index").glob("*.u*")):
         damaged.unlink()
     with pytest.raises(DataError, match=r"4 wrong, the first: .*b\.hdf5: No such"):
@@ -71,13 +66,13 @@ def test_the_command_lists_the_problems_and_raises_the_first(
     assert printed.count("No such file") == 4
 
 
-def test_a_shard_of_longer_limits_is_not_read(pair: Path) -> None:
+def test_a_shard_of_longer_limits_is_not_read(pair):
     spoil(shard(pair), lambda arrays: None, max_seq_length=128)
     (found,) = problems(pair, full=True).splitlines()
     assert f"{shard(pair)}: was made with max_seq_length = 128" in found
 
 
-def test_a_histogram_of_other_lengths(pair: Path) -> None:
+def test_a_histogram_of_other_lengths(pair):
     path = pair / "train" / "index" / "dataset.json"
     values = json.loads(path.read_bytes())
     values["length_histogram"].reverse()
@@ -88,13 +83,13 @@ def test_a_histogram_of_other_lengths(pair: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("vocabulary_file", "../config.toml"), ("segments", "triple")]
 )
-def test_a_manifest_with_a_word_that_is_none_of_ours(pair: Path, key: str, value: str) -> None:
+def test_a_manifest_with_a_word_that_is_none_of_ours(pair, key, value):
     path = pair / "train" / "index" / "dataset.json"
     write_signed(path, {**json.loads(path.read_bytes()), key: value})
     assert problems(pair).startswith(f"{path}: {key} is '{value}', not ")
 
 
-def test_a_manifest_of_other_special_tokens(pair: Path) -> None:
+def test_a_manifest_of_other_special_tokens(pair):
     path = pair / "train" / "index" / "dataset.json"
     write_signed(path, {**json.loads(path.read_bytes()), "mask_id": 5})
     assert f"{pair / 'train' / 'vocab.txt'}: has mask_id = 4 where the manifest says 5" in problems(
@@ -102,9 +97,7 @@ def test_a_manifest_of_other_special_tokens(pair: Path) -> None:
     )
 
 
-def test_small_sets_are_hashed_and_large_ones_only_in_full(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_sets_are_hashed_and_large_ones_only_in_full(pair, monkeypatch):
     flip(shard(pair), 5)
     assert f"{shard(pair)}: is not the file" in problems(pair)
     num_bytes = sum(path.stat().st_size for path in pair.rglob("*.hdf5"))
@@ -115,16 +108,16 @@ def test_small_sets_are_hashed_and_large_ones_only_in_full(
     assert "shards not hashed, 0.0 GiB in all: --full reads" in report.to_text()
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def make_pipe(path: Path) -> None:
+def make_pipe(path):
     path.unlink()
     os.mkfifo(path)
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path):
     path.unlink()
     path.mkdir()
 
@@ -134,15 +127,13 @@ def make_directory(path: Path) -> None:
     "name",
     ["shards/b.hdf5", "shards/b.hdf5.json", "index/dataset.json", "index/lengths.u16", "vocab.txt"],
 )
-def test_files_gone_cut_or_of_another_kind(
-    pair: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_files_gone_cut_or_of_another_kind(pair, name, damage):
     damage(pair / "train" / name)
     (found,) = problems(pair).splitlines()
     assert str(pair / "train" / name) in found
 
 
-def test_every_flipped_bit_of_a_sidecar_is_found(pair: Path) -> None:
+def test_every_flipped_bit_of_a_sidecar_is_found(pair):
     set_dir = pair / "train"
     path = sidecar_path(shard(pair))
     (entry,) = (one for one in Manifest.load(set_dir).shards if one.file == "b.hdf5")
@@ -157,7 +148,7 @@ def test_every_flipped_bit_of_a_sidecar_is_found(pair: Path) -> None:
     check_shard_files(set_dir, entry)
 
 
-def test_every_flipped_bit_of_a_manifest_that_changes_a_value_is_found(pair: Path) -> None:
+def test_every_flipped_bit_of_a_manifest_that_changes_a_value_is_found(pair):
     path = pair / "eval" / "index" / "dataset.json"
     before = json.loads(path.read_bytes())
     harmless = 0
@@ -174,7 +165,7 @@ def test_every_flipped_bit_of_a_manifest_that_changes_a_value_is_found(pair: Pat
     assert harmless < 10
 
 
-def test_flipped_bits_of_vocabulary_and_index_are_found(pair: Path) -> None:
+def test_flipped_bits_of_vocabulary_and_index_are_found(pair):
     names = ["index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32"]
     for name in ("vocab.txt", *names):
         path = pair / "train" / name
@@ -196,13 +187,13 @@ def test_flipped_bits_of_vocabulary_and_index_are_found(pair: Path) -> None:
     ],
 )
 def test_a_shard_of_another_preparation(
-    made: Path,
-    pair: Path,
-    tmp_path: Path,
-    more_words: list[str],
-    changes: dict[str, int],
-    wrong: str,
-) -> None:
+    made,
+    pair,
+    tmp_path,
+    more_words,
+    changes,
+    wrong,
+):
     vocab = write_vocabulary(tmp_path / "words.txt", [*SPECIAL, *more_words])
     prepare_set([made.parent / "b.txt"], tmp_path / "other", vocab=vocab, **changes)
     other = shard(tmp_path, "b", "other")
@@ -214,16 +205,16 @@ def test_a_shard_of_another_preparation(
     assert problems(pair).startswith(f"{shard(pair)}: was made with {wrong}")
 
 
-def other_words(made: Path, pair: Path) -> None:
+def other_words(made, pair):
     vocab = write_vocabulary(pair.parent / "other.txt", [*SPECIAL, "more"])
     prepare_set([made.parent / "held.txt"], pair / "eval", vocab=vocab)
 
 
-def text_that_is_trained_on(made: Path, pair: Path) -> None:
+def text_that_is_trained_on(made, pair):
     prepare_set([made.parent / "a.txt"], pair / "eval", vocab=made.parent / "words.txt")
 
 
-def one_text_twice(made: Path, pair: Path) -> None:
+def one_text_twice(made, pair):
     texts = [made.parent / "held.txt", pair.parent / "again.txt"]
     shutil.copy(*texts)
     prepare_set(texts, pair / "eval", vocab=made.parent / "words.txt")
@@ -238,22 +229,20 @@ def one_text_twice(made: Path, pair: Path) -> None:
         (lambda made, pair: None, "not a prepared set"),
     ],
 )
-def test_a_held_out_set_that_does_not_fit(
-    made: Path, pair: Path, prepare_again: Callable[[Path, Path], None], words: str
-) -> None:
+def test_a_held_out_set_that_does_not_fit(made, pair, prepare_again, words):
     shutil.rmtree(pair / "eval")
     prepare_again(made, pair)
     assert words in problems(pair)
 
 
-def test_another_directory_altogether(tmp_path: Path) -> None:
+def test_another_directory_altogether(tmp_path):
     assert "not a prepared set" in problems(tmp_path)
     with pytest.raises(DataError, match="is not a directory"):
         check(tmp_path / "none")
 
 
 @pytest.mark.parametrize("file", ["\ud800", "b\n\x1b[31m", "x" * 5000])
-def test_odd_names_make_a_report_of_plain_lines(pair: Path, file: str) -> None:
+def test_odd_names_make_a_report_of_plain_lines(pair, file):
     path = pair / "train" / "index" / "dataset.json"
     text = Manifest.load(pair / "train").to_json().decode()
     path.write_text(text.replace('"b.hdf5"', json.dumps(file)))
@@ -267,7 +256,7 @@ def test_odd_names_make_a_report_of_plain_lines(pair: Path, file: str) -> None:
             write_signed(path, json.loads(path.read_bytes()))
 
 
-def test_far_more_samples_than_the_shard_has_room_for(pair: Path) -> None:
+def test_far_more_samples_than_the_shard_has_room_for(pair):
     count = 2**32 - 1000
     path = sidecar_path(shard(pair))
     sidecar = json.loads(path.read_bytes())

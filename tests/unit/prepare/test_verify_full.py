@@ -1,8 +1,5 @@
 """The full check of `verify`: forged contents."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +10,6 @@ from mlperf_bert.data.index import (
 )
 from verify_cases import (
     VOCAB_SIZE,
-    Arrays,
     check,
     flip,
     prepare_set,
@@ -26,20 +22,20 @@ from verify_cases import (
 MASK, SEP, CLS, PAD = 4, 3, 2, 0
 
 
-def test_a_good_pair_passes_alike_with_one_process_and_two(made: Path) -> None:
+def test_a_good_pair_passes_alike_with_one_process_and_two(made):
     alone, together = (check(made, full=True, workers=workers) for workers in (1, 2))
     assert alone.problems == []
     assert alone.to_text() == together.to_text()
 
 
-def test_no_shard_is_read_of_a_set_whose_files_do_not_fit(pair: Path) -> None:
+def test_no_shard_is_read_of_a_set_whose_files_do_not_fit(pair):
     flip(shard(pair), 5)
     (pair / "train" / "vocab.txt").unlink()
     (found,) = problems(pair, full=True).splitlines()
     assert str(pair / "train" / "vocab.txt") in found
 
 
-def test_a_flipped_bit_anywhere_is_found(pair: Path) -> None:
+def test_a_flipped_bit_anywhere_is_found(pair):
     size = shard(pair).stat().st_size
     places = np.random.default_rng(0).integers(0, 8 * size, 12).tolist()
     for bit in [0, *places, 8 * size - 1]:
@@ -48,12 +44,12 @@ def test_a_flipped_bit_anywhere_is_found(pair: Path) -> None:
         flip(shard(pair), bit)
 
 
-def without_sep_before_b(arrays: Arrays) -> None:
+def without_sep_before_b(arrays):
     arrays["input_ids"][arrays["segment_b_start"][3] + arrays["offsets"][3] - 1] = CLS
 
 
-def with_a_token_in_the_text(token: int) -> Callable[[Arrays], None]:
-    def change(arrays: Arrays) -> None:
+def with_a_token_in_the_text(token):
+    def change(arrays):
         free = np.ones(arrays["offsets"][1], dtype=bool)
         free[[0, arrays["segment_b_start"][0] - 1, -1]] = False
         free[arrays["masked_lm_positions"][: arrays["masked_lm_offsets"][1]]] = False
@@ -62,22 +58,22 @@ def with_a_token_in_the_text(token: int) -> Callable[[Arrays], None]:
     return change
 
 
-def swap_positions(arrays: Arrays) -> None:
+def swap_positions(arrays):
     arrays["masked_lm_positions"][:2] = arrays["masked_lm_positions"][1::-1]
 
 
-def shift_masked_count(arrays: Arrays) -> None:
+def shift_masked_count(arrays):
     arrays["masked_lm_offsets"][1] -= 1
 
 
-def put(name: str, index: int | slice, value: int) -> Callable[[Arrays], None]:
-    def change(arrays: Arrays) -> None:
+def put(name, index, value):
+    def change(arrays):
         arrays[name][index] = value
 
     return change
 
 
-def shift_offset(arrays: Arrays) -> None:
+def shift_offset(arrays):
     """Give a sample the first token of the next, where neither needs other masked counts then."""
     table = masked_count_table(64, 10, 0.15)
     lengths = np.diff(arrays["offsets"])
@@ -107,7 +103,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize(("change", "problem"), FORGERIES.values(), ids=FORGERIES)
-def test_forged_contents(pair: Path, change: Callable[[Arrays], None], problem: str) -> None:
+def test_forged_contents(pair, change, problem):
     spoil(shard(pair), change)
     assert problems(pair) == ""
     found = problems(pair, full=True)
@@ -115,7 +111,7 @@ def test_forged_contents(pair: Path, change: Callable[[Arrays], None], problem: 
     assert problem in found
 
 
-def test_labels_all_1_of_a_whole_set(pair: Path) -> None:
+def test_labels_all_1_of_a_whole_set(pair):
     for name in "abc":
         spoil(shard(pair, name), put("next_sentence_label", slice(None), 1))
     report = check(pair, full=True)
@@ -123,7 +119,7 @@ def test_labels_all_1_of_a_whole_set(pair: Path) -> None:
     assert "next-sentence label 1: 100.00 %" in report.to_text()
 
 
-def test_offsets_that_lead_out_of_the_shard(pair: Path) -> None:
+def test_offsets_that_lead_out_of_the_shard(pair):
     for name, limit in (("offsets", 64), ("masked_lm_offsets", 10)):
         place = read_sidecar(shard(pair)).datasets[name]
         array = np.memmap(shard(pair), "<i8", mode="r+", offset=place.offset, shape=(place.count,))
@@ -137,7 +133,7 @@ def test_offsets_that_lead_out_of_the_shard(pair: Path) -> None:
         array[1] = before
 
 
-def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair: Path) -> None:
+def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair):
     rng = np.random.default_rng(3)
     pristine = shard(pair).read_bytes()
     first = min(place.offset for place in read_sidecar(shard(pair)).datasets.values())
@@ -152,7 +148,7 @@ def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair: Path) 
     assert found == 20
 
 
-def test_an_index_that_does_not_fit_the_shards(pair: Path) -> None:
+def test_an_index_that_does_not_fit_the_shards(pair):
     for name, dtype in INDEX_ARRAYS[2]:
         path = pair / "train" / "index" / name
         values = np.memmap(path, dtype, mode="r+")
@@ -165,7 +161,7 @@ def test_an_index_that_does_not_fit_the_shards(pair: Path) -> None:
         values[places] = values[places[::-1]]
 
 
-def test_a_vocabulary_for_another_text(tmp_path: Path, made: Path) -> None:
+def test_a_vocabulary_for_another_text(tmp_path, made):
     vocab = tmp_path / "few.txt"
     vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\n")
     prepare_set([made.parent / "a.txt"], tmp_path / "set", vocab=vocab)

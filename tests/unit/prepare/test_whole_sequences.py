@@ -20,12 +20,12 @@ SIZES = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vocabulary(tmp_path_factory):
     return write_vocabulary(tmp_path_factory.mktemp("words") / "words.txt")
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def texts(tmp_path_factory):
     directory = tmp_path_factory.mktemp("texts")
     paths = [directory / f"part-{number}.txt" for number in range(3)]
     for number, path in enumerate(paths):
@@ -34,7 +34,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def pair(vocabulary: Path, texts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair(vocabulary, texts, tmp_path_factory):
     """Two texts to train on, one held out; not to be changed."""
     out = tmp_path_factory.mktemp("pair")
     prepare_small(texts[:2], vocabulary, out / "train", **SIZES)
@@ -42,20 +42,20 @@ def pair(vocabulary: Path, texts: list[Path], tmp_path_factory: pytest.TempPathF
     return out
 
 
-def samples_of(set_dir: Path, first: int = 0, count: int | None = None) -> Samples:
+def samples_of(set_dir, first=0, count=None):
     manifest = LengthIndex.open(set_dir).manifest
     ids = np.arange(first, manifest.num_samples if count is None else first + count)
     return SampleReader(set_dir, manifest).read(ids)
 
 
-def text_of(samples: Samples) -> np.ndarray:
+def text_of(samples):
     rows = np.repeat(np.cumsum(samples.lengths) - samples.lengths, samples.masked_counts)
     text = samples.input_ids.copy()
     text[rows + samples.masked_positions] = samples.masked_ids
     return text
 
 
-def plain_cut(documents: list[list[int]], room: int) -> list[int]:
+def plain_cut(documents, room):
     """Lengths of the sequences of documents of sentences of so many tokens."""
     found = []
     for sentences in documents:
@@ -77,7 +77,7 @@ def plain_cut(documents: list[list[int]], room: int) -> list[int]:
     documents=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=8), max_size=6),
     room=st.integers(1, 25),
 )
-def test_cuts_equal_the_plain_rule(documents: list[list[int]], room: int) -> None:
+def test_cuts_equal_the_plain_rule(documents, room):
     lengths = [length for sentences in documents for length in sentences]
     ends = cut(
         np.cumsum([0, *lengths]), np.cumsum([0, *(len(sentences) for sentences in documents)]), room
@@ -85,7 +85,7 @@ def test_cuts_equal_the_plain_rule(documents: list[list[int]], room: int) -> Non
     assert np.diff(np.concatenate(([0], ends))).tolist() == plain_cut(documents, room)
 
 
-def test_every_word_is_there_once_in_its_order(pair: Path, texts: list[Path]) -> None:
+def test_every_word_is_there_once_in_its_order(pair, texts):
     samples = samples_of(pair / "train")
     sequences = np.split(text_of(samples), np.cumsum(samples.lengths)[:-1])
     assert {(each[0], each[-1]) for each in sequences} == {(2, 3)}  # [CLS] and [SEP]
@@ -99,7 +99,7 @@ def test_every_word_is_there_once_in_its_order(pair: Path, texts: list[Path]) ->
     assert samples.masked_counts.tolist() == table[samples.lengths].tolist()
 
 
-def test_the_set_says_what_it_is_and_passes_verification(pair: Path) -> None:
+def test_the_set_says_what_it_is_and_passes_verification(pair):
     manifest = LengthIndex.open(pair / "train").manifest
     assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
     assert b'"segments": "single"' in (pair / "train/shards/part-0.hdf5.json").read_bytes()
@@ -115,11 +115,11 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("words", SPOILED)
-def test_what_is_no_sequence_is_found(pair: Path, tmp_path: Path, words: str) -> None:
+def test_what_is_no_sequence_is_found(pair, tmp_path, words):
     set_dir = Path(shutil.copytree(pair / "eval", tmp_path / "set"))
     name, row, change = SPOILED[words]
 
-    def spoiled(arrays: dict[str, np.ndarray]) -> None:
+    def spoiled(arrays):
         unmasked = np.setdiff1d(np.arange(1, 20), arrays["masked_lm_positions"][:4])
         place = int(unmasked[1]) if name == "input_ids" else row
         arrays[name][place] = change(arrays[name][place])
@@ -133,9 +133,7 @@ def test_what_is_no_sequence_is_found(pair: Path, tmp_path: Path, words: str) ->
         reader.read(ids)
 
 
-def test_a_set_of_pairs_is_written_as_ever(
-    vocabulary: Path, texts: list[Path], tmp_path: Path
-) -> None:
+def test_a_set_of_pairs_is_written_as_ever(vocabulary, texts, tmp_path):
     prepare_small(texts[:1], vocabulary, tmp_path / "set", **{**SIZES, "segments": "pair"})
     for file in ("index/dataset.json", "shards/part-0.hdf5.json"):
         contents = (tmp_path / "set" / file).read_bytes()
@@ -143,8 +141,8 @@ def test_a_set_of_pairs_is_written_as_ever(
 
 
 def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(
-    vocabulary: Path, texts: list[Path], pair: Path, tmp_path: Path
-) -> None:
+    vocabulary, texts, pair, tmp_path
+):
     made = {"once": samples_of(pair / "train")}
     for name, options in {"twice": {"dupe_factor": 2}, "by two": {"workers": 2}}.items():
         prepare_small(texts[:2], vocabulary, tmp_path / name, **{**SIZES, **options})
@@ -163,7 +161,7 @@ def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(
     assert np.array_equal(first.masked_positions, once.masked_positions[:of_first])
 
 
-def test_texts_do_not_share_their_masks(vocabulary: Path, tmp_path: Path) -> None:
+def test_texts_do_not_share_their_masks(vocabulary, tmp_path):
     """Their first sequences have the same number and lengths, and the same seed."""
     sentence = " ".join(f"w{number}" for number in range(22))
     for name in ("a", "b"):
@@ -175,7 +173,7 @@ def test_texts_do_not_share_their_masks(vocabulary: Path, tmp_path: Path) -> Non
     assert not np.array_equal(first.masked_positions, second.masked_positions)
 
 
-def test_a_text_without_words_is_one_line(vocabulary: Path, tmp_path: Path) -> None:
+def test_a_text_without_words_is_one_line(vocabulary, tmp_path):
     path = tmp_path / "nothing.txt"
     path.write_text("\x00\x00\n")
     with pytest.raises(DataError) as caught:

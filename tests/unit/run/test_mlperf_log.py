@@ -5,7 +5,6 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ BERT_LARGE = BertForPretraining(ModelSection(), torch.device("meta"))
 TENSOR_NAMES = [tensorflow_name(name) for name in BERT_LARGE.state_dict()]
 
 
-def _config(division: str = "open", **mlperf: object) -> Any:
+def _config(division="open", **mlperf):
     tables = {
         "run": {"max_steps": 4},
         "parallel": {"local_batch_size": 448},
@@ -35,7 +34,7 @@ def _config(division: str = "open", **mlperf: object) -> Any:
     return config_from_tables(tables, "test")
 
 
-def _write(path: Path | None, division: str = "open") -> None:
+def _write(path, division="open"):
     """A whole synthetic run through the public methods."""
     config = _config(division)
     log = MlperfLog(path)
@@ -61,7 +60,7 @@ def _write(path: Path | None, division: str = "open") -> None:
     log.close()
 
 
-def _complies(path: Path, ruleset: str) -> bool:
+def _complies(path, ruleset):
     checker = mlp_compliance.make_checker("training", ruleset, False, False)
     try:
         valid, *_ = mlp_compliance.main(str(path), f"training_{ruleset}/common.yaml", checker)
@@ -72,9 +71,7 @@ def _complies(path: Path, ruleset: str) -> bool:
 
 @pytest.mark.parametrize("division", ["open", "closed"])
 @pytest.mark.parametrize("ruleset", RULESETS)
-def test_logs_pass_the_checker(
-    tmp_path: Path, ruleset: str, division: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_pass_the_checker(tmp_path, ruleset, division, capfd):
     path = tmp_path / "result_0.txt"
     _write(path, division)
     assert capfd.readouterr() == ("", "")  # nothing is printed
@@ -85,13 +82,13 @@ def test_logs_pass_the_checker(
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> list[dict[str, Any]]:
+def written(tmp_path):
     """The records of a whole run."""
     _write(tmp_path / "result_0.txt")
     return mlperf_records(tmp_path / "result_0.txt")
 
 
-def test_records_stand_in_the_order_of_the_superset_log(written: list[dict[str, Any]]) -> None:
+def test_records_stand_in_the_order_of_the_superset_log(written):
     keys = [record["key"] for record in written]
     hyperparameters = keys[9 : keys.index("quality_target")]
     assert {"opt_epsilon", "opt_lamb_epsilon", "opt_name"} <= set(hyperparameters)
@@ -110,7 +107,7 @@ def test_records_stand_in_the_order_of_the_superset_log(written: list[dict[str, 
     assert tensors == TENSOR_NAMES
 
 
-def test_values_and_metadata(written: list[dict[str, Any]]) -> None:
+def test_values_and_metadata(written):
     records = {record["key"]: record for record in written}
     values = {key: record["value"] for key, record in records.items()}
     assert values["cache_clear"] is True
@@ -132,7 +129,7 @@ def test_values_and_metadata(written: list[dict[str, Any]]) -> None:
         assert metadata["epoch_num"] == metadata["samples_count"] == 300_160
 
 
-def test_metadata_names_the_calling_line(tmp_path: Path) -> None:
+def test_metadata_names_the_calling_line(tmp_path):
     log = MlperfLog(tmp_path / "log.txt")
     log.init_start(cache_cleared=False)
     frame = inspect.currentframe()
@@ -143,7 +140,7 @@ def test_metadata_names_the_calling_line(tmp_path: Path) -> None:
         assert record["metadata"]["lineno"] == line
 
 
-def test_a_reserved_word_stands_only_in_its_own_record(written: list[dict[str, Any]]) -> None:
+def test_a_reserved_word_stands_only_in_its_own_record(written):
     for record in written:
         rest = json.dumps({name: value for name, value in record.items() if name != "key"})
         for word in RESERVED_WORDS:
@@ -152,17 +149,17 @@ def test_a_reserved_word_stands_only_in_its_own_record(written: list[dict[str, A
 
 
 @pytest.mark.parametrize("text", ["", "run_stop Inc"])
-def test_a_name_that_would_confuse_the_checkers_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_name_that_would_confuse_the_checkers_is_refused(tmp_path, text):
     log = MlperfLog(tmp_path / "log.txt")
     with pytest.raises(ConfigError, match=r"mlperf\.submission_org"):
         log.submission(_config(submission_org=text))
 
 
-def test_ranks_without_a_path_write_nothing() -> None:
+def test_ranks_without_a_path_write_nothing():
     _write(None)
 
 
-def test_an_existing_log_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_log_is_never_written_over(tmp_path):
     path = tmp_path / "result_0.txt"
     path.write_text("precious")
     with pytest.raises(ConfigError, match="exists"):
@@ -172,7 +169,7 @@ def test_an_existing_log_is_never_written_over(tmp_path: Path) -> None:
         MlperfLog(tmp_path / "nowhere" / "result_0.txt")
 
 
-def test_two_logs_do_not_mix(tmp_path: Path) -> None:
+def test_two_logs_do_not_mix(tmp_path):
     first, second = (MlperfLog(tmp_path / name) for name in ("a.txt", "b.txt"))
     first.init_stop()
     second.run_start()
@@ -184,19 +181,17 @@ def test_two_logs_do_not_mix(tmp_path: Path) -> None:
     assert "mlperf_log" not in logging.Logger.manager.loggerDict
 
 
-def test_a_missing_package_is_named_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
     with pytest.raises(ConfigError, match=r"tools/venv\.sh$"):
         MlperfLog(tmp_path / "result_0.txt")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_silent(tmp_path, monkeypatch):
     log = MlperfLog(tmp_path / "log.txt")
 
-    def fail(_: str) -> None:
+    def fail(_):
         raise OSError(28, "No space left on device")
 
     assert log._handler is not None

@@ -5,9 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +29,7 @@ with RunLock(pathlib.Path(sys.argv[1]), sys.argv[2]) as lock:
 
 
 @contextmanager
-def owned(root: Path, name: str = "run_0") -> Iterator[tuple[subprocess.Popen[str], int]]:
+def owned(root, name="run_0"):
     """Another process that owns a run, until its input ends; and a child of it."""
     command = [sys.executable, "-c", OWNER, str(root), name]
     pipe = subprocess.PIPE
@@ -44,7 +42,7 @@ def owned(root: Path, name: str = "run_0") -> Iterator[tuple[subprocess.Popen[st
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_second_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+def test_the_second_is_refused_and_told_by_whom(tmp_path):
     root = tmp_path / "run"
     with owned(root) as (owner, _):
         before = snapshot(tmp_path)
@@ -58,7 +56,7 @@ def test_the_second_is_refused_and_told_by_whom(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # the last one to leave takes away what is empty
 
 
-def test_a_killed_owner_leaves_no_lock_even_where_its_child_lives(tmp_path: Path) -> None:
+def test_a_killed_owner_leaves_no_lock_even_where_its_child_lives(tmp_path):
     with owned(tmp_path) as (owner, child):
         owner.kill()
         owner.wait()
@@ -69,15 +67,13 @@ def test_a_killed_owner_leaves_no_lock_even_where_its_child_lives(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_taken_away_with_its_owner_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_was_taken_away_with_its_owner_is_none(tmp_path, monkeypatch):
     """Who has opened the file just before its owner removes it must not hold a nameless lock."""
     path, lock = tmp_path / ".run_0.lock", RunLock(tmp_path, "run_0")
     locked = lock._locked
     calls = []
 
-    def as_the_owner_leaves(root: Path, where: Path) -> int | None:
+    def as_the_owner_leaves(root, where):
         if not calls:
             monkeypatch.setattr(os, "fstat", lambda file: [path.unlink(), real(file)][1])
         else:
@@ -94,12 +90,12 @@ def test_a_lock_that_was_taken_away_with_its_owner_is_none(
 
 @pytest.mark.parametrize("resume", ["none", "auto"])
 def test_a_live_run_is_left_as_it_is(
-    tiny_config: Path,
-    synthetic_data: Path,
-    tmp_path: Path,
-    resume: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tiny_config,
+    synthetic_data,
+    tmp_path,
+    resume,
+    capsys,
+):
     root = tmp_path / "run"
     with owned(root):  # before there is anything else, as a start that came 0.3 s earlier
         assert run_train(tiny_config, synthetic_data, root, resume=resume) == 2
@@ -115,9 +111,7 @@ def test_a_live_run_is_left_as_it_is(
         assert snapshot(root) == before
 
 
-def test_a_run_of_squad_has_one_owner_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_squad_has_one_owner_too(tmp_path, capsys):
     with owned(tmp_path, "squad"):
         before = snapshot(tmp_path)
         command = ["squad", "train", "--device", "cpu", "--run-dir", tmp_path]
@@ -127,13 +121,13 @@ def test_a_run_of_squad_has_one_owner_too(
         assert snapshot(tmp_path) == before
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with RunLock(tmp_path / "file", "run_0") as lock, pytest.raises(ConfigError, match="--run-dir"):
         lock.check()
 
 
-def test_a_lock_that_is_a_link_is_not_written_into(tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_not_written_into(tmp_path):
     path, target = tmp_path / ".run_0.lock", tmp_path / "target"
     target.write_text("kept")
     path.symlink_to(target)

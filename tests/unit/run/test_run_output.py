@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,11 +44,11 @@ PEAK += "said = lambda: print(memory_bytes(torch.device('cpu'))); "
 PEAK += "said(); x = bytearray(2**28); said()"
 
 
-def steps(path: Path) -> list[int]:
+def steps(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_a_resumed_run_makes_later_records_anew(tmp_path: Path) -> None:
+def test_a_resumed_run_makes_later_records_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
     for step in (5, 10, 15):
@@ -64,9 +63,7 @@ def test_a_resumed_run_makes_later_records_anew(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0])["loss"] is None
 
 
-def test_a_damaged_line_costs_a_resumed_run_that_line_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_costs_a_resumed_run_that_line_alone(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     records = [json.dumps({"step": step}) for step in range(1, 8)]
     for damage, said in (
@@ -83,7 +80,7 @@ def test_a_damaged_line_costs_a_resumed_run_that_line_alone(
         assert errors.count("\n") == bool(damage) and said in errors
 
 
-def test_a_new_run_writes_over_nothing(tmp_path: Path) -> None:
+def test_a_new_run_writes_over_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("kept\n")
     with pytest.raises(ConfigError, match="File exists"):
@@ -95,26 +92,26 @@ def test_a_new_run_writes_over_nothing(tmp_path: Path) -> None:
 class FullFor:
     """A raw file whose writes fail for a while, after half of the line."""
 
-    def __init__(self, file: object, failures: int) -> None:
+    def __init__(self, file, failures):
         self.file, self.failures = file, failures
 
-    def write(self, contents: bytes) -> int:
+    def write(self, contents):
         if self.failures:
             self.failures -= 1
-            self.file.write(contents[: len(contents) // 2])  # type: ignore[attr-defined]
+            self.file.write(contents[: len(contents) // 2])
             raise OSError(28, "No space left on device")
-        return self.file.write(contents)  # type: ignore[attr-defined,no-any-return]
+        return self.file.write(contents)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self.file, name)
 
 
-def test_a_full_disk_costs_lines_and_one_warning(tmp_path: Path) -> None:
-    warnings: list[str] = []
+def test_a_full_disk_costs_lines_and_one_warning(tmp_path):
+    warnings = []
     path = tmp_path / "lines"
     lines = LineFile(path, warnings.append)
     lines.append("one")
-    lines._file = FullFor(lines._file, 2)  # type: ignore[assignment]
+    lines._file = FullFor(lines._file, 2)
     for line in ("two", "three", "four"):
         lines.append(line)
     lines.close()
@@ -123,20 +120,20 @@ def test_a_full_disk_costs_lines_and_one_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own count is taken")
-def test_a_process_does_not_count_what_started_it() -> None:
+def test_a_process_does_not_count_what_started_it():
     held = np.ones(2**28, np.uint8)  # 256 MiB, resident, while both run
     alone, more = map(int, run_process(sys.executable, "-c", PEAK).stdout.split())
     assert held.nbytes <= more - alone + 2**26
     assert alone < 2**30
 
 
-def test_the_peak_of_memory_is_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_memory_is_in_bytes(tmp_path, monkeypatch):
     (tmp_path / "status").write_text("VmPeak:\t 4000 kB\nVmHWM:\t 3000 kB\nVmRSS:\t 2000 kB\n")
     monkeypatch.setattr(metrics_module, "_STATUS", tmp_path / "status")
     assert metrics_module.memory_bytes(torch.device("cpu")) == 3000 * 1024
 
 
-def test_an_outcome_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_an_outcome_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "outcome.json"
     with pytest.raises(DataError, match="is missing"):
         read_outcome(path)
@@ -157,7 +154,7 @@ def test_an_outcome_comes_back_as_it_was_written(tmp_path: Path) -> None:
         read_outcome(path)
 
 
-def test_an_outcome_of_another_form_is_one_line(tmp_path: Path) -> None:
+def test_an_outcome_of_another_form_is_one_line(tmp_path):
     path = tmp_path / "outcome.json"
     values = json.loads(REACHED.to_json())
     for changed, reason in (
@@ -173,7 +170,7 @@ def test_an_outcome_of_another_form_is_one_line(tmp_path: Path) -> None:
         assert str(raised.value) == f"{path}: {reason}; {REMEDY}"
 
 
-def test_progress_line_has_every_figure() -> None:
+def test_progress_line_has_every_figure():
     line = progress_line(RECORD, 0.2034, max_steps=8000)
     for words in (
         "step 120/8000",
@@ -188,9 +185,7 @@ def test_progress_line_has_every_figure() -> None:
     assert "accuracy -" in progress_line(RECORD, None, max_steps=8000)
 
 
-def test_lines_are_printed_and_kept_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_are_printed_and_kept_in_a_file(tmp_path, capsys):
     log = tmp_path / "stdout.log"
     with Reporter(log, max_steps=8000) as reporter:
         reporter.line("evaluation [bold]12[/bold]")
@@ -201,7 +196,7 @@ def test_lines_are_printed_and_kept_in_a_file(
     assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()] == printed
 
 
-def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_are_silent(capsys):
     with Reporter(None, max_steps=10) as reporter:
         reporter.line("never seen")
         reporter.progress(RECORD, None)
@@ -213,13 +208,13 @@ class FullDisk(io.StringIO):
 
     is_full = True
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(text)
 
 
-def test_what_found_no_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_found_no_room_is_not_kept(tmp_path, monkeypatch):
     disk = FullDisk()
     monkeypatch.setattr("sys.stdout", disk)
     with Reporter(tmp_path / "stdout.log", max_steps=10) as reporter:
@@ -230,7 +225,7 @@ def test_what_found_no_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert "lost" in (tmp_path / "stdout.log").read_text()
 
 
-def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_config: Path) -> None:
+def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_config):
     config = load_config(tiny_config, ["run.step_mode=captured"])
     metrics = Metrics(config, 1, torch.device("cpu"))
     zero = torch.zeros(())

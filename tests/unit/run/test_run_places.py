@@ -57,7 +57,7 @@ class Case:
     before: object = None
     started: Started | None = None
 
-    def is_refused(self) -> str:
+    def is_refused(self):
         assert self.started is not None
         assert self.started.status == 2, self.started.printed
         (line,) = self.started.printed.splitlines()
@@ -66,9 +66,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def whole(tiny_config, synthetic_data, tmp_path_factory):
     """A run of 3 steps that lost its last checkpoint."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     settings = ("run.max_steps=3", "checkpoint.interval_steps=2", "checkpoint.keep_last=9")
@@ -78,7 +76,7 @@ def whole(
     return directory
 
 
-def interrupted(whole: Path, parent: Path, *, outcome: bool = False) -> Path:
+def interrupted(whole, parent, *, outcome=False):
     parent.mkdir(parents=True)
     run = shutil.copytree(whole, parent / "run")
     if not outcome:
@@ -86,14 +84,14 @@ def interrupted(whole: Path, parent: Path, *, outcome: bool = False) -> Path:
     return run
 
 
-def forbid(run: Path, name: str) -> Case:
+def forbid(run, name):
     if name == "run_0/environment.json":  # asked for its seed before the first checkpoint
         shutil.rmtree(run / CHECKPOINTS)
     resume = FORBIDDEN[name]
     return Case(run) if resume == "auto" else Case(run, run / resume, run.parent / "new")
 
 
-def lose(run: Path, how: str) -> Case:
+def lose(run, how):
     newest = run / NEWEST
     if how == "damaged":
         os.truncate(newest / "model.safetensors", 10)
@@ -105,7 +103,7 @@ def lose(run: Path, how: str) -> Case:
     return Case(run)
 
 
-def link(run: Path, names: tuple[str, ...]) -> Case:
+def link(run, names):
     """Have each name lead to what was there, or to a file of somebody else's."""
     for number, name in enumerate(names):
         path, target = run / name, run.parent / f"target {number}"
@@ -117,7 +115,7 @@ def link(run: Path, names: tuple[str, ...]) -> Case:
     return Case(run)
 
 
-def start_all(cases: dict[str, Case], config: Path, data: Path) -> None:
+def start_all(cases, config, data):
     """One after the other, by one process that has imported torch, with no right but files'."""
     commands = []
     for case in cases.values():
@@ -126,7 +124,7 @@ def start_all(cases: dict[str, Case], config: Path, data: Path) -> None:
         commands.append(("train", "--config", config, *where, "--resume", case.resume))
     forbidden = [cases[name].run / name for name in FORBIDDEN]
     rights = [path.stat().st_mode for path in forbidden]
-    mounted: list[Path] = []
+    mounted = []
     try:
         for name in FAILING if IS_ROOT else ():
             place = cases[f"failing {name}"].run / name
@@ -147,11 +145,11 @@ def start_all(cases: dict[str, Case], config: Path, data: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cases(
-    tiny_config: Path,
-    synthetic_data: Path,
-    whole: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Case]:
+    tiny_config,
+    synthetic_data,
+    whole,
+    tmp_path_factory,
+):
     """All of them, started."""
     top = tmp_path_factory.mktemp("cases")
     found = {}
@@ -172,7 +170,7 @@ def cases(
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_right_that_is_missing(cases: dict[str, Case], name: str) -> None:
+def test_a_right_that_is_missing(cases, name):
     line = cases[name].is_refused()
     assert line.startswith(f"mlperf_bert: error: {cases[name].run / name}")
     assert "cannot be read (Permission denied); check its permissions" in line
@@ -180,17 +178,17 @@ def test_a_right_that_is_missing(cases: dict[str, Case], name: str) -> None:
 
 @pytest.mark.skipif(not IS_ROOT, reason="mounting needs root")
 @pytest.mark.parametrize("name", FAILING)
-def test_a_disk_that_fails(cases: dict[str, Case], name: str) -> None:
+def test_a_disk_that_fails(cases, name):
     case = cases[f"failing {name}"]
     place = case.run / name
     expected = f"mlperf_bert: error: {place}: cannot be read (Input/output error); "
     assert case.is_refused().startswith(expected)
 
 
-def test_a_file_that_is_stale(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_stale(whole, monkeypatch):
     real = os.open
 
-    def stale(path: str | Path, *rest: int, **others: int) -> int:
+    def stale(path, *rest, **others):
         if str(path).endswith(".safetensors"):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return real(path, *rest, **others)
@@ -201,7 +199,7 @@ def test_a_file_that_is_stale(whole: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_run_that_had_checkpoints_is_not_begun_anew(cases: dict[str, Case], how: str) -> None:
+def test_a_run_that_had_checkpoints_is_not_begun_anew(cases, how):
     line = cases[how].is_refused()
     assert f"{CHECKPOINTS}: holds checkpoints, and none that can be used" in line
     assert "--resume DIR" in line
@@ -209,7 +207,7 @@ def test_a_run_that_had_checkpoints_is_not_begun_anew(cases: dict[str, Case], ho
 
 
 @pytest.mark.parametrize("name", REFUSED_LINKS)
-def test_a_link_is_not_written_through(cases: dict[str, Case], name: str) -> None:
+def test_a_link_is_not_written_through(cases, name):
     case = cases[f"link {name}"]
     if name == "run_0/outcome.json":  # it may be read: the run has ended
         assert case.started is not None and case.started.status == MISSED
@@ -219,7 +217,7 @@ def test_a_link_is_not_written_through(cases: dict[str, Case], name: str) -> Non
         assert case.is_refused().startswith(f"mlperf_bert: error: {path}: is a symbolic link; ")
 
 
-def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases: dict[str, Case]) -> None:
+def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases):
     case = cases["replaced"]
     assert case.started is not None and case.started.status == MISSED, case.started
     after = snapshot(case.run.parent)
@@ -235,7 +233,7 @@ def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases: dict[str,
     }
 
 
-def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config: Path, tmp_path: Path) -> None:
+def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config, tmp_path):
     directory = RunDirectory(tmp_path, 0)
     for pipe in (directory.mlperf_log, tmp_path / "stdout.log"):
         os.mkfifo(pipe)
@@ -245,7 +243,7 @@ def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config: Path, tmp_pat
         LineFile(tmp_path / "stdout.log", print, continued=True)
 
 
-def test_lines_are_not_appended_through_a_link(tmp_path: Path) -> None:
+def test_lines_are_not_appended_through_a_link(tmp_path):
     path, target = tmp_path / "stdout.log", tmp_path / "target"
     target.write_text("kept")
     path.symlink_to(target)
@@ -253,7 +251,7 @@ def test_lines_are_not_appended_through_a_link(tmp_path: Path) -> None:
         LineFile(path, print, continued=True)
 
 
-def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path):
     path, target = tmp_path / "file", tmp_path / "target"
     target.write_text("kept")
     with replaced_file(path) as temporary:

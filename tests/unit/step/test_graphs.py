@@ -1,15 +1,11 @@
 """The captured step on a CPU: static inputs, padding, restored state, dropout by key."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from graph_cases import (
     CPU,
@@ -22,17 +18,15 @@ from graph_cases import (
     to_large,
     to_smallest,
 )
-from mlperf_bert.data.batch import UnpaddedBatch, pad
-from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.batch import pad
 from mlperf_bert.errors import TARGET_MISSED, ConfigError
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step.captured import CapturedStep, StaticInputs, synthetic_batch, warm_up
 from mlperf_bert.step.eager import EagerStep
 from resume_cases import DROPOUT, MODERN, run_train
 from support import metrics_records
 
 
-def captured_run(config: Path, *overrides: str, shapes: tuple[StaticShape, ...] = (LARGE,)) -> Run:
+def captured_run(config, *overrides, shapes=(LARGE,)):
     """Prepared: a capture updates nothing on a CPU, so there is nothing to restore."""
     run = Run(config, *overrides, shapes=shapes)
     run.step.prepare(lambda shape: pad(synthetic_batch(run.config, shape), shape))
@@ -40,9 +34,7 @@ def captured_run(config: Path, *overrides: str, shapes: tuple[StaticShape, ...] 
 
 
 @pytest.mark.parametrize("architecture", [(), MODERN], ids=["bert", "modern"])
-def test_captured_is_bit_equal_to_eager_on_the_same_batches(
-    tiny_config: Path, architecture: tuple[str, ...]
-) -> None:
+def test_captured_is_bit_equal_to_eager_on_the_same_batches(tiny_config, architecture):
     settings = (*DROPOUT, *architecture)
     eager, captured = (
         Run(tiny_config, *settings),
@@ -56,9 +48,7 @@ def test_captured_is_bit_equal_to_eager_on_the_same_batches(
 
 
 @pytest.mark.parametrize("overrides", [(), DROPOUT], ids=["without dropout", "with dropout"])
-def test_padding_to_capacity_changes_nothing_but_rounding(
-    tiny_config: Path, overrides: tuple[str, ...]
-) -> None:
+def test_padding_to_capacity_changes_nothing_but_rounding(tiny_config, overrides):
     unpadded, padded = Run(tiny_config, *overrides), captured_run(tiny_config, *overrides)
     steps = range(1, 31)
     found, expected = padded.losses(steps, to_large), unpadded.losses(steps)
@@ -66,7 +56,7 @@ def test_padding_to_capacity_changes_nothing_but_rounding(
     assert found == pytest.approx(expected, rel=0, abs=1e-5)
 
 
-def test_batches_that_no_capacity_holds_run_unpadded(tiny_config: Path) -> None:
+def test_batches_that_no_capacity_holds_run_unpadded(tiny_config):
     eager, captured = (
         Run(tiny_config, *DROPOUT),
         captured_run(tiny_config, *DROPOUT, shapes=(SMALL,)),
@@ -76,10 +66,10 @@ def test_batches_that_no_capacity_holds_run_unpadded(tiny_config: Path) -> None:
 
 
 @contextmanager
-def poisoned(model: BertForPretraining, batch: UnpaddedBatch) -> Iterator[None]:
+def poisoned(model, batch):
     """NaN in all memory that is not written, garbage in dummies."""
 
-    def spoil_dummies(_module: Any, _inputs: Any, hidden: Tensor) -> Tensor:
+    def spoil_dummies(_module, _inputs, hidden):
         num_tokens = batch.input_ids.shape[0]
         garbage = torch.full_like(hidden, 1e4)
         return torch.cat((hidden[:num_tokens], garbage[num_tokens:]))
@@ -94,7 +84,7 @@ def poisoned(model: BertForPretraining, batch: UnpaddedBatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("settings", [DROPOUT, MODERN], ids=["bert", "modern"])
-def test_poisoned_padding_changes_nothing(tiny_config: Path, settings: tuple[str, ...]) -> None:
+def test_poisoned_padding_changes_nothing(tiny_config, settings):
     clean, spoilt = (captured_run(tiny_config, *settings) for _ in range(2))
     for step in range(1, 6):
         batch = batch_of(step)
@@ -105,7 +95,7 @@ def test_poisoned_padding_changes_nothing(tiny_config: Path, settings: tuple[str
     assert torch.equal(spoilt.weights, clean.weights)
 
 
-def test_static_inputs_keep_nothing_of_the_batch_before() -> None:
+def test_static_inputs_keep_nothing_of_the_batch_before():
     inputs = StaticInputs(pad(batch_of(1), LARGE), 1, CPU)
     (static,) = inputs.batches
     static.block.fill_(0xFF)
@@ -119,9 +109,7 @@ def test_static_inputs_keep_nothing_of_the_batch_before() -> None:
 
 @pytest.mark.parametrize("shapes", [(), (SMALL, LARGE)], ids=["eager", "captured"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
-def test_init_phase_leaves_every_bit_of_state(
-    tiny_config: Path, precision: str, shapes: tuple[StaticShape, ...]
-) -> None:
+def test_init_phase_leaves_every_bit_of_state(tiny_config, precision, shapes):
     run = Run(tiny_config, *DROPOUT, f"model.precision={precision}", shapes=shapes)
     run.losses(range(1, 3))  # state that is not all zero
     before = state_of(run)
@@ -141,11 +129,11 @@ def test_init_phase_leaves_every_bit_of_state(
     ids=["captured", "eager"],
 )
 def test_an_update_that_takes_too_much_memory_names_its_size(
-    tiny_config: Path, shapes: tuple[StaticShape, ...], size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_config, shapes, size, monkeypatch
+):
     run = Run(tiny_config, shapes=shapes)
 
-    def prepare(_make_batch: Any) -> None:
+    def prepare(_make_batch):
         raise torch.OutOfMemoryError("tried to allocate 9 GiB")
 
     monkeypatch.setattr(run.step, "prepare", prepare)
@@ -155,7 +143,7 @@ def test_an_update_that_takes_too_much_memory_names_its_size(
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_dropout_is_the_same_after_a_restart(tiny_config: Path) -> None:
+def test_dropout_is_the_same_after_a_restart(tiny_config):
     whole = captured_run(tiny_config, *DROPOUT)
     first = whole.losses(range(1, 4), to_large)
     state = state_of(whole)
@@ -170,7 +158,7 @@ def test_dropout_is_the_same_after_a_restart(tiny_config: Path) -> None:
     assert len(set(first + rest)) == 8
 
 
-def test_dropout_is_the_same_under_accumulation(tiny_config: Path) -> None:
+def test_dropout_is_the_same_under_accumulation(tiny_config):
     accumulating = Run(tiny_config, *DROPOUT, "parallel.grad_accum_steps=2")
     whole = Run(tiny_config, *DROPOUT)
     steps = range(1, 21)
@@ -178,12 +166,12 @@ def test_dropout_is_the_same_under_accumulation(tiny_config: Path) -> None:
     assert cut_up == pytest.approx(whole.losses(steps), rel=0, abs=1e-5)
 
 
-def halves_of(batch: UnpaddedBatch) -> tuple[UnpaddedBatch, UnpaddedBatch]:
+def halves_of(batch):
     """The first and the last sequences of a batch."""
     pairs, middle = SEQUENCES // 2, int(batch.cu_seqlens[SEQUENCES // 2])
     masked = sum(batch.masked_counts[:pairs])
 
-    def part(tokens: slice, places: slice, sequences: slice) -> UnpaddedBatch:
+    def part(tokens, places, sequences):
         first = tokens.start or 0
         lengths = batch.lengths[sequences]
         return replace(
@@ -208,8 +196,8 @@ def halves_of(batch: UnpaddedBatch) -> tuple[UnpaddedBatch, UnpaddedBatch]:
 
 @pytest.mark.parametrize(("sampler", "rule"), [("uniform", "adamw"), ("quantile", "muon")])
 def test_a_captured_run_has_the_losses_of_an_eager_one(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path, sampler: str, rule: str
-) -> None:
+    tiny_config, synthetic_data, tmp_path, sampler, rule
+):
     found = {}
     for mode in ("eager", "captured"):
         sets = (f"run.step_mode={mode}", f"data.sampler={sampler}", f"optim.name={rule}")

@@ -2,9 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +10,11 @@ import torch
 from mlperf_bert.step.replay import Replay
 
 
-def test_without_cuda_every_call_runs_the_function() -> None:
+def test_without_cuda_every_call_runs_the_function():
     static = torch.tensor([1.0])
     calls = []
 
-    def double() -> torch.Tensor:
+    def double():
         calls.append(1)
         return 2 * static
 
@@ -32,8 +30,8 @@ def test_without_cuda_every_call_runs_the_function() -> None:
 class StandIn:
     """The part of torch.cuda that a replay uses; `events` lists the calls in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[str] = []
+    def __init__(self, monkeypatch):
+        self.events = []
         for name, value in (
             ("Stream", lambda: Stream("new", self.events)),
             ("CUDAGraph", lambda: Graph(self.events)),
@@ -47,21 +45,21 @@ class StandIn:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def cuda(monkeypatch):
     return StandIn(monkeypatch)
 
 
 class Stream:
-    def __init__(self, name: str, events: list[str]) -> None:
+    def __init__(self, name, events):
         self.name = name
         self.events = events
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, other):
         self.events.append(f"{self.name} waits for {other.name}")
 
 
 @contextmanager
-def on_stream(stream: Stream) -> Iterator[None]:
+def on_stream(stream):
     stream.events.append(f"on {stream.name}")
     try:
         yield
@@ -70,39 +68,39 @@ def on_stream(stream: Stream) -> Iterator[None]:
 
 
 class Graph:
-    def __init__(self, events: list[str]) -> None:
+    def __init__(self, events):
         self.events = events
 
-    def replay(self) -> None:
+    def replay(self):
         self.events.append("replay")
 
-    def reset(self) -> None:
+    def reset(self):
         self.events.append("reset")
 
 
 class Capture:
     """As torch.cuda.graph: after an error its own end fails, and it keeps the stream."""
 
-    def __init__(self, _: Graph, *, stream: Stream, **options: Any) -> None:
+    def __init__(self, _, *, stream, **options):
         self.events = stream.events
         self.options = options
         self.stream = on_stream(stream)
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self.stream.__enter__()
         self.events.append(f"capture {self.options}")
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
+    def __exit__(self, kind, *error):
         if kind is not None:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.events.append("captured")
         self.stream.__exit__(kind, *error)
 
 
-def test_on_cuda_it_is_warmed_up_captured_and_replayed(cuda: StandIn) -> None:
+def test_on_cuda_it_is_warmed_up_captured_and_replayed(cuda):
     result = torch.tensor(3.0)
 
-    def function() -> torch.Tensor:
+    def function():
         cuda.events.append("function")
         return result
 
@@ -122,18 +120,18 @@ def test_on_cuda_it_is_warmed_up_captured_and_replayed(cuda: StandIn) -> None:
 class InACycle:
     """Only a garbage collection frees it."""
 
-    def __init__(self, name: str, freed: list[str]) -> None:
+    def __init__(self, name, freed):
         self.me = self
         weakref.finalize(self, freed.append, f"{name} freed")
 
 
-def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda: StandIn) -> None:
+def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda):
     assert gc.isenabled()
     threshold = gc.get_threshold()[0]
 
-    def function() -> int:
+    def function():
         InACycle("young", cuda.events)
-        many = [[] for _ in range(10 * threshold)]  # type: ignore[var-annotated]
+        many = [[] for _ in range(10 * threshold)]
         cuda.events.append("function")
         return len(many)
 
@@ -147,9 +145,9 @@ def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda: StandIn) ->
     assert gc.isenabled()
 
 
-def test_an_error_inside_a_capture_is_the_one_that_is_raised(cuda: StandIn) -> None:
+def test_an_error_inside_a_capture_is_the_one_that_is_raised(cuda):
 
-    def function() -> None:
+    def function():
         try:
             raise KeyError("the cause")
         except KeyError as cause:

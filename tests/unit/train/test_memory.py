@@ -1,7 +1,6 @@
 """Parameters are counted; out of memory is one line."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +16,14 @@ LARGE = ModelSection(precision="bf16")
 @pytest.mark.parametrize(
     ("architecture", "objective"), [("bert", "mlm_nsp"), ("bert", "mlm"), ("modern", "mlm")]
 )
-def test_parameters_are_counted(architecture: Any, objective: Any) -> None:
+def test_parameters_are_counted(architecture, objective):
     model = replace(LARGE, architecture=architecture, objective=objective)
     shapes = parameter_shapes(model).values()
     assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
 
 
-def test_out_of_memory_is_one_line_that_names_the_part(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(_: object) -> int:
+def test_out_of_memory_is_one_line_that_names_the_part(monkeypatch, capsys):
+    def full(_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
     monkeypatch.setattr("bert_tools.bench.cli.run", full)

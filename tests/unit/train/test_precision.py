@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,11 +35,11 @@ Run = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def run(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tiny_config, synthetic_data, tmp_path_factory):
     """Run `mlperf_bert train` in this process, once for each choice of options; its directory."""
-    directories: dict[tuple[str, ...], Path] = {}
+    directories = {}
 
-    def train(*overrides: str) -> Path:
+    def train(*overrides):
         if overrides not in directories:
             options = (
                 *(f"run.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "run.warm_up_steps=1"),
@@ -54,26 +53,26 @@ def run(tiny_config: Path, synthetic_data: Path, tmp_path_factory: pytest.TempPa
     return train
 
 
-def records(run_dir: Path) -> list[dict[str, Any]]:
+def records(run_dir):
     return metrics_records(run_dir.parent)
 
 
-def losses(run_dir: Path) -> list[float]:
+def losses(run_dir):
     return metrics_losses(run_dir.parent)
 
 
-def saved(run_dir: Path, name: str) -> dict[str, torch.Tensor]:
+def saved(run_dir, name):
     (path,) = (run_dir / "checkpoints").glob(f"step_*/{name}")
     return load_file(path)
 
 
-def vocabulary(run_dir: Path) -> str:
+def vocabulary(run_dir):
     (path,) = (run_dir / "checkpoints").glob("step_*/state.json")
     return str(json.loads(path.read_text())["vocabulary_sha256"])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_autocast"])
-def test_losses_follow_those_of_fp32(run: Run, precision: str) -> None:
+def test_losses_follow_those_of_fp32(run, precision):
     fp32 = losses(run())
     found = run(f"model.precision={precision}")
     assert len(fp32) == STEPS and losses(found) != fp32
@@ -82,7 +81,7 @@ def test_losses_follow_those_of_fp32(run: Run, precision: str) -> None:
     assert sum(record["skipped_steps"] for record in records(found)) == 0
 
 
-def test_checkpoints_have_the_masters(run: Run) -> None:
+def test_checkpoints_have_the_masters(run):
     weights = saved(run("model.precision=bf16"), "model.safetensors")
     assert {each.dtype for each in weights.values()} == {torch.float32}
     matrices = [each for each in weights.values() if each.dim() == 2]
@@ -90,7 +89,7 @@ def test_checkpoints_have_the_masters(run: Run) -> None:
 
 
 @pytest.mark.parametrize("other", ["fp32", "bf16"])
-def test_state_goes_over_to_another_precision(run: Run, other: str, tiny_config: Path) -> None:
+def test_state_goes_over_to_another_precision(run, other, tiny_config):
     found = run("model.precision=bf16")
     config = load_config(tiny_config, (f"model.precision={other}",))
     model = make_model(config, 1, CPU)
@@ -104,9 +103,7 @@ def test_state_goes_over_to_another_precision(run: Run, other: str, tiny_config:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_autocast", "fp8"])
-def test_a_checkpoint_is_evaluated_as_the_run_was(
-    run: Run, precision: str, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_evaluated_as_the_run_was(run, precision, synthetic_data, capsys):
     # A CPU multiplies FP8 matrices a number at a time: the smallest that it takes, few times.
     few = ("run.max_steps=6", "model.hidden_size=16", "model.intermediate_size=16")
     few = few if precision == "fp8" else ()
@@ -124,14 +121,12 @@ class NoSync(TorchDispatchMode):
     Those of the CPU read scalars: there is no device to wait for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.in_kernels = False
         self.num_operations = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.num_operations += 1
         assert self.in_kernels or func not in SYNCS, f"the host waits for {func}"
         return func(*args, **(kwargs or {}))
@@ -140,11 +135,11 @@ class NoSync(TorchDispatchMode):
 class Kernels:
     """The CPU's, in which a `NoSync` lets pass what it would stop."""
 
-    def __init__(self, mode: NoSync) -> None:
+    def __init__(self, mode):
         self._mode = mode
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def __getattr__(self, name):
+        def call(*arguments):
             self._mode.in_kernels = True
             found = getattr(cpu_kernels, name)(*arguments)
             self._mode.in_kernels = False
@@ -156,9 +151,7 @@ class Kernels:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_autocast", "fp8"])
 @pytest.mark.parametrize("policy", ["none", "after_allreduce", "bucket_before_allreduce"])
 @pytest.mark.parametrize("rule", ["adamw", "lamb"])
-def test_a_step_reads_nothing_back(
-    tiny_config: Path, rule: str, policy: str, precision: str
-) -> None:
+def test_a_step_reads_nothing_back(tiny_config, rule, policy, precision):
     options = (f"optim.name={rule}", f"clip.policy={policy}", f"model.precision={precision}")
     sizes = ("model.num_layers=1", "parallel.local_batch_size=2", "parallel.grad_accum_steps=2")
     config = load_config(tiny_config, (*options, *sizes, "model.attention=grouped"))

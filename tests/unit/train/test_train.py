@@ -5,18 +5,14 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor
 
 from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
 from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import TARGET_MISSED
-from mlperf_bert.evaluation.evaluate import Accuracy, Evaluator
+from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.step import eager
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
@@ -32,7 +28,6 @@ from support import (
     run_process,
 )
 
-Train = Callable[..., int]
 ENCODER_TARGET = 0.5
 SPOILT = range(5, 17)  # steps in a row without an update; the run recovers before it is judged
 # Today's recipe: sequences of an easy language, masked anew each time at 30 %.
@@ -64,18 +59,16 @@ interval_steps = "never"
 
 
 @pytest.fixture
-def train(tiny_config: Path, synthetic_data: Path, tmp_path: Path) -> Train:
+def train(tiny_config, synthetic_data, tmp_path):
     """Run `mlperf_bert train` in this process, into tmp_path/<name>."""
 
-    def run(name: str, *overrides: str, extra: tuple[str, ...] = ()) -> int:
+    def run(name, *overrides, extra=()):
         return run_train(tiny_config, synthetic_data, tmp_path / name, *overrides, extra=extra)
 
     return run
 
 
-def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(train, tmp_path, capsys):
     assert train("a run", "eval.target_accuracy=0.001") == 0
     run_dir = tmp_path / "a run"
     lines = capsys.readouterr().out.splitlines()
@@ -98,7 +91,7 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(
     assert "there is no" not in page.words  # no file of it was missed
 
 
-def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
+def test_metrics_have_the_documented_keys(train, tmp_path):
     assert train("run", "run.log_interval_steps=7") == TARGET_MISSED
     records = metrics_records(tmp_path / "run")
     glossary = (REPOSITORY / "docs" / "reference" / "glossary.md").read_text()
@@ -113,9 +106,7 @@ def test_metrics_have_the_documented_keys(train: Train, tmp_path: Path) -> None:
     assert [record["mlm_accuracy"] is None for record in records] == [True, False, True, False]
 
 
-def test_a_run_is_never_written_over(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_never_written_over(train, tmp_path, capsys):
     assert train("run", "run.max_steps=1") == TARGET_MISSED
     before = (tmp_path / "run" / "result_0.txt").read_bytes()
     capsys.readouterr()
@@ -125,7 +116,7 @@ def test_a_run_is_never_written_over(
     assert train("run", "run.max_steps=1", extra=("--run-index", "1")) == TARGET_MISSED
 
 
-def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_path: Path) -> None:
+def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train, tmp_path):
     dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     train("a", *dropout)
     train("b", *dropout, "run.warm_up_steps=0")
@@ -137,9 +128,7 @@ def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train: Train, tmp_pat
 @pytest.mark.parametrize(
     ("optimizer", "rate", "initializer_range"), [("adamw", 3e-3, 0.1), ("lamb", 2e-2, 0.02)]
 )
-def test_the_model_learns_from_context(
-    train: Train, tmp_path: Path, optimizer: str, rate: float, initializer_range: float
-) -> None:
+def test_the_model_learns_from_context(train, tmp_path, optimizer, rate, initializer_range):
     steps = ("run.max_steps=300", "schedule.decay_steps=300", "run.log_interval_steps=50")
     rule = (f"optim.name={optimizer}", f"optim.learning_rate={rate}")
     train("run", *rule, *steps, f"model.initializer_range={initializer_range}")
@@ -147,9 +136,7 @@ def test_the_model_learns_from_context(
     assert metrics_records(tmp_path / "run")[-1]["loss"] < without_context - 0.3
 
 
-def test_checkpoint_gives_the_same_accuracy_everywhere(
-    train: Train, tmp_path: Path, synthetic_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_gives_the_same_accuracy_everywhere(train, tmp_path, synthetic_data, capsys):
     train("first", "optim.learning_rate=1e-2")
     accuracy = metrics_records(tmp_path / "first")[-1]["mlm_accuracy"]
     checkpoints = str(tmp_path / "first" / "run_0" / "checkpoints")
@@ -167,9 +154,7 @@ def test_checkpoint_gives_the_same_accuracy_everywhere(
     assert result["schema_version"] == 2
 
 
-def test_divergence_aborts_the_run(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_divergence_aborts_the_run(train, tmp_path, capsys):
     assert train("run", "optim.learning_rate=1e38", "clip.policy=none") == TARGET_MISSED
     assert "lower optim.learning_rate" in capsys.readouterr().out
     assert '"aborted"' in (tmp_path / "run" / "result_0.txt").read_text().splitlines()[-1]
@@ -178,13 +163,11 @@ def test_divergence_aborts_the_run(
     assert last["grad_norm"] is None  # JSON has no word for what it was
 
 
-def test_time_spent_in_evaluations_is_no_training_time(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_spent_in_evaluations_is_no_training_time(train, tmp_path, monkeypatch):
     """By a clock on which each evaluation takes an hour."""
     now, evaluate, hours = time.perf_counter, Evaluator.__call__, []
 
-    def takes_an_hour(self: Evaluator, *arguments: Any) -> Accuracy:
+    def takes_an_hour(self, *arguments):
         hours.append(1)
         return evaluate(self, *arguments)
 
@@ -201,12 +184,10 @@ def test_time_spent_in_evaluations_is_no_training_time(
     assert all(each["value"]["throughput"] > slowest_per_s for each in stats)
 
 
-def test_a_run_that_has_recovered_goes_on(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_has_recovered_goes_on(train, tmp_path, monkeypatch):
     losses = []
 
-    def spoilt(*arguments: Any) -> Tensor:
+    def spoilt(*arguments):
         losses.append(pretraining_loss(*arguments))
         return losses[-1] * (math.nan if len(losses) in SPOILT else 1.0)
 
@@ -220,9 +201,7 @@ def test_a_run_that_has_recovered_goes_on(
     assert [record["skipped_steps"] for record in records] == [len(SPOILT), 0]
 
 
-def test_a_run_without_a_target_has_succeeded_at_its_last_step(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_target_has_succeeded_at_its_last_step(train, tmp_path, capsys):
     settings = ("eval.target_accuracy=none", "mlperf.enforce_rules=true")
     assert train("run", *settings) == 0
     run = tmp_path / "run" / "run_0"
@@ -251,17 +230,15 @@ def test_a_run_without_a_target_has_succeeded_at_its_last_step(
         (["run.device=cuda"], "run.device"),
     ],
 )
-def test_contradictions_are_one_line(
-    train: Train, capsys: pytest.CaptureFixture[str], overrides: list[str], words: str
-) -> None:
+def test_contradictions_are_one_line(train, capsys, overrides, words):
     assert train("run", *overrides) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
 
 
 def test_room_for_more_masks_than_any_example_has_is_not_needed(
-    train: Train, tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+    train, tiny_config, synthetic_data, tmp_path
+):
     for name in ("train", "eval"):  # as they are, but for the default of --max-predictions
         prepare_small(
             [synthetic_data / f"{name}.txt"],
@@ -279,17 +256,13 @@ def test_room_for_more_masks_than_any_example_has_is_not_needed(
     assert run_train(*wide, "data.max_predictions=4") == 2
 
 
-def test_missing_data_is_one_line(
-    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_data_is_one_line(tiny_config, tmp_path, capsys):
     assert run_train(tiny_config, tmp_path / "none", tmp_path / "run") == 2
     error = capsys.readouterr().err
     assert "mlperf_bert prepare" in error and error.count("\n") == 1
 
 
-def test_training_and_evaluation_need_no_h5py(
-    tiny_config: Path, synthetic_data: Path, tmp_path: Path
-) -> None:
+def test_training_and_evaluation_need_no_h5py(tiny_config, synthetic_data, tmp_path):
     code = (
         "import json, sys; sys.modules['h5py'] = None\n"
         "from mlperf_bert.__main__ import main\n"
@@ -302,7 +275,7 @@ def test_training_and_evaluation_need_no_h5py(
     assert done.stdout.splitlines()[-1] == f"[{TARGET_MISSED}, 0]", done.stderr
 
 
-def test_an_encoder_reaches_far_more_than_any_guess(tmp_path: Path) -> None:
+def test_an_encoder_reaches_far_more_than_any_guess(tmp_path):
     data = make_easy_data(tmp_path, "single")
     config = tmp_path / "encoder.toml"
     config.write_text(ENCODER, encoding="utf-8")
@@ -316,11 +289,11 @@ def test_an_encoder_reaches_far_more_than_any_guess(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_nodes", [["one", "", "one"], ["one", "", "other"]])
 def test_blocks_that_differ_between_nodes_are_refused(
-    of_nodes: list[str],
-    train: Train,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    of_nodes,
+    train,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr("mlperf_bert.train.from_all_ranks", lambda *_: of_nodes)
     assert train("run") == (TARGET_MISSED if "other" not in of_nodes else 2)
     error = capsys.readouterr().err

@@ -3,9 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ HUGE = 2**31 - 1
 SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
-def byte_level(special: tuple[str, ...] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> Tokenizer:
+def byte_level(special=("<s>", "<pad>", "</s>", "<unk>", "<mask>")):
     """As RoBERTa's, with a few hundred tokens."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +48,7 @@ def byte_level(special: tuple[str, ...] = ("<s>", "<pad>", "</s>", "<unk>", "<ma
     return made
 
 
-def word_pieces() -> Tokenizer:
+def word_pieces():
     """As BERT's."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
@@ -61,7 +59,7 @@ def word_pieces() -> Tokenizer:
     return made
 
 
-def unigram() -> Tokenizer:
+def unigram():
     """As XLM-R's or ALBERT's."""
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -73,14 +71,14 @@ def unigram() -> Tokenizer:
     return made
 
 
-MADE: dict[str, Callable[[], Tokenizer]] = {
+MADE = {
     "byte level": byte_level,
     "word pieces": word_pieces,
     "unigram": unigram,
 }
 
 
-def saved(path: Path, tokenizer: Tokenizer, change: Callable[[Any], object] | None = None) -> Path:
+def saved(path, tokenizer, change=None):
     values = json.loads(tokenizer.to_str())
     if change is not None:
         change(values)
@@ -89,7 +87,7 @@ def saved(path: Path, tokenizer: Tokenizer, change: Callable[[Any], object] | No
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
+def test_lines_are_split_as_the_library_does(tmp_path, kind):
     tokenizer = MADE[kind]()
     found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
     assert len(found) == tokenizer.get_vocab_size()
@@ -114,7 +112,7 @@ def test_lines_are_split_as_the_library_does(tmp_path: Path, kind: str) -> None:
     assert encode_lines(found, LINES[:1])[0].tolist() == plain[0]
 
 
-def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
+def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path):
     tokenizer = word_pieces()
     ids = tokenizer.get_vocab()
     (tmp_path / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n")
@@ -124,7 +122,7 @@ def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path: Path) -> None:
         assert split.tolist() == plain.encode(line)
 
 
-def test_a_sentence_within_a_document_follows_white_space(tmp_path: Path) -> None:
+def test_a_sentence_within_a_document_follows_white_space(tmp_path):
     path = saved(tmp_path / "tokenizer.json", byte_level())
     vocabulary = load_any_vocabulary(path)
     documents = tokenize_documents(
@@ -139,7 +137,7 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sets(tmp_path_factory):
     """Train and eval of single segments, beside the tokenizer they were made with."""
     directory = tmp_path_factory.mktemp("made")
     path = saved(directory / "mine.json", byte_level())
@@ -150,7 +148,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "sets"
 
 
-def test_a_set_of_it_keeps_it_and_passes_verification(sets: Path, tmp_path: Path) -> None:
+def test_a_set_of_it_keeps_it_and_passes_verification(sets, tmp_path):
     manifest = LengthIndex.open(sets / "eval").manifest
     assert (manifest.vocabulary_file, manifest.unk_id) == ("tokenizer.json", 3)
     kept = sets / "eval" / "tokenizer.json"
@@ -165,7 +163,7 @@ def test_a_set_of_it_keeps_it_and_passes_verification(sets: Path, tmp_path: Path
     assert "vocabulary" in problems(copy)
 
 
-def test_a_set_of_it_is_trained_on(sets: Path, tiny_config: Path, tmp_path: Path) -> None:
+def test_a_set_of_it_is_trained_on(sets, tiny_config, tmp_path):
     size = LengthIndex.open(sets / "train").manifest.vocab_size
     settings = ("model.objective=mlm", f"model.vocab_size={size}", "run.max_steps=2")
     settings += ("data.masking=dynamic", "checkpoint.interval_steps=never")
@@ -173,17 +171,17 @@ def test_a_set_of_it_is_trained_on(sets: Path, tiny_config: Path, tmp_path: Path
     assert metrics_losses(tmp_path / "run")
 
 
-def without(*names: str) -> Callable[[], Tokenizer]:
+def without(*names):
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     return lambda: byte_level(tuple(name for name in special if name not in names))
 
 
-def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path: Path) -> None:
+def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path):
     found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", without("<unk>")()))
     assert found.unk_id == found.pad_id
 
 
-CHANGED: dict[str, Callable[[Any], object]] = {
+CHANGED = {
     "dropout": lambda values: values["model"].update(dropout=0.1),
     "huge id": lambda values: (
         values["added_tokens"].append({**values["added_tokens"][0], "content": "x", "id": HUGE}),
@@ -195,7 +193,7 @@ CHANGED: dict[str, Callable[[Any], object]] = {
 GARBAGE = (b"", b"\xff\xfe", b"{", b"[]", b"{}", b'{"model": {}}', b'{"a": NaN}', b"[" * 100_000)
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     with pytest.raises(DataError) as caught:
         load_any_vocabulary(path)
     line = str(caught.value)
@@ -203,7 +201,7 @@ def refusal(path: Path) -> str:
     return line
 
 
-def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path):
     path = tmp_path / "tokenizer.json"
     for name in ("<s>", "</s>", "<pad>", "<mask>"):
         line = refusal(saved(path, without(name)()))
@@ -219,7 +217,7 @@ def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path: Path) -> None:
 ENDLESS = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
 
 
-def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path):
     pattern = {"pre_tokenizer": {**ENDLESS, "invert": False}}
     path = saved(tmp_path / "tokenizer.json", byte_level(), lambda values: values.update(pattern))
     texts = [tmp_path / name for name in ("a.txt", "b.txt")]
@@ -235,9 +233,7 @@ def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path: Path) -> None:
     assert not list((tmp_path / "set").rglob("*.hdf5*"))
 
 
-def test_without_the_package_it_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_it_is_one_line(tmp_path, monkeypatch):
     path = saved(tmp_path / "tokenizer.json", byte_level())
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"tools/venv\.sh tokenizers"):
@@ -251,17 +247,17 @@ METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "al
 BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
 
 
-def in_turn(key: str, *steps: object) -> dict[str, Any]:
+def in_turn(key, *steps):
     """Steps one after the other."""
     return {"type": "Sequence", key: list(steps)}
 
 
-def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+def replace(pattern, content):
     """A step that exchanges text."""
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def written(path: Path, **members: object) -> Path:
+def written(path, **members):
     """A tokenizer of a few dozen tokens with these members."""
     made = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
@@ -271,7 +267,7 @@ def written(path: Path, **members: object) -> Path:
     return path
 
 
-IN_USE: dict[str, dict[str, Any]] = {
+IN_USE = {
     "as GPT-2's": {"pre_tokenizer": {"type": "ByteLevel", **BYTE_LEVEL}},
     "as Llama's of 2023": {
         "normalizer": in_turn(
@@ -306,7 +302,7 @@ IN_USE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path) -> None:
+def test_steps_of_tokenizers_in_use_are_accepted(tmp_path):
     for name, members in IN_USE.items():
         path = written(tmp_path / "tokenizer.json", **members)
         theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
@@ -314,7 +310,7 @@ def test_steps_of_tokenizers_in_use_are_accepted(tmp_path: Path) -> None:
         assert ids.tolist() == theirs, name
 
 
-def test_a_template_that_repeats_the_text_does_not_count(tmp_path: Path) -> None:
+def test_a_template_that_repeats_the_text_does_not_count(tmp_path):
     text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
     plain = encode_lines(load_tokenizer_file(written(tmp_path / "plain.json")), [TEXT])[0]

@@ -19,19 +19,19 @@ from mlperf_bert.vocabulary.word_pieces import (
 from support import run_process
 
 
-def vocabulary_of(*tokens: str) -> Vocabulary:
+def vocabulary_of(*tokens):
     every = (*SPECIAL_TOKENS, *tokens)
     return Vocabulary(every, {token: i for i, token in enumerate(every)}, "0" * 64, b"")
 
 
-def encoded(tokenizer: Tokenizer, line: str) -> list[int]:
+def encoded(tokenizer, line):
     return np.frombuffer(tokenizer.encode(line), dtype=tokenizer.dtype).tolist()
 
 
 @pytest.fixture(scope="module")
-def letters() -> Vocabulary:
+def letters():
     """A vocabulary in which most basic words have pieces, so that differences show."""
-    found: dict[str, None] = {}
+    found = {}
     for low, high in ((0x20, 0x52F), (0x590, 0x6FF), (0x1E00, 0x20CF), (0x3000, 0x30FF)):
         for code in range(low, high + 1):
             for char in "".join(basic_words(chr(code))):
@@ -56,17 +56,17 @@ def letters() -> Vocabulary:
         ("$5^2~", ["$", "5", "^", "2", "~"]),
     ],
 )
-def test_basic_words(text: str, words: list[str]) -> None:
+def test_basic_words(text, words):
     assert basic_words(text) == words
 
 
-def test_greedy_longest_match_from_the_left() -> None:
+def test_greedy_longest_match_from_the_left():
     vocabulary = vocabulary_of("un", "una", "##ble", "##able", "##a")
     pieces = [vocabulary.tokens[i] for i in PlainTokenizer(vocabulary).encode("unable UNABLEX")]
     assert pieces == ["una", "##ble", "[UNK]"]
 
 
-def test_words_over_200_characters_are_unknown() -> None:
+def test_words_over_200_characters_are_unknown():
     vocabulary = vocabulary_of("a", "##a")
     for length, count in ((200, 200), (201, 1)):
         ids = PlainTokenizer(vocabulary).encode("a" * length)
@@ -75,7 +75,7 @@ def test_words_over_200_characters_are_unknown() -> None:
         assert (ids[0] == vocabulary.unk_id) == (length > 200)
 
 
-def test_special_tokens_in_the_text_are_ordinary_text() -> None:
+def test_special_tokens_in_the_text_are_ordinary_text():
     vocabulary = vocabulary_of("[", "]", "mask")
     ids = encoded(Tokenizer(vocabulary), "[MASK]")
     assert [vocabulary.tokens[i] for i in ids] == ["[", "mask", "]"]
@@ -90,22 +90,20 @@ TRICKY = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(lines=st.lists(st.one_of(st.text(), st.text(TRICKY)), min_size=1, max_size=8))
-def test_looking_words_up_changes_nothing(letters: Vocabulary, lines: list[str]) -> None:
+def test_looking_words_up_changes_nothing(letters, lines):
     plain, tokenizer = PlainTokenizer(letters), Tokenizer(letters)
     for line in [*lines, *lines]:
         assert encoded(tokenizer, line) == plain.encode(line)
 
 
-def test_known_words_are_forgotten_before_they_fill_the_memory(
-    letters: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_words_are_forgotten_before_they_fill_the_memory(letters, monkeypatch):
     monkeypatch.setattr("mlperf_bert.vocabulary.word_pieces.MAX_KNOWN_WORDS", 3)
     plain, tokenizer = PlainTokenizer(letters), Tokenizer(letters)
     line = "the abc ab a the b thing " + "x" * 300
     assert encoded(tokenizer, line) == plain.encode(line)
 
 
-def test_library_agrees_on_ascii(letters: Vocabulary) -> None:
+def test_library_agrees_on_ascii(letters):
     # An implementation by others; on ASCII there is nothing for the two to differ about.
     from tokenizers.implementations import BertWordPieceTokenizer
 
@@ -121,7 +119,7 @@ def test_library_agrees_on_ascii(letters: Vocabulary) -> None:
 LINES = ["the thing sings the song", "the Thing! thinks; the things sing", "oh, oh oh."]
 
 
-def test_size_is_exact_and_special_tokens_come_first() -> None:
+def test_size_is_exact_and_special_tokens_come_first():
     tokens = train_vocabulary(LINES, 50)
     assert len(tokens) == len(set(tokens)) == 50
     assert tuple(tokens[:5]) == SPECIAL_TOKENS
@@ -133,12 +131,12 @@ def test_size_is_exact_and_special_tokens_come_first() -> None:
     assert next(token for token in filled_up if len(token) == 2) == "th"
 
 
-def test_too_small_a_size_names_the_setting() -> None:
+def test_too_small_a_size_names_the_setting():
     with pytest.raises(ConfigError, match=r"model\.vocab_size: is 10"):
         train_vocabulary(LINES, 10)
 
 
-def test_neither_line_order_nor_hash_seed_matters() -> None:
+def test_neither_line_order_nor_hash_seed_matters():
     tokens = train_vocabulary(LINES, 45)
     assert train_vocabulary(LINES[::-1], 45) == tokens
     code = (
