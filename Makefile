@@ -6,6 +6,9 @@ BIN = .venv/bin
 setup:
 	tools/venv.sh dev
 
+# Lines of the Python files that git knows by these patterns.
+lines = $(shell git ls-files -z $(1) | xargs -0 cat | wc -l)
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check --no-cache .
@@ -13,6 +16,8 @@ check: setup
 	$(BIN)/mypy
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
 	$(BIN)/hadolint Dockerfile
+	@awk 'BEGIN { printf "tests: %.2f lines a line of program (at most 0.85; the aim is 0.70)\n", \
+		$(call lines,"tests/*.py") / $(call lines,"benchmarks/*.py" "tools/*.py") }'
 
 format: setup
 	$(BIN)/ruff format .
@@ -21,7 +26,7 @@ format: setup
 # All tests, or those of one folder: make test FOLDER=data
 TESTS = $(if $(FOLDER),$(or $(wildcard tests/unit/$(FOLDER) tests/tools/$(FOLDER)),$(error no tests of a folder $(FOLDER))))
 test: setup
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TESTS)
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --durations=25 $(TESTS)
 
 # A real cluster of two nodes, two network namespaces, a browser; installs SLURM and Chromium where they are missing.
 ALONE = tests/reliability/test_corruptions.py

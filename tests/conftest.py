@@ -10,11 +10,13 @@ from support import REDUCED, TINY_CONFIG, copy_checkout, make_synthetic_data, ru
 
 
 def pytest_report_teststatus(report):
-    """Name a failed test among the dots as it fails, because a run that is stopped has no end."""
-    if not report.failed:
-        return None
-    category, word = ("failed", "FAILED") if report.when == "call" else ("error", "ERROR")
-    return category, f"\n{word} {report.nodeid}\n", word
+    """Name a failed test as it fails, and count apart from skips what only a GPU can run."""
+    if report.failed:
+        category, word = ("failed", "FAILED") if report.when == "call" else ("error", "ERROR")
+        return category, f"\n{word} {report.nodeid}\n", word
+    if report.skipped and "no CUDA device" in str(report.longrepr):
+        return "not run for want of a GPU", "g", "NEEDS A GPU"
+    return None
 
 
 @pytest.fixture(scope="session")
