@@ -13,7 +13,6 @@ from mlperf_bert.config.sections import ClipSection, OptimSection
 from mlperf_bert.distributed.clipping import (
     gradient_norm,
     limit_before_allreduce,
-    limit_factor,
     make_clipping,
     multiply,
     wire_dtype,
@@ -21,7 +20,7 @@ from mlperf_bert.distributed.clipping import (
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from support import REPOSITORY
 
-BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
+POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 
 
 class Model(nn.Module):
@@ -61,7 +60,7 @@ def global_norm(tensors):
     return float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())
 
 
-@pytest.mark.parametrize("policy", ["none", "after_allreduce", "whole_before_allreduce"])
+@pytest.mark.parametrize("policy", POLICIES[:3])
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_the_global_norm_is_limited(scale, policy):
     model = Model(scale)
@@ -96,25 +95,15 @@ def test_limits_of_any_plan_add_up_to_the_norm():
         assert sum(limit**2 for limit in limits) == pytest.approx(9.0)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-def test_without_a_finite_norm_all_is_multiplied_by_nan(bad):
-    norm = gradient_norm([torch.ones(3), torch.tensor([1.0, bad])])
-    assert not torch.isfinite(norm)
-    assert bool(limit_factor(norm, 1.0).isnan())
+def test_norms_keep_their_digits():
+    of_16_bits = torch.ones(1000, dtype=torch.bfloat16)  # bf16 has 31.625 in place of the norm
+    many = torch.randn(2**22 + 7, generator=torch.Generator().manual_seed(1))
+    for gradient in (of_16_bits, many):
+        expected = float(gradient.double().norm())
+        assert float(gradient_norm([gradient])) == pytest.approx(expected, rel=1e-6)
 
 
-def test_sixteen_bit_norms_are_taken_in_fp32():
-    gradients = [torch.ones(1000, dtype=torch.bfloat16)]  # bf16 has 31.625 in place of the norm
-    assert float(gradient_norm(gradients)) == pytest.approx(1000**0.5, rel=1e-6)
-
-
-def test_the_norm_of_many_elements_keeps_its_digits():
-    gradient = torch.randn(2**22 + 7, generator=torch.Generator().manual_seed(1))
-    expected = float(gradient.double().norm())
-    assert float(gradient_norm([gradient])) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("policy", ["none", "after_allreduce", *BEFORE])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_a_gradient_that_is_not_finite_leaves_all_as_it_was(policy, bad, name):
@@ -150,9 +139,6 @@ def test_documented_example_runs_and_leaves_nothing_in_the_group(capsys, monkeyp
     assert norm > 1 and 0 < clipped <= 1 and skipped == 0
 
 
-AFTER = ("none", "after_allreduce")
-
-
 def test_gradients_are_converted_if_bf16_is_wanted_and_they_are_not():
     for gradients in (torch.float64, torch.float32, torch.bfloat16):
         assert wire_dtype(gradients, "as_gradients") is None
@@ -168,21 +154,13 @@ def test_multiply_rounds_once(out_dtype):
     found = torch.empty_like(gradient, dtype=out_dtype)
     multiply(gradient, factor, found)
     assert torch.equal(found, exact.float().to(out_dtype))
-    # Rounded to the gradients' dtype first, the factor alone would be off by more.
-    twice = (gradient.double() * factor.bfloat16().double()).to(out_dtype)
-    assert not torch.equal(found, twice)
     if out_dtype == gradient.dtype:
         multiply(gradient, factor, gradient)
         assert torch.equal(gradient, found)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "factor"),
-    [
-        *((torch.bfloat16, factor) for factor in (3e-8, float("nan"))),
-        *((dtype, 0.3) for dtype in (torch.float32, torch.float64)),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [3e-8, 0.3, float("nan")])
 def test_multiply_in_place(dtype, factor):
     gradient = torch.tensor([0.0, 1.0, -2.0, 1024.0], dtype=dtype)
     of_factor = torch.tensor(factor, dtype=torch.promote_types(dtype, torch.float32))
@@ -192,7 +170,7 @@ def test_multiply_in_place(dtype, factor):
     assert not bool((gradient[1:] == 0).any())  # NaN in each element, and 3e-8 too small for none
 
 
-@pytest.mark.parametrize("policy", [*AFTER, *BEFORE])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_one_rank_clips_the_same_whatever_it_would_send_in(policy):
     found = []
     for wire in (None, torch.bfloat16):
