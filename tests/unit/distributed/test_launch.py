@@ -58,8 +58,17 @@ INTERACTIVE_SHELL = {
     "SLURM_STEP_NUM_TASKS": "1",
     "SLURM_STEP_TASKS_PER_NODE": "1",
 }
+GLOO = "GLOO_SOCKET_IFNAME"
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 RANKS = [RankInfo(rank, 2, rank, 2, 0, "mpi") for rank in range(2)]
+PORT = {"MASTER_PORT": "4000"}
+ON_ONE_NODE = {"MPI_LOCALNRANKS": "4"}
+OF_A_JOB = {**OPEN_MPI, "MASTER_ADDR": "host", "PMIX_NAMESPACE": "prte@1"}
+PATIENCE = timedelta(seconds=20)
+
+
+def meeting_point(environ):
+    return rendezvous(read_rank_info(environ), environ)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,7 @@ RANKS = [RankInfo(rank, 2, rank, 2, 0, "mpi") for rank in range(2)]
     ],
 )
 def test_rank_is_read_from_each_launcher(environ, expected):
-    assert launch.read_rank_info(environ) == expected
+    assert read_rank_info(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,18 +100,27 @@ def test_rank_is_read_from_each_launcher(environ, expected):
         ({**TORCHRUN, "RANK": "three"}, "RANK"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE"),
-        ({**TORCHRUN, "RANK": "4"}, "torchrun"),
+        ({**TORCHRUN, "RANK": "4"}, "torchrun environment"),
         ({**HYDRA, "PMI_SIZE": ""}, "PMI_SIZE"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "-1"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1e1"}, "SLURM_STEP_NUM_TASKS"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(2)"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "12"}, "SLURM_STEP_TASKS_PER_NODE"),
+        (TORCHRUN, "MASTER_ADDR"),
+        ({**TORCHRUN, "MASTER_ADDR": "host"}, "MASTER_PORT"),
+        (HYDRA, "MASTER_ADDR"),
+        ({**HYDRA, "MASTER_ADDR": "host"}, "MASTER_PORT"),
+        ({**HYDRA, **ON_ONE_NODE}, "MASTER_PORT"),  # hydra names no job
+        ({**BATCH_SHELL, **HYDRA, **PORT}, "MASTER_ADDR"),  # the step's nodes may be others
+        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "70000"}, "MASTER_PORT"),
+        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "0"}, "MASTER_PORT"),
+        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "x"}, "MASTER_PORT"),
     ],
 )
-def test_a_bad_variable_is_named(environ, named):
-    with pytest.raises(ConfigError, match=rf"^{named}\b"):
-        launch.read_rank_info(environ)
+def test_a_missing_or_bad_variable_is_named(environ, named):
+    with pytest.raises(ConfigError, match=f"^{named}:"):
+        meeting_point(environ)
 
 
 def test_one_rank_gets_no_process_group():
@@ -111,25 +129,19 @@ def test_one_rank_gets_no_process_group():
     launch.shutdown()
 
 
-@pytest.mark.parametrize("of_the_user", [True, False])
-def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, monkeypatch):
+@pytest.mark.parametrize(("of_the_user", "chosen"), [({}, "lo"), ({GLOO: "eth7"}, "eth7")])
+def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, chosen, monkeypatch):
     seen = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
     monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
     monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    wait = timedelta(seconds=9)
-    environ = {"MASTER_PORT": "7"} | ({"GLOO_SOCKET_IFNAME": "eth7"} if of_the_user else {})
-    launch.init_process_group(RANKS[1], torch.device("cpu"), timeout=wait, environ=environ)
-    assert seen == {
-        "backend": "gloo",
-        "store": ("127.0.0.1", 7, RANKS[1], wait),
-        "rank": 1,
-        "world_size": 2,
-        "timeout": wait,
-        "device_id": None,
-    }
-    assert os.environ["GLOO_SOCKET_IFNAME"] == ("eth7" if of_the_user else "lo")
+    monkeypatch.setenv(GLOO, "eth7")
+    environ = {"MASTER_PORT": "7", **of_the_user}
+    launch.init_process_group(RANKS[1], torch.device("cpu"), timeout=PATIENCE, environ=environ)
+    store = ("127.0.0.1", 7, RANKS[1], PATIENCE)
+    expected = {"backend": "gloo", "rank": 1, "world_size": 2, "device_id": None}
+    assert seen == {**expected, "store": store, "timeout": PATIENCE}
+    assert os.environ[GLOO] == chosen
 
 
 @pytest.mark.parametrize(
@@ -177,29 +189,12 @@ def test_device_choice(monkeypatch):
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
     ],
 )
-def test_threads_are_a_share_of_the_cores(
-    monkeypatch,
-    launcher,
-    environ,
-    cores,
-    threads,
-):
+def test_threads_are_a_share_of_the_cores(launcher, environ, cores, threads, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)
-    assert set_cpu_threads(info, environ) == threads
-    assert chosen == [threads]
-
-
-PORT = {"MASTER_PORT": "4000"}
-ON_ONE_NODE = {"MPI_LOCALNRANKS": "4"}
-OF_A_JOB = {**OPEN_MPI, "MASTER_ADDR": "host", "PMIX_NAMESPACE": "prte@1"}
-PATIENCE = timedelta(seconds=20)
-
-
-def port(environ):
-    return rendezvous(read_rank_info(environ), environ)[1]
+    assert [set_cpu_threads(info, environ)] == chosen == [threads]
 
 
 @pytest.mark.parametrize(
@@ -208,13 +203,20 @@ def port(environ):
         ({**TORCHRUN, "MASTER_ADDR": "host"}, "host"),
         ({**HYDRA, **ON_ONE_NODE}, "127.0.0.1"),
         ({**HYDRA, "MASTER_ADDR": "fe80::1"}, "fe80::1"),
-        (STEP, "gpu007"),
-        ({**STEP, "SLURM_STEP_NODELIST": "gpu008,x"}, "gpu008"),
+        *(
+            ({**STEP, "SLURM_STEP_NODELIST": nodes}, host)
+            for nodes, host in (
+                ("gpu007", "gpu007"),
+                ("gpu[007-010,12],login", "gpu007"),
+                ("rack[2,4]node[08-09]", "rack2node08"),
+                ("a-b.example.org,c[1-2]", "a-b.example.org"),
+                ("n[1-2]-ib,x", "n1-ib"),
+            )
+        ),
     ],
 )
 def test_ranks_agree_where_to_meet(environ, host):
-    environ = {**environ, **PORT}
-    assert rendezvous(read_rank_info(environ), environ) == (host, 4000)
+    assert meeting_point({**environ, **PORT}) == (host, 4000)
 
 
 @pytest.mark.parametrize(
@@ -228,43 +230,10 @@ def test_ranks_agree_where_to_meet(environ, host):
     ],
 )
 def test_every_start_has_a_port_of_its_own(environ, other):
-    assert 20_000 <= port(environ) < 32_000
-    assert port(environ) == port({**environ, "HOSTNAME": "another", "PPID": "2"})
-    assert port(environ) != port({**environ, **other})
-
-
-@pytest.mark.parametrize(
-    ("environ", "named"),
-    [
-        (TORCHRUN, "MASTER_ADDR"),
-        ({**TORCHRUN, "MASTER_ADDR": "host"}, "MASTER_PORT"),
-        (HYDRA, "MASTER_ADDR"),
-        ({**HYDRA, "MASTER_ADDR": "host"}, "MASTER_PORT"),
-        ({**HYDRA, **ON_ONE_NODE}, "MASTER_PORT"),  # hydra names no job
-        ({**BATCH_SHELL, **HYDRA, **PORT}, "MASTER_ADDR"),  # the step's nodes may be others
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "70000"}, "MASTER_PORT"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "0"}, "MASTER_PORT"),
-        ({**HYDRA, "MASTER_ADDR": "host", "MASTER_PORT": "x"}, "MASTER_PORT"),
-    ],
-)
-def test_a_missing_meeting_point_is_named(environ, named):
-    with pytest.raises(ConfigError, match=f"^{named}:"):
-        rendezvous(read_rank_info(environ), environ)
-
-
-@pytest.mark.parametrize(
-    ("node_list", "host"),
-    [
-        ("gpu007", "gpu007"),
-        ("gpu007,gpu008", "gpu007"),
-        ("gpu[007-010,12],login", "gpu007"),
-        ("rack[2,4]node[08-09]", "rack2node08"),
-        ("a-b.example.org,c[1-2]", "a-b.example.org"),
-        ("n[1-2]-ib,x", "n1-ib"),
-    ],
-)
-def test_first_host_of_a_slurm_list(node_list, host):
-    assert launch.first_host(node_list) == host
+    _, port = meeting_point(environ)
+    assert 20_000 <= port < 32_000
+    assert meeting_point({**environ, "HOSTNAME": "another", "PPID": "2"})[1] == port
+    assert meeting_point({**environ, **other})[1] != port
 
 
 def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path):
@@ -325,15 +294,12 @@ def process(rank, size, on_node, launcher="mpi"):
 def test_every_trainer_has_a_reader_on_its_node():
     roles = [role_of(process(rank, 8, 4)) for rank in range(8)]
     assert [role.is_reader for role in roles] == [False, False, True, True] * 2
-    assert [role.info.rank for role in roles] == [0, 1, 0, 1, 2, 3, 2, 3]
+    ranks = [RankInfo(rank, 4, rank % 2, 2, rank // 2, "mpi") for rank in range(4)]
+    assert [role.info for role in roles] == [*ranks[:2] * 2, *ranks[2:] * 2]
     for rank, role in enumerate(roles):
         other = roles[role.partner]
-        assert other.partner == rank
-        assert other.is_reader != role.is_reader
+        assert (other.partner, other.is_reader) == (rank, not role.is_reader)
         assert other.info == role.info
-        assert (role.info.world_size, role.info.local_world_size) == (4, 2)
-        assert role.info.node_rank == rank // 4
-        assert role.info.local_rank == role.info.rank % 2
 
 
 @pytest.mark.parametrize(
