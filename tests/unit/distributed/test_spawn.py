@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlperf_bert.distributed import spawn
-from mlperf_bert.distributed.signal_watch import SIGNALS
+from mlperf_bert.distributed.signal_watch import SIGNALS, end_with_parent
 from mlperf_bert.errors import ConfigError
 
 PYTHON = sys.executable
@@ -28,6 +29,8 @@ for step in word.split(","):
     if verb == "wait":
         time.sleep(float(value))
         open(__file__ + ".waited", "w").close()
+    elif verb == "later":
+        time.sleep(0.3)
     elif verb == "after":  # that rank is ready for a signal
         while not os.path.exists(ready + value):
             time.sleep(0.01)
@@ -68,48 +71,28 @@ def stands_for_python(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "status", "cause"),
+    ("ranks", "yields_s", "status", "cause"),
     [
-        (("0", "0"), 0, None),
-        (("2", "wait=60"), 2, None),  # a mistake, which the rank has told
-        (("3", "3"), 3, None),
-        (("1", "wait=60"), 1, "rank 0 (pid N) ended with status 1"),
-        (("70", "wait=60"), 70, "rank 0 (pid N) ended with status 70"),
-        (("wait=60", "kill=9"), 137, "rank 1 (pid N) was killed by SIGKILL"),
-        (("1", "trap=2,wait=60"), 1, "rank 0 (pid N) ended with status 1"),
+        (("0", "0"), 1, 0, None),
+        (("2", "wait=60"), 1, 2, None),  # a mistake, which the rank has told
+        (("3", "3"), 1, 3, None),
+        (("1", "wait=60"), 1, 1, "rank 0 (pid N) ended with status 1"),
+        (("70", "wait=60"), 1, 70, "rank 0 (pid N) ended with status 70"),
+        (("wait=60", "kill=9"), 1, 137, "rank 1 (pid N) was killed by SIGKILL"),
+        (("1", "trap=2,wait=60"), 1, 1, "rank 0 (pid N) ended with status 1"),
+        # A rank that only lost another is no cause, however late the other ends.
+        (("70", "later,kill=9"), 60, 137, "rank 1 (pid N) was killed by SIGKILL"),
+        (("later,70", "1"), 60, 1, "rank 1 (pid N) ended with status 1"),
     ],
 )
 def test_the_first_cause_is_a_line(
-    ranks,
-    status,
-    cause,
-    tmp_path,
-    capfd,
+    ranks, yields_s, status, cause, stands_for_python, tmp_path, capfd
 ):
+    stands_for_python.setattr(spawn, "_YIELDS_S", yields_s)
     assert spawn.run_on_ranks(ranks, 2, agreed_statuses=(75, 3)) == status
     assert not (tmp_path / "rank.py.waited").exists()  # who waits is not waited for
     said = re.sub(r"pid \d+", "pid N", capfd.readouterr().err)
     assert said == (f"mlperf_bert: first cause: {cause}\n" if cause else "")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "status", "cause"),
-    [
-        (("70", "wait=.3,kill=9"), 137, "rank 1 (pid N) was killed by SIGKILL"),
-        (("wait=.3,70", "1"), 1, "rank 1 (pid N) ended with status 1"),
-    ],
-)
-def test_a_rank_that_only_lost_another_is_no_cause(
-    ranks,
-    status,
-    cause,
-    stands_for_python,
-    capfd,
-):
-    stands_for_python.setattr(spawn, "_YIELDS_S", 60)  # however late the other ends
-    assert spawn.run_on_ranks(ranks, 2) == status
-    said = re.sub(r"pid \d+", "pid N", capfd.readouterr().err)
-    assert said == f"mlperf_bert: first cause: {cause}\n"
 
 
 @pytest.mark.parametrize(
@@ -122,13 +105,7 @@ def test_a_rank_that_only_lost_another_is_no_cause(
         (("after=1,tell=15,wait=60", "ignore,wait=60"), 75, "ranks did not end within 1 s"),
     ],
 )
-def test_a_signal_goes_to_the_ranks(
-    ranks,
-    status,
-    said,
-    stands_for_python,
-    capfd,
-):
+def test_a_signal_goes_to_the_ranks(ranks, status, said, stands_for_python, capfd):
     if "ignore" in ranks[1]:  # others may take their time on a busy machine
         stands_for_python.setattr(spawn, "SHUTDOWN_S", 1)
     before = [signal.getsignal(number) for number in SIGNALS]
@@ -147,41 +124,18 @@ def test_ranks_meet_where_nobody_else_may_be(tmp_path):
     assert gloo in ("lo", "lo0") and nccl == f"={gloo}"
 
 
-def test_ranks_that_cannot_be_started_are_one_line(stands_for_python):
-    stands_for_python.setattr(sys, "executable", "/nowhere")
+def test_ranks_that_cannot_be_started_are_one_line(stands_for_python, tmp_path):
+    stands_for_python.setattr(sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="rank 0 of 2 cannot be started"):
         spawn.run_on_ranks(["0", "0"], 2)
 
 
-PARENT = """
-import os, subprocess, sys, time
-from functools import partial
-from mlperf_bert.distributed.signal_watch import end_with_parent
-told = os.getpid() if sys.argv[1] == "own" else int(sys.argv[1])
-child = subprocess.Popen(["sleep", "60"], preexec_fn=partial(end_with_parent, told))
-print(child.pid, flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux's")
-@pytest.mark.parametrize("is_gone_before", [False, True])
-def test_a_rank_is_gone_with_who_started_it(is_gone_before):
-    told = "own"
-    if is_gone_before:
-        with subprocess.Popen(["true"]) as gone:
-            told = str(gone.pid)
-    with subprocess.Popen(
-        [PYTHON, "-c", PARENT, told], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = Path("/proc", parent.stdout.readline().strip())
-        if not is_gone_before:
-            assert not is_gone(child, 0.2)
-            parent.send_signal(signal.SIGKILL)
-            parent.wait(timeout=20)
-        assert is_gone(child, 30)
-        parent.kill()
+def test_a_rank_that_begins_when_who_started_it_is_gone_ends():
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with subprocess.Popen(["sleep", "60"], preexec_fn=partial(end_with_parent, gone.pid)) as late:
+        assert late.wait(timeout=30) == -signal.SIGKILL
 
 
 LAUNCHER = """
@@ -202,17 +156,15 @@ def test_a_rank_is_gone_with_its_launcher(tmp_path):
             assert launcher.poll() is None
             time.sleep(0.05)
         launcher.kill()
-    assert is_gone(Path("/proc", note.read_text()), 5)
-
-
-def is_gone(process, within_s):
-    """Soon, or left for its new parent to be seen."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if "State:\tZ" in (process / "status").read_text():
-                return True
-        except OSError:
-            return True
+    process, deadline = Path("/proc", note.read_text()), time.monotonic() + 30
+    while is_there(process):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    return False
+
+
+def is_there(process):
+    """False if it is gone, or only left for its new parent to be seen."""
+    try:
+        return "State:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
