@@ -88,20 +88,17 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 def test_all_files_and_then_nothing_again(official):
-    done = official.fetch()
-    assert done.returncode == 0, done.stderr
+    only = official.fetch("--only", "eval")  # what evaluation needs
+    assert only.returncode == 0, only.stderr
+    assert "[1/2] eval.txt: fetched, md5 right\n" in only.stdout
+    assert "[2/2] vocab.txt: fetched, md5 not known\n" in only.stdout
+    assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
+    assert official.fetch().returncode == 0
     assert official.fetched() == CONTENTS
-    assert "[1/4] eval.txt: fetched, md5 right\n" in done.stdout
-    assert "[2/4] vocab.txt: fetched, md5 not known\n" in done.stdout
     for path in official.source.iterdir():
         path.unlink()
     again = official.fetch()
     assert again.returncode == 0 and again.stdout.count(": is there\n") == 4
-
-
-def test_only_what_evaluation_needs(official):
-    assert official.fetch("--only", "eval").returncode == 0
-    assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
 
 
 def test_a_cut_file_goes_on_where_it_was_cut(official):
@@ -169,18 +166,22 @@ def test_a_name_of_the_table_stays_in_the_directory(official):
         assert not official.target.exists()
 
 
-def test_help_is_the_comment_at_the_top():
-    for script, option, word in (
+@pytest.mark.parametrize(
+    ("script", "option", "word"),
+    [
         ("download_dataset.sh", "-h", "SOURCE=<url or directory>"),
         ("init_datasets.sh", "--help", "TEXTDIR=DIR"),
         ("verify_dataset.sh", "--help", "DATADIR=DIR"),
-    ):
-        done = call(script, option)
-        assert (done.returncode, done.stderr) == (0, "")
-        comment = (SCRIPTS / script).read_text().split("\nset -euo pipefail\n")[0].splitlines()[1:]
-        shown = [line.removeprefix("#").removeprefix(" ") for line in comment]
-        assert done.stdout.splitlines() == shown
-        assert word in done.stdout
+        ("launch/docker.sh", "--help", "LOGDIR   run directory"),
+    ],
+)
+def test_help_is_the_comment_at_the_top(script, option, word):
+    done = call(script, option)
+    assert (done.returncode, done.stderr) == (0, "")
+    comment = (SCRIPTS / script).read_text().split("\nset -euo pipefail\n")[0].splitlines()[1:]
+    shown = [line.removeprefix("#").removeprefix(" ") for line in comment]
+    assert done.stdout.splitlines() == shown
+    assert word in done.stdout
 
 
 def test_the_official_table():
@@ -201,11 +202,9 @@ def test_the_official_table():
     assert all(len(md5) == 32 and int(size) > 0 for size, md5 in known.values())
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """A text directory like the official one, and both sets made of it."""
-    directory = tmp_path_factory.mktemp("sets")
-    text = directory / "text"
+def test_sets_are_made_of_the_text_and_verified(tmp_path):
+    """Held-out examples can be picked from one text only, so each set has a call of its own."""
+    text, data = tmp_path / "text", tmp_path / "data"
     text.mkdir()
     documents = (GOLDEN / "own_sentences.txt").read_text().strip().split("\n\n")
     third = len(documents) // 3
@@ -214,39 +213,30 @@ def prepared(tmp_path_factory):
         (text / name).write_text("\n\n".join(chosen) + "\n")
     (text / "vocab.txt").write_bytes((GOLDEN / "own_vocab.txt").read_bytes())
     small = ("--max-seq-length", 64, "--max-predictions", 10, "--dupe-factor", 4)
-    # Held-out examples can be picked from one text only, so each set has a call of its own.
-    for only, more in (("eval", ("--pick-eval", 8)), ("train", ())):
-        settings = {"TEXTDIR": text, "DATADIR": directory / "data", "ONLY": only, "WORKERS": 1}
-        done = call("init_datasets.sh", *small, *more, **settings)
+    said = {}
+    for only, options in (("eval", (*small, "--pick-eval", 8)), ("train", ())):
+        places = {"TEXTDIR": text, "DATADIR": data}
+        done = call("init_datasets.sh", *options, **places, ONLY=only, WORKERS=1)
         assert done.returncode == 0, done.stdout + done.stderr
-    return directory
-
-
-def test_sets_are_made_of_the_text_and_verified(prepared):
-    train, held_out = (Manifest.load(prepared / "data" / name) for name in ("train", "eval"))
+        said[only] = done.stderr
+    assert "NOT" not in said["eval"]
+    assert "has NOT the published 156,726,829 examples" in said["train"]
+    train, held_out = (Manifest.load(data / name) for name in ("train", "eval"))
     parts = [f"part-0000{number}-of-00002.hdf5" for number in range(2)]
     assert [shard.file for shard in train.shards] == parts
-    assert (train.seed, train.dupe_factor, held_out.num_samples) == (12345, 4, 8)
-    done = call("verify_dataset.sh", "--full", DATADIR=prepared / "data")
+    assert (train.seed, train.dupe_factor, train.max_seq_length) == (12345, 10, 512)
+    assert (held_out.num_samples, held_out.dupe_factor) == (8, 4)
+    done = call("verify_dataset.sh", "--full", DATADIR=data)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "train" in done.stdout and "eval" in done.stdout
 
 
-def test_another_number_of_examples_than_the_published_one_is_said(prepared, tmp_path):
-    settings = {"TEXTDIR": prepared / "text", "DATADIR": tmp_path, "ONLY": "train", "WORKERS": 1}
-    done = call("init_datasets.sh", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "has NOT the published 156,726,829 examples" in done.stderr
-
-
-def test_what_is_missing_is_said(prepared, tmp_path):
+def test_what_is_missing_is_said(tmp_path):
     assert refused(call("verify_dataset.sh", DATADIR=tmp_path / "x"), "there is no directory")
     assert refused(call("verify_dataset.sh", "-x", DATADIR=tmp_path), "unknown argument '-x'")
-    text, data = prepared / "text", tmp_path / "data"
-    assert refused(call("init_datasets.sh", TEXTDIR=text), "DATADIR is not set")
+    assert refused(call("init_datasets.sh", TEXTDIR=tmp_path), "DATADIR is not set")
+    data = tmp_path / "data"
     assert refused(call("init_datasets.sh", DATADIR=data), "TEXTDIR: there is no directory")
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    (cut / "part-00000-of-00002").touch()
-    done = call("init_datasets.sh", TEXTDIR=cut, DATADIR=data)
-    assert refused(done, "has 1 parts of 2") and not data.exists()
+    (tmp_path / "part-00000-of-00002").touch()
+    cut = call("init_datasets.sh", TEXTDIR=tmp_path, DATADIR=data)
+    assert refused(cut, "has 1 parts of 2") and not data.exists()

@@ -172,14 +172,6 @@ def test_mistakes_are_one_line(machine):
         assert message in done.stderr
 
 
-def test_help_is_the_comment_at_the_top_and_asks_no_engine(machine):
-    machine.engine("docker", status=1)
-    done = machine.call("--help")
-    assert (done.returncode, done.stderr) == (0, "") and not machine.record.exists()
-    assert done.stdout.startswith("run_and_time.sh on this machine, in a container")
-    assert "\n  LOGDIR   run directory" in done.stdout and "set -euo" not in done.stdout
-
-
 def test_no_engine_at_all(machine):
     (machine.commands / "docker").unlink()
     tools = machine.commands.parent / "tools"
