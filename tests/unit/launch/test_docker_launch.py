@@ -5,6 +5,7 @@ Nothing is built on a base that only a tag names.
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -71,24 +72,22 @@ def machine(tmp_path):
 
 
 def test_files_variables_and_status(machine):
-    data, config = machine.home / "my data", machine.home / "tiny one.toml"
-    weights = machine.home / "the weights"
+    given = {
+        "CONFIG": "tiny one.toml",
+        "DATADIR": "my data",
+        "INIT_CHECKPOINT": "the weights",
+        "LOGDIR": "the logs",
+        "NEXP": "3",
+        "SEED": "5",
+        "CACHE_CLEARED": "1",
+        "SECRET": "word",
+    }
+    config, data, weights, logs = (machine.home / name for name in list(given.values())[:4])
     data.mkdir()
     weights.mkdir()
     config.touch()
-    done = machine.call(
-        *("--", "--set", "run.max_steps=9"),
-        **{"DATADIR": "my data", "CONFIG": "tiny one.toml", "LOGDIR": "the logs"},
-        **{
-            "INIT_CHECKPOINT": "the weights",
-            "NEXP": "3",
-            "SEED": "5",
-            "CACHE_CLEARED": "1",
-            "SECRET": "word",
-        },
-    )
+    done = machine.call("--", "--set", "run.max_steps=9", **given)
     assert done.returncode == 7, done.stderr  # the container's own
-    logs = machine.home / "the logs"
     assert logs.is_dir()
     assert machine.options("--mount") == [
         f"type=bind,source={config},target=/config/tiny one.toml,readonly",
@@ -137,10 +136,13 @@ def test_a_run_goes_on_in_another_container(machine, again):
     assert (mounted in machine.options("--mount")) == (again != "auto")
 
 
-def test_gpus_as_each_engine_names_them(machine):
+def test_gpus_and_the_user_as_each_engine_names_them(machine):
     machine.command("nvidia-smi", "#!/bin/sh\n")
     machine.call()
     assert machine.options("--gpus") == ["all"]
+    machine.engine("docker", info=" name=rootless")
+    machine.call()
+    assert machine.options("--user") == ["0:0"]  # root inside is the user
     machine.engine("podman", version="podman version 6", info="rootless: true")
     machine.call(DOCKER="podman")
     assert machine.options("--device") == ["nvidia.com/gpu=all"]
@@ -148,57 +150,45 @@ def test_gpus_as_each_engine_names_them(machine):
     assert "--ulimit" not in machine.asked()  # may not be raised without root
 
 
-def test_root_inside_a_rootless_docker_is_the_user(machine):
-    machine.engine("docker", info=" name=rootless")
-    machine.call()
-    assert machine.options("--user") == ["0:0"]
-
-
-def test_mistakes_are_one_line(machine):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"IMAGE": "other"}, "there is no image 'other' here"),
+        ({"DATADIR": "none"}, "DATADIR: there is no directory 'none'"),
+        ({"INIT_CHECKPOINT": "none"}, "INIT_CHECKPOINT: there is no directory 'none'"),
+        ({"CONFIG": "none.toml"}, "CONFIG: there is no file 'none.toml'"),
+        ({"LOGDIR": "a,b"}, "has a comma or a quotation mark"),
+        ({"DOCKER": "broken"}, "broken does not answer"),
+        ({"RESUME": "none.such"}, "RESUME is 'none.such'; set it to none, auto, or a directory"),
+        ({"PATH": "tools"}, "neither docker nor podman was found"),
+    ],
+)
+def test_mistakes_are_one_line(given, said, machine):
     machine.engine("broken", status=1)
-    mistakes = {
-        "there is no image 'other' here": {"IMAGE": "other"},
-        "DATADIR: there is no directory 'none'": {"DATADIR": "none"},
-        "INIT_CHECKPOINT: there is no directory 'none'": {"INIT_CHECKPOINT": "none"},
-        "CONFIG: there is no file 'none.toml'": {"CONFIG": "none.toml"},
-        "has a comma or a quotation mark": {"LOGDIR": "a,b"},
-        "broken does not answer": {"DOCKER": "broken"},
-        "RESUME is 'none.such'; set it to none, auto, or a directory": {"RESUME": "none.such"},
-    }
-    for message, variables in mistakes.items():
-        done = machine.call(**variables)
-        assert done.returncode == 2 and not machine.record.exists()
-        assert done.stderr.startswith("docker.sh: error: ") and done.stderr.count("\n") == 1
-        assert message in done.stderr
+    if "PATH" in given:
+        (machine.commands / "docker").unlink()
+        (machine.home / "tools").mkdir()
+        for program in ("/bin/bash", "/usr/bin/env"):
+            (machine.home / "tools" / Path(program).name).symlink_to(program)
+    done = machine.call(**given)
+    assert done.returncode == 2 and not machine.record.exists()
+    assert done.stderr.startswith("docker.sh: error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
 
 
-def test_no_engine_at_all(machine):
-    (machine.commands / "docker").unlink()
-    tools = machine.commands.parent / "tools"
-    tools.mkdir()
-    (tools / "bash").symlink_to("/bin/bash")
-    (tools / "env").symlink_to("/usr/bin/env")
-    done = machine.call(PATH=str(tools))
-    assert done.returncode == 2
-    assert "neither docker nor podman was found" in done.stderr
+def test_an_image_is_built_on_a_base_of_a_digest(machine):
+    machine.command("docker", '#!/bin/sh\n[ "$1" = info ] || echo "$@"\n')
 
+    def build(digest):
+        environ = {"PATH": f"{machine.commands}:/usr/bin:/bin", "BASE_DIGEST": digest}
+        script = REPOSITORY / "tools" / "build_image.sh"
+        return subprocess.run([script], env=environ, capture_output=True, text=True)
 
-def build(directory, digest):
-    """Run tools/build_image.sh with a docker that prints what it is asked for."""
-    docker = directory / "docker"
-    docker.write_text('#!/bin/sh\n[ "$1" = info ] || echo "$@"\n')
-    docker.chmod(0o755)
-    environ = {"PATH": f"{directory}:/usr/bin:/bin", "BASE_DIGEST": digest}
-    script = REPOSITORY / "tools" / "build_image.sh"
-    return subprocess.run([script], env=environ, capture_output=True, text=True)
-
-
-def test_an_image_is_built_on_a_base_of_a_digest(tmp_path):
     for digest in ("", "latest", "sha256:0a", f"{DIGEST}0"):
-        done = build(tmp_path, digest)
+        done = build(digest)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("tools/build_image.sh: error: BASE_DIGEST is '")
-    done = build(tmp_path, DIGEST)
+    done = build(DIGEST)
     assert done.returncode == 0, done.stderr
     assert f"--build-arg BASE_DIGEST={DIGEST}" in done.stdout
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
