@@ -1,6 +1,5 @@
 """The lock: it is whole, it is what is installed, and a file with another digest is refused."""
 
-import importlib
 import re
 import shutil
 import sys
@@ -16,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import lock
 from support import REPOSITORY, run_process
 
 PYPROJECT = REPOSITORY / "pyproject.toml"
@@ -55,20 +55,6 @@ def build_editable(directory, settings=None, metadata=None):
 
 
 @pytest.fixture
-def lock(monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY / "tools")
-    return importlib.import_module("lock")
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    for name, text in TINY.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "pyproject.toml").write_text(PROJECT)
-    return tmp_path
-
-
-@pytest.fixture
 def checkout(tmp_path):
     """A project with one requirement, its wheel, the real scripts, and a .venv with a pip."""
     root = tmp_path / "checkout"
@@ -96,18 +82,16 @@ def checkout(tmp_path):
     return root
 
 
-def install(root):
+def install(root, **lines):
+    """Run tools/venv.sh, after the lock's files were changed to `lines`, by their names."""
+    (root / "requirements").mkdir(exist_ok=True)
+    for name, text in lines.items():
+        (root / "requirements" / f"{name}.txt").write_text(text)
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (root / "wheels").as_uri(), "PYTHONPATH": ""}
     return run_process(root / "tools" / "venv.sh", **offline)
 
 
-def write_lock(root, digest):
-    (root / "requirements").mkdir(exist_ok=True)
-    (root / "requirements" / "hashed.txt").write_text(f"leaf==1 \\\n    --hash=sha256:{digest}\n")
-    (root / "requirements" / "pinned.txt").write_text("")
-
-
-def test_every_extra_can_be_installed_by_the_lock(lock):
+def test_every_extra_can_be_installed_by_the_lock():
     project = tomllib.loads(PYPROJECT.read_text())
     always = project["build-system"]["requires"] + project["project"]["dependencies"]
     for extra in (None, *EXTRAS):
@@ -120,7 +104,7 @@ def test_every_extra_can_be_installed_by_the_lock(lock):
                 assert pin.operator == "==" and requirement.specifier.contains(pin.version), line
 
 
-def test_everything_has_digests_but_what_indexes_build_anew(lock):
+def test_everything_has_digests_but_what_indexes_build_anew():
     hashed, pinned = (lock.read((LOCK / name).read_text()) for name in NAMES)
     assert len(hashed) > 100 and not hashed.keys() & pinned.keys()
     for name, lines in hashed.items():
@@ -133,7 +117,7 @@ def test_everything_has_digests_but_what_indexes_build_anew(lock):
         assert re.match(r"[a-z0-9-]+==[\d.]+( ; .*)?$", lines[0]), name
 
 
-def test_what_is_installed_is_what_the_lock_says(lock):
+def test_what_is_installed_is_what_the_lock_says():
     stamp = Path(sys.prefix, "installed-dev")
     wanted = b"".join(path.read_bytes() for path in (PYPROJECT, *(LOCK / name for name in NAMES)))
     if not stamp.exists() or stamp.read_bytes() != wanted:
@@ -153,7 +137,9 @@ def test_what_is_installed_is_what_the_lock_says(lock):
         assert pinned.specifier.contains(installed[name].partition("+")[0]), name
 
 
-def test_lines_are_chosen_by_who_asks(lock, tiny):
+def test_lines_are_chosen_by_who_asks(tmp_path):
+    for name, text in {**TINY, "pyproject.toml": PROJECT}.items():
+        (tmp_path / name).write_text(text)
     rows = (
         (None, set(), {"a", "b", "c", "build-tool"}, {"torch"}),
         ("dev", set(), {"a", "b", "c", "d", "build-tool"}, {"torch"}),
@@ -162,16 +148,16 @@ def test_lines_are_chosen_by_who_asks(lock, tiny):
         (None, {"a", "torch"}, {"build-tool"}, set()),
     )
     for extra, present, hashed, pinned in rows:
-        texts = lock.select(tiny, tiny / "pyproject.toml", extra, present)
+        texts = lock.select(tmp_path, tmp_path / "pyproject.toml", extra, present)
         assert lock.read(texts["hashed.txt"]).keys() == hashed
         assert lock.read(texts["pinned.txt"]).keys() == pinned
         assert texts["hashed.txt"].count("--hash") == len(hashed) + ("c" in hashed)
     for extra, reason in (("lost", "nowhere, which the lock lacks"), ("x", "no extra 'x'")):
         with pytest.raises(ValueError, match=reason):
-            lock.select(tiny, tiny / "pyproject.toml", extra, set())
+            lock.select(tmp_path, tmp_path / "pyproject.toml", extra, set())
 
 
-def test_what_uv_wrote_is_split(lock):
+def test_what_uv_wrote_is_split():
     torch = (
         "torch==2 ; sys_platform == 'linux' \\\n"
         "    --hash=sha256:00 \\\n    --hash=sha256:11\n    # via x\n"
@@ -183,19 +169,16 @@ def test_what_uv_wrote_is_split(lock):
 
 def test_another_file_than_the_locks_is_refused(checkout):
     digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
-    write_lock(checkout, "0" * 64)
-    refused = install(checkout)
+    asked = "leaf==1 \\\n    --hash=sha256:{}\n"
+    refused = install(checkout, hashed=asked.format("0" * 64), pinned="")
     assert refused.returncode == 2
     assert digest in refused.stderr  # pip names both
     assert refused.stderr.splitlines()[-1].startswith("tools/venv.sh: error: .venv is not complete")
     assert not list(checkout.glob(".venv/**/leaf*")) and not (checkout / ".venv/installed").exists()
-    write_lock(checkout, digest)
-    done = install(checkout)
+    done = install(checkout, hashed=asked.format(digest))
     assert done.returncode == 0, done.stderr
-    assert list(checkout.glob(".venv/**/leaf-1.dist-info")) and list(
-        checkout.glob(".venv/**/mine-1.dist-info")
-    )
+    found = {path.name for path in checkout.glob(".venv/**/*.dist-info")}
+    assert {"leaf-1.dist-info", "mine-1.dist-info"} <= found
     assert install(checkout).stdout == ""  # nothing to do
-    (checkout / "requirements" / "hashed.txt").write_text("")
-    changed = install(checkout)
+    changed = install(checkout, hashed="")
     assert changed.returncode == 2 and "run: make lock" in changed.stderr
