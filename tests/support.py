@@ -81,6 +81,13 @@ def refusal(capsys, *words):
     return error
 
 
+def write_program(path, text):
+    """A script that stands for a program of the machine."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def contents(directory):
     """Name below a directory -> what the file holds."""
     paths = (path for path in directory.rglob("*") if path.is_file())

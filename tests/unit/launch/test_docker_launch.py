@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import PACKAGE, REPOSITORY
+from support import PACKAGE, REPOSITORY, write_program
 
 SCRIPT = PACKAGE.parent / "launch" / "docker.sh"
 ENGINE = """#!/bin/bash
@@ -34,9 +34,7 @@ class Machine:
         self.record = directory / "asked"
 
     def command(self, name, text):
-        path = self.commands / name
-        path.write_text(text)
-        path.chmod(0o755)
+        write_program(self.commands / name, text)
 
     def engine(self, name, *, version="Docker version 29", info="", status=0):
         self.command(name, ENGINE.format(version=version, info=info, info_status=status))

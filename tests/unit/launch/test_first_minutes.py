@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from mlperf_bert.run import console
-from support import REPOSITORY
+from support import REPOSITORY, write_program
 
 RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"
 LAUNCH = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
@@ -56,16 +56,10 @@ def tree(tmp_path):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Writes a program into a directory that is first on PATH."""
-    (tmp_path / "bin").mkdir()
-
-    def write(name, text):
-        path = tmp_path / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
-
-    return write
+    """A directory that is first on PATH."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    return directory
 
 
 def start(*command, **variables):
@@ -91,27 +85,26 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
     reason="needs unshare -rm",
 )
 @pytest.mark.parametrize(
-    ("command", "variables", "said"),
+    ("command", "said"),
     [
-        ("tools/venv.sh", {}, "{tree} cannot be written to, and the package is installed there"),
-        ("run_tests.sh", {}, "{tree} cannot be written to; make it writable, or test a copy"),
+        ("tools/venv.sh", "{tree} cannot be written to, and the package is installed there"),
+        ("run_tests.sh", "{tree} cannot be written to; make it writable, or test a copy"),
     ],
 )
-def test_a_read_only_tree_is_one_line(tree, command, variables, said):
+def test_a_read_only_tree_is_one_line(tree, command, said):
     private = ("unshare", "-rm", "sh", "-c", READ_ONLY, tree)
-    line = one_line(start(*private, tree / command, **variables))
-    assert said.format(tree=tree) in line
-    assert not Path("/tmp/none-such").exists()
+    assert said.format(tree=tree) in one_line(start(*private, tree / command))
 
 
 def test_a_full_or_read_only_place_for_temporary_files(tree):
-    assert "set TMPDIR to another" in one_line(start(tree / "tools/venv.sh", TMPDIR="/none/such"))
+    done = start(tree / "tools/venv.sh", TMPDIR=tree / "none")
+    assert "set TMPDIR to another" in one_line(done)
 
 
 def test_no_python_to_make_the_environment_of(tree, programs):
     for name in ("python3", "python3.11", "python3.12"):
-        path = programs(name, "#!/bin/sh\nexit 1\n").parent
-    done = start(tree / "run_tests.sh", PATH=f"{path}:{os.environ['PATH']}")
+        write_program(programs / name, "#!/bin/sh\nexit 1\n")
+    done = start(tree / "run_tests.sh", PATH=f"{programs}:{os.environ['PATH']}")
     assert "no Python 3.11 or newer with venv and ensurepip is on PATH; install" in one_line(done)
     assert not (tree / ".venv").exists()
 
@@ -119,14 +112,14 @@ def test_no_python_to_make_the_environment_of(tree, programs):
 @pytest.fixture
 def install(tree, programs):
     """Runs tools/venv.sh by the stand-in: what came of it, and what it asked of pip and uv."""
-    (tree / ".venv" / "bin").mkdir(parents=True)
-    (tree / ".venv" / "lib" / "python3" / "site-packages").mkdir(parents=True)
-    python = programs("python", INTERPRETER)
+    for name in ("bin", "lib/python3/site-packages"):
+        (tree / ".venv" / name).mkdir(parents=True)
+    python = write_program(programs / "python", INTERPRETER)
     (tree / ".venv" / "bin" / "python").symlink_to(python)
     asked = tree.parent / "asked"
 
     def call(**variables):
-        path = f"{python.parent}:{os.environ['PATH']}" if "DRY" in variables else "/usr/bin:/bin"
+        path = f"{programs}:{os.environ['PATH']}" if "DRY" in variables else "/usr/bin:/bin"
         done = start(tree / "tools/venv.sh", PATH=path, ASKED=asked, **variables)
         return done, asked.read_text().splitlines() if asked.exists() else []
 
@@ -170,7 +163,7 @@ def test_which_torch_and_by_what(install, programs, tree):
     assert "no index here has a CPU build, TORCH_INDEX may name one" in of_cuda.stdout
     assert of_cuda.stdout.startswith("installing packages into .venv (once), about 2,900 MB")
     (tree / ".venv" / "installed").unlink()
-    programs("uv", UV)
+    write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
     lines = by_both.stdout.splitlines()
     assert lines[0].endswith("torch 2.13.0 for CPUs, by uv")
@@ -186,33 +179,20 @@ def test_no_tick_is_dropped_where_they_come_late():
     assert done.stdout.split() == ["0:12", "on", "0:24", "on", "0:36", "on"]
 
 
-def test_a_quiet_command_ticks_and_the_recorder_measures_it(programs, tmp_path):
+def test_a_quiet_command_ticks_on_a_terminal(programs, tmp_path):
     quiet = '*"config get"*) echo embedded text open 1 1 ;; *prepare*) sleep 6 ;;'
     quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
-    python = programs("python", f'#!/bin/sh\ncase "$*" in {quiet} esac\n')
+    python = write_program(programs / "python", f'#!/bin/sh\ncase "$*" in {quiet} esac\n')
     given = {"PYTHON": python, "LOGDIR": tmp_path / "run"}
     script = REPOSITORY / "run_and_time.sh"
     done = start(sys.executable, RECORDER, tmp_path / "a.cast", script, **given)
     assert done.returncode == 75, done.stderr
-    head, *events = map(json.loads, (tmp_path / "a.cast").read_text().splitlines())
-    times = [0.0, *(event[0] for event in events)]
-    assert head["version"] == 2
+    _, *events = map(json.loads, (tmp_path / "a.cast").read_text().splitlines())
     assert events[0][1:] == ["o", "cpu_tiny, 3 steps: text, train, check\r\n"]
     assert any(re.search(r"0:0\d preparing the text", event[2]) for event in events)
-    figures = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    begun, at_step, at_result, silence = (
-        float(figures[name].split()[0])
-        for name in ("first line", "first step", "result", "longest silence")
-    )
-    assert begun < at_step - 3 and at_step <= at_result  # said before the silence, not after it
+    silence = float(re.search(r"longest silence: (\S+)", done.stdout)[1])
+    times = [0.0, *(event[0] for event in events)]
     assert silence == pytest.approx(max(np.diff(times)), abs=0.06)
-    plain = start(
-        *(sys.executable, RECORDER, tmp_path / "b.cast", "--as-file"),
-        *("bash", "-c", "echo begun; sleep .4; printf dots; sleep .4; exit 3"),
-    )
-    assert plain.returncode == 3  # the command's
-    found = re.search(r"longest silence: (.*) s", plain.stdout)
-    assert "step: none" in plain.stdout and found and float(found[1]) >= 0.8  # dots are no line
 
 
 def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
