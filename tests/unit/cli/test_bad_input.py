@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -55,43 +54,49 @@ def foreign(sidecar):
     return re.sub(rb'("vocabulary_sha256": )"\w+"', rb'\1"%s"' % (b"0" * 64), sidecar)
 
 
+def mistyped(config):
+    return config.replace(b"max_steps = 20", b"max_steps = = 20")
+
+
 def change(path, how):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(how(path.read_bytes() if path.exists() else b""))
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "words"),
+    ("changed", "how", "words"),
     [
         ("data/train", None, ["data/train", "mlperf_bert prepare"]),
         ("data/eval", None, ["data/eval", "mlperf_bert prepare"]),
         ("data/train/shards/train.hdf5", cut, ["train.hdf5", "bytes", "prepare"]),
         ("data/eval/index/lengths.u16", cut, ["lengths.u16", "prepare"]),
+        ("data/train/shards/train.hdf5.json", negative, ["hdf5.json", "elements where", "prepare"]),
         (
-            *("data/train/shards/train.hdf5.json", negative),
-            ["train.hdf5.json", "elements where", "prepare"],
-        ),
-        (
-            *("data/train/shards/train.hdf5.json", foreign),
-            ["train.hdf5.json", "vocabulary_sha256", "prepare"],
+            "data/train/shards/train.hdf5.json",
+            foreign,
+            ["hdf5.json", "vocabulary_sha256", "prepare"],
         ),
         ("run/run_0/metrics.jsonl", precious, ["--run-dir", "run 0 already", "new directory"]),
         ("run/result_0.txt", precious, ["--run-dir", "run 0 already", "new directory"]),
         ("run", precious, ["--run-dir", "write to"]),
+        ("tiny.toml", mistyped, ["tiny.toml", "line 3"]),
+        ("optim.nesterov=true", None, ["optim.nesterov", "no such setting", "beta_1"]),
+        ("optimizer.name=lamb", None, ["[optimizer]", "no such section", "optim"]),
+        ("parallel.local_batch_size=1000000", None, ["few examples", "batch needs 1,000,000"]),
+        ("parallel.nodes=2", None, ["parallel.ranks_per_node", "2 x 1 ranks"]),
+        ("eval.target_accuracy=1.2", None, ["eval.target_accuracy", "1e-06 .. 0.999999"]),
+        ("model.vocab_size=70", None, ["model.vocab_size"]),
+        ("data.max_seq_length=16", None, ["data.max_seq_length"]),
     ],
 )
-def test_training_refuses(
-    world,
-    capsys,
-    name,
-    how,
-    words,
-):
-    if how is None:
-        shutil.rmtree(world / name)
-    else:
-        change(world / name, how)
-    error = refused(world, capsys, *train(world))
+def test_training_refuses(world, capsys, changed, how, words):
+    """A file that is changed by `how` or is not there, or a setting."""
+    settings = [changed] if "=" in changed else []
+    if how is not None:
+        change(world / changed, how)
+    elif not settings:
+        shutil.rmtree(world / changed)
+    error = refused(world, capsys, *train(world, *settings))
     assert all(word in error for word in words), error
 
 
@@ -105,37 +110,8 @@ def test_two_vocabularies_are_refused(world, capsys):
 
 
 def test_a_place_that_takes_no_directories_is_refused(world, capsys):
-    command = train(world)
-    command[-1] = Path("/proc/nothing/run")
-    error = refused(world, capsys, *command)
+    error = refused(world, capsys, *train(world), "--run-dir", "/proc/nothing/run")
     assert "--run-dir" in error and "/proc/nothing/run" in error and "write to" in error
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("optim.nesterov=true", ["optim.nesterov", "no such setting", "beta_1"]),
-        ("optimizer.name=lamb", ["[optimizer]", "no such section", "optim"]),
-        (
-            "parallel.local_batch_size=1000000",
-            ["too few examples", "a global batch needs 1,000,000"],
-        ),
-        ("parallel.nodes=2", ["parallel.ranks_per_node", "2 x 1 ranks"]),
-        ("eval.target_accuracy=1.2", ["eval.target_accuracy", "1e-06 .. 0.999999"]),
-        ("model.vocab_size=70", ["model.vocab_size"]),
-        ("data.max_seq_length=16", ["data.max_seq_length"]),
-    ],
-)
-def test_settings_are_refused(world, capsys, setting, words):
-    error = refused(world, capsys, *train(world, setting))
-    assert all(word in error for word in words), error
-
-
-def test_a_config_with_a_typing_error_names_the_line(world, capsys):
-    config = world / "tiny.toml"
-    config.write_text(config.read_text().replace("max_steps = 20", "max_steps = = 20"))
-    error = refused(world, capsys, *train(world))
-    assert "tiny.toml" in error and "line 3" in error
 
 
 @pytest.mark.parametrize(
@@ -181,27 +157,27 @@ def test_a_checkpoint_of_another_model_leaves_no_run(world, capsys):
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["train", "evaluate", "convert", "export", "prepare", "verify", "config", "bench"],
+    "line",
+    [
+        "train --config {0} --data {0}",
+        "evaluate --checkpoint {0} --data {0}",
+        "convert --from huggingface {0} --out {0}",
+        "export {0} --to huggingface --out {0}",
+        "prepare --text {0} --vocab {0} --out {0}",
+        "verify {0}",
+        "config show {0}",
+        "bench against --config {0}",
+    ],
 )
-def test_debug_shows_the_traceback_too(world, capsys, command):
-    missing = str(world / "none")
-    arguments = {
-        "train": ["--config", missing, "--data", missing],
-        "evaluate": ["--checkpoint", missing, "--data", missing],
-        "convert": ["--from", "huggingface", missing, "--out", missing],
-        "export": [missing, "--to", "huggingface", "--out", missing],
-        "prepare": ["--text", missing, "--vocab", missing, "--out", missing],
-        "verify": [missing],
-        "config": ["show", missing],
-        "bench": ["against", "--config", missing],
-    }[command]
-    error = refused(world, capsys, command, *arguments)
-    assert main([command, *arguments, "--debug"]) == 2
+def test_debug_shows_the_traceback_too(world, capsys, line):
+    command = line.format(world / "none").split()
+    error = refused(world, capsys, *command)
+    assert main([*command, "--debug"]) == 2
     with_traceback = capsys.readouterr().err
     assert with_traceback.startswith("Traceback") and with_traceback.endswith(error)
 
 
+@pytest.mark.longest
 def test_ranks_in_processes_of_their_own_say_it_too(world):
     change(world / "data/train/shards/train.hdf5", cut)
     before = snapshot(world)
