@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,57 +13,22 @@ from mlperf_bert import git_commit, package_version
 from mlperf_bert.__main__ import COMMANDS
 from support import CONFIGS, run_process
 
-CODE = """
-import atexit, sys
-atexit.register(print, "the interpreter ends")
-from mlperf_bert.__main__ import entry
-import mlperf_bert.{module}
-sys.argv = ["mlperf_bert", "config", "get", {config!r}, "run.max_steps"]
-entry()
-"""
+ENTRY = "import atexit, os, sys\nimport mlperf_bert.__main__ as program\n{}\nprogram.entry()\n"
+STEPS = ("config", "get", CONFIGS / "cpu_tiny.toml", "run.max_steps")
 
 
-@pytest.mark.parametrize(("module", "ends"), [("distributed.session", False), ("config", True)])
-def test_only_ranks_skip_the_interpreters_end(module, ends):
-    code = CODE.format(module=module, config=str(CONFIGS / "cpu_tiny.toml"))
-    done = run_process(sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("6000\n")  # nothing buffered is lost
-    assert ("the interpreter ends" in done.stdout) == ends
+def enter(code, *words):
+    """Run the program with these words after this code."""
+    return run_process(sys.executable, "-c", ENTRY.format(code), *words)
 
 
-ENDED_WHILE_SAYING = """
-import os, signal, sys
-import mlperf_bert.__main__ as program
-from mlperf_bert.__main__ import entry
-from mlperf_bert.errors import ConfigError
-
-def refuse():
-    try:
-        raise ConfigError("the shard", "is cut", "prepare it again")
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-program.set_code_caches = refuse
-sys.argv = ["mlperf_bert", "config", "get", {config!r}, "run.max_steps"]
-entry()
-"""
-
-
-def test_a_rank_that_is_ended_while_it_says_its_error_says_it():
-    code = ENDED_WHILE_SAYING.format(config=str(CONFIGS / "cpu_tiny.toml"))
-    done = run_process(sys.executable, "-c", code)
-    assert done.returncode == 2
-    assert done.stderr == "mlperf_bert: error: the shard: is cut; prepare it again\n"
-
-
-def run_into(stdout, *command):
+def run_into(stdout, *command, stderr=subprocess.PIPE):
     """Run Python with this stdout, buffered as it usually is."""
     environ = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, *map(str, command)],
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         env=environ,
         text=True,
         timeout=280,
@@ -82,20 +46,39 @@ def run_unread(*command):
         os.close(write)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--help",
-        "config show cpu_tiny",
-        "watch --once .",
-    ],
-)
+@pytest.mark.parametrize(("module", "ends"), [("distributed.session", False), ("config", True)])
+def test_only_ranks_skip_the_interpreters_end(module, ends):
+    code = f"import mlperf_bert.{module}\natexit.register(print, 'the interpreter ends')"
+    done = enter(code, *STEPS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("6000\n")  # nothing buffered is lost
+    assert ("the interpreter ends" in done.stdout) == ends
+
+
+ENDED_WHILE_SAYING = """
+import signal
+from mlperf_bert.errors import ConfigError
+
+def refuse():
+    try:
+        raise ConfigError("the shard", "is cut", "prepare it again")
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+program.set_code_caches = refuse
+"""
+
+
+def test_a_rank_that_is_ended_while_it_says_its_error_says_it():
+    done = enter(ENDED_WHILE_SAYING, *STEPS)
+    assert done.returncode == 2
+    assert done.stderr == "mlperf_bert: error: the shard: is cut; prepare it again\n"
+
+
+@pytest.mark.parametrize("words", ["--help", "config show cpu_tiny", "watch --once ."])
 def test_a_reader_who_goes_is_no_fault(words):
-    done = run_unread("-m", "mlperf_bert", *shlex.split(words))
+    done = run_unread("-m", "mlperf_bert", *words.split())
     assert (done.returncode, done.stderr) == (141, "")  # 128 and the number of SIGPIPE
-
-
-ENTRY = "import sys\nimport mlperf_bert.__main__ as program\n{}\nprogram.entry()\n"
 
 
 def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it():
@@ -107,9 +90,8 @@ def test_a_rank_leaves_with_the_status_of_its_run_whoever_reads_of_it():
 
 @pytest.mark.parametrize("options", [("-m",), ("-u", "-m")])  # found at the end, or at once
 def test_output_that_finds_no_room_is_one_line(options):
-    words = ("config", "get", CONFIGS / "cpu_tiny.toml", "run.max_steps")
     with open("/dev/full", "w") as full:
-        done = run_into(full.fileno(), *options, "mlperf_bert", *words)
+        done = run_into(full.fileno(), *options, "mlperf_bert", *STEPS)
     assert done.returncode == 2
     assert done.stderr.startswith("mlperf_bert: error: stdout")
     assert "No space left on device" in done.stderr
@@ -117,9 +99,8 @@ def test_output_that_finds_no_room_is_one_line(options):
 
 
 def test_a_mistake_keeps_its_status_where_nothing_can_be_printed():
-    command = [sys.executable, "-m", "mlperf_bert", "config", "show", "missing.toml"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=full, timeout=280, check=False)
+        done = run_into(full, "-m", "mlperf_bert", "config", "show", "none.toml", stderr=full)
     assert done.returncode == 2  # the interpreter's own would be 120
 
 
@@ -135,26 +116,6 @@ def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
     assert said == ["line 0", "line 1", "line 2"]
 
 
-ASKED_TO_END = """
-import os, signal, sys, time
-from mlperf_bert import __main__ as program
-from bert_tools.huggingface import fill
-number, before = int(sys.argv[1]), sys.argv[2]
-signal.signal(number, getattr(signal, before))
-def run(args):
-    try:
-        os.kill(os.getpid(), number)
-        time.sleep(1)
-    finally:
-        for other in (signal.SIGTERM, signal.SIGHUP):  # no second end of what cleans up
-            os.kill(os.getpid(), other)
-    return 0
-fill.run = run
-sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
-program.entry()
-"""
-
-
 def test_the_version_is_said():
     done = run_process(sys.executable, "-m", "mlperf_bert", "--version", COLUMNS="20")
     torch = importlib.metadata.version("torch")
@@ -163,10 +124,7 @@ def test_the_version_is_said():
 
 
 def test_help_names_all_commands_and_loads_none():
-    code = (
-        "import atexit\natexit.register(lambda: print(sorted(sys.modules)))\nsys.argv[1:] = ['-h']"
-    )
-    done = run_process(sys.executable, "-c", ENTRY.format(code))
+    done = enter("atexit.register(lambda: print(sorted(sys.modules)))", "-h")
     shown, loaded = done.stdout.rsplit("\n[", 1)
     for name, (module, text) in COMMANDS.items():
         assert re.search(rf"^    {name}\s+{re.escape(text)}$", shown, re.MULTILINE)
@@ -174,27 +132,46 @@ def test_help_names_all_commands_and_loads_none():
 
 
 def test_without_the_tools_their_commands_are_not_offered():
-    blocked = "sys.modules['bert_tools'] = None\nsys.argv[1:] = [{!r}]"
-    shown = run_process(sys.executable, "-c", ENTRY.format(blocked.format("--help")))
+    without = "sys.modules['bert_tools'] = None"
+    shown = enter(without, "--help")
     named = set(re.findall(r"^    ([a-z-]+)\s", shown.stdout, re.MULTILINE))
     own = {name for name, (module, _) in COMMANDS.items() if module.startswith("mlperf_bert.")}
     assert (shown.returncode, named) == (0, own)
-    typed = run_process(sys.executable, "-c", ENTRY.format(blocked.format("report")))
+    typed = enter(without, "report")
     assert typed.returncode == 2
     assert typed.stderr.startswith("mlperf_bert: error: report: is one of the tools, which are not")
     assert typed.stderr.count("\n") == 1
 
 
-def test_a_signal_ends_a_command_in_order():
-    earlier = ENTRY.format("program._parser = lambda words: os.kill(os.getpid(), 1)")
-    codes = [(earlier.replace("import sys", "import os, sys"), "SIGHUP")]  # while options are read
-    codes += [(ASKED_TO_END, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP")]
-    for code, name in codes:
-        done = run_process(sys.executable, "-c", code, getattr(signal, name).value, "SIG_DFL")
-        assert (done.returncode, done.stderr) == (75, f"mlperf_bert: interrupted by {name}\n")
+ASKED_TO_END = """
+import signal, time
+from bert_tools.huggingface import fill
+number, before, others = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+signal.signal(number, getattr(signal, before))
+def run(args):
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+    finally:
+        for other in others.split(","):  # no second end of what cleans up
+            os.kill(os.getpid(), int(other))
+    return 0
+fill.run = run
+sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
+"""
 
 
-def test_under_nohup_the_terminal_does_not_count():
-    code = ASKED_TO_END.replace("(signal.SIGTERM, signal.SIGHUP)", "(signal.SIGHUP,)")
-    done = run_process(sys.executable, "-c", code, signal.SIGHUP.value, "SIG_IGN")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize(
+    ("code", "number", "before", "said"),
+    [
+        ("program._parser = lambda _: os.kill(os.getpid(), 1)", 1, "SIG_DFL", "SIGHUP"),
+        (ASKED_TO_END, signal.SIGTERM, "SIG_DFL", "SIGTERM"),
+        (ASKED_TO_END, signal.SIGUSR1, "SIG_DFL", "SIGUSR1"),
+        (ASKED_TO_END, signal.SIGHUP, "SIG_DFL", "SIGHUP"),
+        (ASKED_TO_END, signal.SIGHUP, "SIG_IGN", ""),  # under nohup
+    ],
+)
+def test_a_signal_ends_a_command_in_order(code, number, before, said):
+    done = enter(code, int(number), before, "15,1" if said else "1")
+    expected = (75, f"mlperf_bert: interrupted by {said}\n") if said else (0, "")
+    assert (done.returncode, done.stderr) == expected
