@@ -15,7 +15,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.errors import MISTAKE, TARGET_MISSED, DataError
 from mlperf_bert.run.metrics import MetricsFile
 from resume_cases import run_train
-from support import REPOSITORY
+from support import REPOSITORY, write_program
 
 HINT = re.compile(r"^to [a-z ]+: (.+)$", re.MULTILINE)
 PYTHON, RUN = shlex.quote(sys.executable), shlex.quote(f"{REPOSITORY}/run_and_time.sh")
@@ -25,7 +25,7 @@ TASKS = "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS"
 # Busy with the text the first time.
 STAND_IN = """#!/bin/sh
 case "$*" in
-*" prepare "*) [ -e "$0.busy" ] || { >"$0.busy"; exec sleep 20; } ;;
+*" prepare "*) [ -e "$0.busy" ] || { echo >"$0.busy"; exec sleep 20; } ;;
 *" config get "*) echo embedded text open 1 1 ;;
 *" train "*) echo "$*"; exit 75 ;;
 *) echo 7 ;;
@@ -67,6 +67,15 @@ def said(process, *statuses):
     return output
 
 
+def interrupted(process, sign, status):
+    """What has been said by a process that Ctrl-C ended once there was something in that file."""
+    while not (sign.exists() and sign.stat().st_size):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    return said(process, status)
+
+
 def type_all(output, directory):
     """Type every hint; by its command's name what that has said."""
     hints = HINT.findall(output)
@@ -85,16 +94,10 @@ def type_all(output, directory):
     ],
 )
 def test_after_ctrl_c_before_training(given, launcher, tmp_path):
-    python = tmp_path / "python"
-    python.write_text(STAND_IN)
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", STAND_IN)
     start = f"{given}LOGDIR='a run' PYTHON={shlex.quote(str(python))} {RUN}"
     process = shell(f"{start} -- --set a.b='c d'", tmp_path)
-    while not python.with_suffix(".busy").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    stopped = said(process, 130)
+    stopped = interrupted(process, python.with_suffix(".busy"), 130)
     assert stopped.startswith("cpu_tiny, 3 steps: text, train, check\n")
     (going_on,) = HINT.findall(stopped)
     assert f" {launcher}{REPOSITORY}/run" in " ".join(shlex.split(going_on))
@@ -110,12 +113,7 @@ def test_after_ctrl_c_and_after_the_end(start, synthetic_data, tiny_config, tmp_
     config = f"CONFIG={shlex.quote(str(tiny_config))}"
     command = f"export {config}; exec {start}" if start == TRAIN else f"{config} {start}"
     process = shell(f"{command} {sets}", tmp_path)
-    metrics = tmp_path / "a run/run_0/metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    stopped = said(process, 75)
+    stopped = interrupted(process, tmp_path / "a run/run_0/metrics.jsonl", 75)
     assert re.search(r"^stopped by SIG(INT|TERM) after [\d,]+ samples", stopped, re.MULTILINE)
     (_, going_on) = HINT.findall(stopped)
     ended = said(shell(going_on, tmp_path), 0)
@@ -130,13 +128,7 @@ def test_after_ctrl_c_and_after_the_end(start, synthetic_data, tiny_config, tmp_
     assert re.search(r"^0\.\d{4}  \S+$", filled, re.MULTILINE)
 
 
-def test_after_a_missed_target(
-    synthetic_data,
-    tiny_config,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
+def test_after_a_missed_target(synthetic_data, tiny_config, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", foreign_path())
     assert run_train(tiny_config, synthetic_data, tmp_path / "a run") == TARGET_MISSED
     output = capsys.readouterr().out
@@ -145,13 +137,7 @@ def test_after_a_missed_target(
     assert "target missed" in watched and "run_0: target missed" in reported
 
 
-def test_after_an_error(
-    synthetic_data,
-    tiny_config,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
+def test_after_an_error(synthetic_data, tiny_config, tmp_path, monkeypatch, capsys):
     write = MetricsFile.write
 
     def fills_up(file, record):
