@@ -37,8 +37,6 @@ OPEN_MPI = {
 BATCH_SHELL = {
     "SLURM_JOB_ID": "12345",
     "SLURM_NTASKS": "16",
-    "SLURM_NTASKS_PER_NODE": "8",
-    "SLURM_JOB_NODELIST": "gpu[007-008]",
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "0",

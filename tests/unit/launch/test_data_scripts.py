@@ -1,12 +1,12 @@
 """The scripts that the MLPerf rules name: fetch, prepare and verify the data; small stand-ins."""
 
-import functools
 import hashlib
-import http.server
 import os
 import subprocess
 import sys
 import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -73,18 +73,13 @@ def official(tmp_path):
 @pytest.fixture
 def server(official):
     """The source behind HTTP, by a server that knows whole files only."""
-    handler = functools.partial(QuietHandler, directory=str(official.source))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(official.source))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{serving.server_address[1]}"
         serving.shutdown()
         thread.join()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
-        pass
 
 
 def test_all_files_and_then_nothing_again(official):
@@ -185,20 +180,17 @@ def test_help_is_the_comment_at_the_top(script, option, word):
 
 
 def test_the_official_table():
-    rows = [
-        line.split()
-        for line in (SCRIPTS / "dataset_files.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    names = [name for _, _, name in rows]
-    assert len(set(names)) == len(names)
-    assert {f"part-{n:05}-of-00500" for n in range(500)} < set(names)
+    lines = (SCRIPTS / "dataset_files.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    names = {name for _, _, name in rows}
+    assert len(names) == len(rows)
+    assert {f"part-{n:05}-of-00500" for n in range(500)} < names
     known = {name: (size, md5) for size, md5, name in rows if size != "-"}
     assert known["eval.txt"] == ("32851144", "2a220f790517261547b1b45ed3ada07a")
     assert known["vocab.txt"] == ("231508", "64800d5d8528ce344256daf115d4965e")
     # TensorFlow 1's, not the file of 1,344,982,997 bytes.
     assert known["model.ckpt-28252.data-00000-of-00001"][0] == "4034713312"
-    assert {name.split("-")[0] for name in set(names) - set(known)} == {"part"}
+    assert {name.split("-")[0] for name in names - known.keys()} == {"part"}
     assert all(len(md5) == 32 and int(size) > 0 for size, md5 in known.values())
 
 

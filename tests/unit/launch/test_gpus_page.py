@@ -21,13 +21,6 @@ COMMANDS = [
     ),
 ]
 JOBSET = PACKAGE.parent / "launch/jobset.yaml"
-# Fields of v1alpha2 (kubernetes-sigs/jobset, jobset_types.go) and of batch/v1 that it uses.
-FIELDS = [
-    {"failurePolicy", "replicatedJobs"},
-    {"maxRestarts"},
-    {"name", "replicas", "template"},
-    {"completionMode", "parallelism", "completions", "backoffLimit", "template"},
-]
 
 
 def trained(words):
@@ -65,11 +58,10 @@ def test_the_jobset_starts_the_ranks_of_its_config():
     yaml = pytest.importorskip("yaml")
     jobset = yaml.safe_load(JOBSET.read_text("utf-8"))
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    spec, (replicated,) = jobset["spec"], jobset["spec"]["replicatedJobs"]
+    (replicated,) = jobset["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     pod = job["template"]["spec"]
     (container,) = pod["containers"]
-    assert [set(each) for each in (spec, spec["failurePolicy"], replicated, job)] == FIELDS
     assert container["command"] == ["python", "-P", "-m", "torch.distributed.run"]
     args = [each.replace("$(JOB_COMPLETION_INDEX)", "1") for each in container["args"]]
     asked, config = trained(args)

@@ -131,8 +131,10 @@ def test_pyxis_gets_image_and_mounts(job):
 
 def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy(job, tmp_path):
     """Again too, and after an interruption; but never over anything else."""
-    data, copy = Path(job["DATADIR"]), tmp_path / "local" / "bert"
-    on_a_node(job)
+    data, copy, notes = Path(job["DATADIR"]), tmp_path / "local" / "bert", tmp_path / "notes"
+    srun_that(job, "*rsync*", '"${words[@]}"')
+    copies = '#!/bin/sh\n[ "$1 $2" = "-aL --delete-after" ] && cp -RL "$4." "$5"\n'
+    write_program(tmp_path / "bin" / "rsync", copies)  # what these options do
     for _ in range(2):
         done, asked = run({**job, "STAGEDIR": str(copy), "CACHE_CLEARED": "1"})
         *_, stage, caches, train = asked
@@ -144,40 +146,20 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         copied.pop(".copy_of")
         assert copied == contents(data)
         (copy / "train/index/dataset.json").unlink()
-    kept = contents(copy)
     other = tmp_path / "other"
     shutil.copytree(data, other)
-    with (other / "eval/index/dataset.json").open("a") as manifest:
-        manifest.write("\n")
-    assert "holds something that is no copy" in refused({**job, "DATADIR": str(other)}, copy)
-    assert contents(copy) == kept
-
-
-@pytest.mark.parametrize("name", ["notes/of mine.txt", "notes"])
-def test_a_place_that_holds_something_else_is_left_alone(job, tmp_path, name):
-    on_a_node(job)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    error = refused(job, tmp_path / "notes")
-    assert f": {tmp_path / 'notes'} holds something that is no copy of {job['DATADIR']}" in error
-    assert (tmp_path / name).read_text() == "mine"
-
-
-def on_a_node(job):
-    """Let srun copy the data here, by what does as rsync with these options."""
-    srun_that(job, "*rsync*", '"${words[@]}"')
-    copies = '#!/bin/sh\n[ "$1 $2" = "-aL --delete-after" ] && cp -RL "$4." "$5"\n'
-    write_program(Path(job["ASKED"]).with_name("bin") / "rsync", copies)
-
-
-def refused(job, copy):
-    """The one line by which a job that would copy there ends before training."""
-    Path(job["ASKED"]).unlink(missing_ok=True)
-    done, asked = run({**job, "STAGEDIR": str(copy)})
-    assert done.returncode == 2 and not [line for line in asked if " train " in line]
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("run_and_time.sh: error: STAGEDIR: ")
-    return line
+    (other / "eval/index/dataset.json").write_text("{}")
+    notes.mkdir()
+    (notes / "of mine.txt").write_text("mine")
+    Path(job["ASKED"]).unlink()
+    kept = [contents(copy), contents(notes)]
+    for given, place in ((other, copy), (data, notes), (data, notes / "of mine.txt")):
+        done, asked = run({**job, "DATADIR": str(given), "STAGEDIR": str(place)})
+        assert done.returncode == 2 and not [line for line in asked if " train " in line]
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("run_and_time.sh: error: STAGEDIR: ")
+        assert f": {place} holds something that is no copy of {given}" in line
+        assert [contents(copy), contents(notes)] == kept
 
 
 @pytest.mark.parametrize(
