@@ -177,17 +177,16 @@ def test_an_error_arrives_as_it_is_shown(info):
 
 
 def test_a_start_travels():
-    ended = RunOutcome(
-        status="aborted", steps=1, samples=2, seconds=0.3, mlm_accuracy=None, stopped_by="SIGTERM"
-    )
+    state = {"step": 1, "samples": 2, "seed": 3, "mlm_accuracy": 0.1, "vocabulary_sha256": "v"}
+    ended = {"status": "aborted", "steps": 1, "samples": 2, "seconds": 0.3}
     resumed = Start(
         checkpoint=Path("step_1"),
-        state=CheckpointState(step=1, samples=2, seed=3, mlm_accuracy=0.1, vocabulary_sha256="v"),
+        state=CheckpointState(**state),
         continues=True,
         is_resumed=True,
         seed=3,
         remarks=("one", "two"),
-        ended=ended,
+        ended=RunOutcome(**ended, mlm_accuracy=None, stopped_by="SIGTERM"),
     )
     for start in (NEW_RUN, resumed):
         assert Start.from_plain(from_rank_zero(ALONE, start.to_plain())) == start
