@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from importlib import import_module
@@ -27,6 +27,7 @@ from mlperf_bert.errors import LOST, DataError, UserError, say_error
 
 INFO = RankInfo(1, 4, 1, 2, 0, "slurm")
 PATIENCE = timedelta(seconds=20)
+SHORT = timedelta(seconds=0.2)
 HERE = f"rank 1 on {host_name()}, step 37"
 START_UP = f"rank 1 on {host_name()}, start-up"
 
@@ -122,27 +123,26 @@ def function_of(module):
     return names["wait"]
 
 
-def watched(whereabouts, wait):
-    """Too long for what waits for itself, not for what waits for other ranks."""
-    with watchdog(INFO, whereabouts, timedelta(seconds=0.2), poll_s=0.05):
-        wait(0.6)
-
-
 @pytest.mark.parametrize(
-    ("module", "doing", "hangs"),
+    ("module", "doing", "in_thread", "hangs"),
     [
-        ("mlperf_bert.data.shards", "batch", True),
-        ("mlperf_bert.data.mpi_readers", "batch", True),
-        ("mlperf_bert.data.loader", "batch", False),  # another rank may be the cause
-        ("torch.distributed.distributed_c10d", "step", False),  # the time-out of gloo is to come
-        ("mlperf_bert.data.shards", "start-up", False),
-        ("mlperf_bert.data.shards", "checkpoint", False),
+        ("mlperf_bert.data.shards", "batch", False, True),
+        ("mlperf_bert.data.mpi_readers", "batch", False, True),
+        ("mlperf_bert.data.shards", "batch", True, True),  # who waits for the loader
+        ("mlperf_bert.data.exchange", "batch", True, False),  # another rank may be the cause
+        ("torch.distributed.distributed_c10d", "step", False, False),  # gloo's time-out is to come
+        ("mlperf_bert.data.shards", "start-up", False, False),
+        ("mlperf_bert.data.shards", "checkpoint", False, False),
     ],
 )
-def test_a_loop_that_goes_on_no_more_is_named(module, doing, hangs, said):
+def test_a_loop_that_goes_on_no_more_is_named(module, doing, in_thread, hangs, said):
+    """Too long for what waits for itself, not for what waits for other ranks."""
     whereabouts = Whereabouts()
     whereabouts.at(doing, 38)
-    watched(whereabouts, function_of(module))
+    with ThreadPoolExecutor() as loader, watchdog(INFO, whereabouts, SHORT, poll_s=0.05):
+        if in_thread:
+            loader.submit(function_of(module), 0.7)
+        (time.sleep if in_thread else function_of(module))(0.6)
     line = (
         f"mlperf_bert: error: rank 1 on {host_name()}, {whereabouts.in_words}: no progress for "
         "0.2 s (run.hang_timeout_s); look for a rank that is gone, and for storage or a device "
@@ -151,29 +151,11 @@ def test_a_loop_that_goes_on_no_more_is_named(module, doing, hangs, said):
     assert said() == (line if hangs else "")
 
 
-@pytest.mark.parametrize(("module", "hangs"), [("shards", True), ("exchange", False)])
-def test_who_waits_for_the_loader_is_where_its_thread_is(module, hangs, said):
-    loading = function_of(f"mlperf_bert.data.{module}")
-    thread = threading.Thread(target=loading, args=(0.7,), name="loader")
-    thread.start()
-    watched(at_step_37(), time.sleep)
-    thread.join()
-    assert (said() != "") == hangs
-
-
 def test_who_waits_for_others_ends_when_they_did_not(said, monkeypatch):
     monkeypatch.setattr(failures, "GRACE", timedelta(seconds=0.05))
-    watched(at_step_37(), function_of("mlperf_bert.data.exchange"))
+    with watchdog(INFO, at_step_37(), SHORT, poll_s=0.05):
+        time.sleep(0.6)
     assert "look for a rank that is gone" in said()
-
-
-def test_steps_are_progress(said):
-    whereabouts = Whereabouts()
-    with watchdog(INFO, whereabouts, timedelta(seconds=0.4), poll_s=0.02):
-        for step in range(40):
-            whereabouts.at("step", step)
-            time.sleep(0.02)
-    assert said() == ""
 
 
 PROGRAM = """
