@@ -46,10 +46,6 @@ def precious(_):
     return b"precious\n"
 
 
-def negative(sidecar):
-    return sidecar.replace(b'"num_samples": ', b'"num_samples": -')
-
-
 def foreign(sidecar):
     return re.sub(rb'("vocabulary_sha256": )"\w+"', rb'\1"%s"' % (b"0" * 64), sidecar)
 
@@ -70,21 +66,14 @@ def change(path, how):
         ("data/eval", None, ["data/eval", "mlperf_bert prepare"]),
         ("data/train/shards/train.hdf5", cut, ["train.hdf5", "bytes", "prepare"]),
         ("data/eval/index/lengths.u16", cut, ["lengths.u16", "prepare"]),
-        ("data/train/shards/train.hdf5.json", negative, ["hdf5.json", "elements where", "prepare"]),
-        (
-            "data/train/shards/train.hdf5.json",
-            foreign,
-            ["hdf5.json", "vocabulary_sha256", "prepare"],
-        ),
+        ("data/train/shards/train.hdf5.json", foreign, ["vocabulary_sha256", "prepare"]),
         ("run/run_0/metrics.jsonl", precious, ["--run-dir", "run 0 already", "new directory"]),
         ("run/result_0.txt", precious, ["--run-dir", "run 0 already", "new directory"]),
         ("run", precious, ["--run-dir", "write to"]),
         ("tiny.toml", mistyped, ["tiny.toml", "line 3"]),
         ("optim.nesterov=true", None, ["optim.nesterov", "no such setting", "beta_1"]),
-        ("optimizer.name=lamb", None, ["[optimizer]", "no such section", "optim"]),
         ("parallel.local_batch_size=1000000", None, ["few examples", "batch needs 1,000,000"]),
         ("parallel.nodes=2", None, ["parallel.ranks_per_node", "2 x 1 ranks"]),
-        ("eval.target_accuracy=1.2", None, ["eval.target_accuracy", "1e-06 .. 0.999999"]),
         ("model.vocab_size=70", None, ["model.vocab_size"]),
         ("data.max_seq_length=16", None, ["data.max_seq_length"]),
     ],
@@ -117,12 +106,10 @@ def test_a_place_that_takes_no_directories_is_refused(world, capsys):
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("text.txt", lambda _: b"", ["empty"]),
         ("text.txt", lambda _: b" \n\n \n", ["empty"]),
         ("text.txt", lambda _: b"w1 w2\n\nw3 \xff w4\n", ["UTF-8", "byte 10"]),
         ("text.txt", lambda _: b"w1 w2\nw2 w3\n", ["documents", "empty line"]),
         ("vocab.txt", lambda words: words.replace(b"[MASK]\n", b"", 1), ["[MASK]"]),
-        ("vocab.txt", lambda words: words.replace(b"w1\n", b"w2\n", 1), ["w2"]),
         ("vocab.txt", lambda words: words.replace(b"w1\n", b"\xff\n", 1), ["UTF-8"]),
     ],
 )

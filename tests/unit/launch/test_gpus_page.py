@@ -12,14 +12,9 @@ from mlperf_bert.config.files import find_config, load_config
 from support import PACKAGE, REPOSITORY
 
 PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
-COMMANDS = [
-    *re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE),
-    *(
-        line
-        for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-        for line in block.splitlines()
-    ),
-]
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE)
+COMMANDS += "".join(BLOCKS).splitlines()
 JOBSET = PACKAGE.parent / "launch/jobset.yaml"
 
 
