@@ -24,13 +24,6 @@ ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 ONE_OF_TWO = RankInfo(0, 2, 0, 2, 0, "mpi")
 
 
-class Wrapped:
-    """As DistributedDataParallel, it is part of a reference cycle."""
-
-    def __init__(self):
-        self.itself = self
-
-
 def of_all_ranks():
     error = DataError("a", "b", "c")
     error.is_of_all_ranks = True
@@ -68,7 +61,8 @@ def test_what_a_run_built_is_gone_before_the_group(end, monkeypatch):
     monkeypatch.setattr(session, "shutdown", lambda: alive.append(built[0]() is not None))
 
     def run(info, device):
-        wrapped = Wrapped()
+        wrapped = torch.nn.Identity()
+        wrapped.itself = wrapped  # in a reference cycle, as DistributedDataParallel
         built.append(weakref.ref(wrapped))
         return end(wrapped)
 

@@ -146,7 +146,13 @@ def test_mistakes_of_the_call(official):
     assert refused(call("download_dataset.sh", SOURCE=target), "one directory is expected")
     assert refused(official.fetch("-x"), "unknown option '-x'")
     assert refused(official.fetch("--only", "nothing"), "no file matches 'nothing'")
-    assert not target.exists()
+    assert refused(call("verify_dataset.sh", DATADIR=target), "there is no directory")
+    assert refused(call("verify_dataset.sh", "-x", DATADIR=target.parent), "unknown argument '-x'")
+    assert refused(call("init_datasets.sh", TEXTDIR=target.parent), "DATADIR is not set")
+    assert refused(call("init_datasets.sh", DATADIR=target), "TEXTDIR: there is no directory")
+    (target.parent / "part-00000-of-00002").touch()
+    cut = call("init_datasets.sh", TEXTDIR=target.parent, DATADIR=target)
+    assert refused(cut, "has 1 parts of 2") and not target.exists()
 
 
 def test_a_name_of_the_table_stays_in_the_directory(official):
@@ -213,14 +219,3 @@ def test_sets_are_made_of_the_text_and_verified(tmp_path):
     done = call("verify_dataset.sh", "--full", DATADIR=data)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "train" in done.stdout and "eval" in done.stdout
-
-
-def test_what_is_missing_is_said(tmp_path):
-    assert refused(call("verify_dataset.sh", DATADIR=tmp_path / "x"), "there is no directory")
-    assert refused(call("verify_dataset.sh", "-x", DATADIR=tmp_path), "unknown argument '-x'")
-    assert refused(call("init_datasets.sh", TEXTDIR=tmp_path), "DATADIR is not set")
-    data = tmp_path / "data"
-    assert refused(call("init_datasets.sh", DATADIR=data), "TEXTDIR: there is no directory")
-    (tmp_path / "part-00000-of-00002").touch()
-    cut = call("init_datasets.sh", TEXTDIR=tmp_path, DATADIR=data)
-    assert refused(cut, "has 1 parts of 2") and not data.exists()
