@@ -207,48 +207,38 @@ def test_one_rank_stops_after_the_step_of_the_signal_and_saves_whatever_follows(
     os.kill(os.getpid(), signal.SIGTERM)  # nor one that leaves after that
 
 
-@pytest.mark.parametrize(("step_s", "most"), [(0.01, 102), (4.0, 1), (1e-6, 1000)])
-def test_ranks_ask_each_other_about_once_a_second(step_s, most, monkeypatch):
+@pytest.mark.parametrize(
+    ("own_s", "other_s", "most"),
+    [(0.01, 0, 102), (4.0, 0, 1), (1e-6, 0, 1000), (0.01, 0.5, 2)],
+)
+def test_ranks_ask_each_other_about_once_a_second(own_s, other_s, most, monkeypatch):
     """The other rank has the signal from the start; until the next question nobody knows."""
     asked = []
     other_has_signal = False
     clock = Clock()
-    step = 0
+    step, slowest = 0, max(own_s, other_s)
 
     def all_reduce(numbers, operation):
         asked.append(step)
+        numbers[1] = max(float(numbers[1]), other_s)
         if other_has_signal:
             numbers[0] = float(signal.SIGTERM)
 
     monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
     with StopRequest(2, CPU, clock=clock) as stop:
-        for step in range(1, 2001):
-            clock.now += step_s
+        assert stop.step_s is None
+        for step in range(121, 2121):  # as of a resumed run
+            clock.now += own_s
             assert stop.agreed(step) is None
+            assert stop.step_s == pytest.approx(slowest)
         gap = max(after - before for before, after in itertools.pairwise(asked))
-        assert gap <= most and gap * step_s <= max(1.01, step_s)
+        assert gap <= most and gap * slowest <= max(1.01, slowest)
         other_has_signal = True
         answers = []
-        for step in range(2001, 2001 + gap):
-            clock.now += step_s
+        for step in range(2121, 2121 + gap):
+            clock.now += own_s
             answers.append(stop.agreed(step))
         assert [answer for answer in answers if answer] == ["SIGTERM"]
-        assert stop.step_s == pytest.approx(step_s)
-
-
-def test_seconds_a_step_are_those_of_the_slowest_rank(monkeypatch):
-    def all_reduce(numbers, operation):
-        numbers[1] = max(float(numbers[1]), 0.5)
-
-    monkeypatch.setattr(stop_request.dist, "all_reduce", all_reduce)
-    clock = Clock()
-    with StopRequest(2, CPU, clock=clock) as stop:
-        assert stop.step_s is None
-        # A resumed run; between the second and the third step nobody asks.
-        for step, passed, slowest in ((121, 0.2, 0.5), (123, 1.6, 0.8)):
-            clock.now += passed
-            stop.agreed(step)
-            assert stop.step_s == pytest.approx(slowest)
 
 
 def test_one_rank_measures_for_about_a_second():
