@@ -96,11 +96,6 @@ def test_a_read_only_tree_is_one_line(tree, command, said):
     assert said.format(tree=tree) in one_line(start(*private, tree / command))
 
 
-def test_a_full_or_read_only_place_for_temporary_files(tree):
-    done = start(tree / "tools/venv.sh", TMPDIR=tree / "none")
-    assert "set TMPDIR to another" in one_line(done)
-
-
 def test_no_python_to_make_the_environment_of(tree, programs):
     for name in ("python3", "python3.11", "python3.12"):
         write_program(programs / name, "#!/bin/sh\nexit 1\n")
@@ -127,14 +122,15 @@ def install(tree, programs):
 
 
 @pytest.mark.parametrize(
-    ("pip_says", "said"),
+    ("given", "said"),
     [
-        ("OSError: [Errno 28] No space left on device", "the disk is full at .venv"),
-        ("Retrying: NewConnectionError(name resolution)", "the package index cannot be reached"),
+        ({"PIP_SAYS": "[Errno 28] No space left on device"}, "the disk is full at .venv"),
+        ({"PIP_SAYS": "NewConnectionError(name)"}, "the package index cannot be reached"),
+        ({"TMPDIR": "none"}, "set TMPDIR to another"),
     ],
 )
-def test_an_installation_that_cannot_be_says_why(install, tree, pip_says, said):
-    done, _ = install(PIP_SAYS=pip_says, PIP_STATUS=1)
+def test_an_installation_that_cannot_be_says_why(install, tree, given, said):
+    done, _ = install(PIP_STATUS=1, **given)
     assert said in one_line(done)
     assert not (tree / ".venv" / "installed").exists()
 
@@ -150,24 +146,24 @@ def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree):
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")
 def test_which_torch_and_by_what(install, programs, tree):
-    offered = "2.14.0, 2.13.0+cpu, 2.13.0"
-    of_cpu, asked = install(OFFERED=offered, TORCH_INDEX="file:///more")
+    stamp = tree / ".venv" / "installed"
+    of_cpu, asked = install(OFFERED="2.14.0, 2.13.0+cpu, 2.13.0", TORCH_INDEX="file:///more")
     assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
     locked, pinned, own = asked
     assert "--require-hashes --no-deps --only-binary :all:" in locked and "///more" not in locked
     assert "--only-binary :all:" in pinned
     assert "--extra-index-url file:///more" in pinned and own.endswith(f"--editable {tree}")
     assert start(tree / "tools/venv.sh").stdout == ""  # at once, the second time
-    (tree / ".venv" / "installed").unlink()
+    stamp.unlink()
     of_cuda, _ = install()
     assert "no index here has a CPU build, TORCH_INDEX may name one" in of_cuda.stdout
     assert of_cuda.stdout.startswith("installing packages into .venv (once), about 2,900 MB")
-    (tree / ".venv" / "installed").unlink()
+    stamp.unlink()
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
-    lines = by_both.stdout.splitlines()
-    assert lines[0].endswith("torch 2.13.0 for CPUs, by uv")
-    assert lines[1] == "uv cannot install what the lock names (error: no such index): pip does"
+    first, second, *_ = by_both.stdout.splitlines()
+    assert first.endswith("torch 2.13.0 for CPUs, by uv")
+    assert second == "uv cannot install what the lock names (error: no such index): pip does"
     assert any(line.startswith("uv ") and "--require-hashes" in line for line in asked)
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
 
