@@ -1,8 +1,6 @@
 """The scripts that the MLPerf rules name: fetch, prepare and verify the data; small stand-ins."""
 
 import hashlib
-import os
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -11,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mlperf_bert.data.index import Manifest
-from support import PACKAGE, REPOSITORY
+from support import PACKAGE, REPOSITORY, run_process
 
 SCRIPTS = PACKAGE.parent
 GOLDEN = REPOSITORY / "tests" / "golden" / "data"
@@ -25,16 +23,9 @@ UNKNOWN = {"vocab.txt"}  # neither size nor md5 in the table
 
 
 def call(script, *words, **variables):
-    environ = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    for name in ("SOURCE", "FILES", "TEXTDIR", "DATADIR", "ONLY", "WORKERS"):
-        environ.pop(name, None)
-    return subprocess.run(
-        [str(word) for word in (SCRIPTS / script, *words)],
-        env=environ | {name: str(value) for name, value in variables.items()},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    unset = dict.fromkeys(("SOURCE", "FILES", "TEXTDIR", "DATADIR", "ONLY", "WORKERS"), "")
+    given = {name: str(value) for name, value in variables.items()}
+    return run_process(SCRIPTS / script, *words, PYTHON=sys.executable, **unset | given)
 
 
 def refused(done, message):
