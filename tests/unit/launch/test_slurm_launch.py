@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -48,9 +47,7 @@ def job(tmp_path, synthetic_data):
     (tmp_path / "bin").mkdir()
     write_program(tmp_path / "bin" / "srun", SRUN)
     (tmp_path / "help").write_text("Usage: srun [OPTIONS...] executable\n")
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return {
-        **outer,
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "ASKED": str(tmp_path / "asked"),
         "FAKE_HELP": str(tmp_path / "help"),
@@ -75,15 +72,7 @@ def srun_that(job, asked, does):
 
 def run(job, *options):
     """The script's outcome, and what srun was asked."""
-    done = subprocess.run(
-        ["./run_and_time.sh", *options],
-        cwd=REPOSITORY,
-        env=job,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_process(REPOSITORY / "run_and_time.sh", *options, **job)
     asked = Path(job["ASKED"])
     return done, asked.read_text().splitlines() if asked.exists() else []
 
