@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_cases import CPU, bench, measured, result_of, tiny
+from bench_cases import CPU, bench, measured, tiny
 
 from bert_tools.bench import peer
 from bert_tools.bench.against import (
@@ -52,14 +52,10 @@ def data():
     return make_data(CONFIG, *mixed_and_sorted(CONFIG, 3), CPU)
 
 
-@pytest.fixture(scope="module")
-def found():
-    """The JSON object of one tiny comparison, its words and its progress."""
-    return measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
+def test_what_is_compared_and_ratios_of_the_rates():
+    import transformers
 
-
-def test_ratios_are_quotients_of_the_rates(found):
-    result, words, progress = found
+    result, words, progress = measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
     ours = result["ours_samples_per_s"]
     rates = {name: result[f"{name}_samples_per_s"] for name in OPPONENTS}
     for name in ("sorted", "padded"):
@@ -73,20 +69,12 @@ def test_ratios_are_quotients_of_the_rates(found):
     shown = dict(line.split(maxsplit=1) for line in words.splitlines())
     assert shown["ratio_strongest"] == f"{result['ratio_strongest']:.4g}"
     assert shown["ratio_sorted_range"].count(" .. ") == 2
-    assert sum("samples_per_s" in name for name in shown) == 1 + sum(
-        rate is not None for rate in rates.values()
-    )
+    assert sum("samples_per_s" in name for name in shown) == 3
     assert "step 5/5" in progress
     # What does not run is null with a reason.
     for name in ("sorted_compiled", "padded_compiled", "unpadded_peer"):
-        assert result[f"{name}_samples_per_s"] is result[f"ratio_{name}"] is None
+        assert rates[name] is result[f"ratio_{name}"] is None
         assert ("--compile" if "compiled" in name else "CUDA") in result[f"{name}_reason"]
-
-
-def test_result_says_what_was_compared(found):
-    import transformers
-
-    result = found[0]
     expected = {
         "threads": 1,
         "steps": 5,
@@ -104,37 +92,31 @@ def test_result_says_what_was_compared(found):
     assert result["loss_difference"] <= LARGEST_LOSS_DIFFERENCE
 
 
-def test_rounded_weights_captured_and_a_compiled_peer(monkeypatch):
-    compiled = []
-
-    def note(step, **_):
-        compiled.append(step)
-        return step
-
-    monkeypatch.setattr(torch, "compile", note)  # the real one takes a minute
-    changes = ("model.precision=bf16", "run.step_mode=captured")
-    result = result_of("against", *BRIEF, settings=(*SETTINGS, *changes))
-    assert len(compiled) == 1
-    assert result["ratio_sorted_compiled"] == pytest.approx(
-        result["ours_samples_per_s"] / result["sorted_compiled_samples_per_s"]
-    )
-    assert result["sorted_compiled_reason"] is None
-    assert "on CUDA alone" in result["padded_compiled_reason"]
-    assert result["ours_padding_share"] > 0
-
-
-def test_a_side_without_memory_is_null_with_its_reason(monkeypatch):
+def test_rounded_weights_a_compiled_peer_and_a_side_without_memory(monkeypatch):
     def limited(name, *rest):
         def full(_):
             raise torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")
 
         return full if name == "padded" else loss_function(name, *rest)
 
+    compiled = []
+
+    def note(step, **_):
+        compiled.append(step)
+        return step
+
     monkeypatch.setattr(peer, "loss_function", limited)
-    result, words, _ = measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
+    monkeypatch.setattr(torch, "compile", note)  # the real one takes a minute
+    changes = ("model.precision=bf16", "run.step_mode=captured")
+    result, words, _ = measured("against", *BRIEF, settings=(*SETTINGS, *changes))
+    assert len(compiled) == 1 and result["sorted_compiled_reason"] is None
+    assert result["ratio_sorted_compiled"] == pytest.approx(
+        result["ours_samples_per_s"] / result["sorted_compiled_samples_per_s"]
+    )
+    assert "on CUDA alone" in result["padded_compiled_reason"]
+    assert result["ours_padding_share"] > 0
     assert result["padded_samples_per_s"] is result["ratio_padded"] is None
     assert result["padded_reason"] == "out of memory (tried to allocate 9 GiB)"
-    assert result["strongest"] == "sorted" and result["sorted_reason"] is None
     assert "padded_samples_per_s" not in words and words.count("out of memory") == 1
 
 
@@ -180,9 +162,12 @@ def test_both_sides_have_one_optimizer_and_a_constant_rate():
     assert config.parallel.grad_accum_steps == 1
 
 
-def test_a_bert_without_its_second_objective_is_refused():
+def test_refusals(monkeypatch):
     with pytest.raises(ConfigError, match="the other model is BertForPreTraining"):
         bench("against", *BRIEF, settings=("model.objective=mlm",))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
+        bench("against")
 
 
 def test_padded_inputs_hold_the_batch(data):
@@ -216,25 +201,6 @@ def test_sorted_batches_hold_the_same_lengths_and_less_padding(data):
     assert sum(lengths) <= computed < to_longest
 
 
-def test_masked_positions_alone_give_the_same_loss_and_gradients(make, data):
-    whole, masked = make().eval(), make().eval()
-    inputs = padded_inputs(data.by_length[0], 24)
-    losses = whole(**inputs).loss, masked_loss(masked, data.sorted[0])
-    torch.testing.assert_close(*losses)
-    for loss in losses:
-        loss.backward()
-    expected = dict(whole.named_parameters())
-    for name, parameter in masked.named_parameters():
-        grad = expected[name].grad
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_transformers_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
-        bench("against")
-
-
 @pytest.fixture
 def make(monkeypatch):
     """Make other sides, all of which may run on the CPU."""
@@ -249,23 +215,25 @@ def others(make, data, **options):
     return make_opponents(make, data, TINY, device=CPU, report=lambda _: None, **options)
 
 
-def test_without_padding_loss_and_gradients_are_the_same(make, data):
-    padded, unpadded = make().eval(), make().eval()
-    use_nested_attention(unpadded)
-    for number, batch in enumerate(data.batches):
-        losses = (
-            padded(**data.padded[number]).loss,
-            unpadded_loss(unpadded, unpadded_inputs(batch)),
-        )
+@pytest.mark.parametrize("name", ["masked positions", "without padding"])
+def test_other_forms_give_the_same_loss_and_gradients(name, make, data):
+    whole, other = make().eval(), make().eval()
+    if name == "masked positions":
+        pairs = [(padded_inputs(data.by_length[0], 24), masked_loss, data.sorted[0])]
+    else:
+        use_nested_attention(other)
+        inputs = map(unpadded_inputs, data.batches)
+        pairs = [(padded, unpadded_loss, own) for padded, own in zip(data.padded, inputs, strict=True)]
+    for padded, loss_of, own in pairs:
+        losses = whole(**padded).loss, loss_of(other, own)
         torch.testing.assert_close(*losses)
         for loss in losses:
             loss.backward()
-    gradients = dict(unpadded.named_parameters())
-    for name, parameter in padded.named_parameters():
+    expected = dict(whole.named_parameters())
+    for name, parameter in other.named_parameters():
         # Padding is a word to the padded model, and the embedding's row of it gets no gradient.
-        torch.testing.assert_close(
-            gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name
-        )
+        grad = expected[name].grad
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_dropout_reaches_the_attention_without_padding(make, data):
@@ -278,11 +246,18 @@ def test_dropout_reaches_the_attention_without_padding(make, data):
     assert unpadded_loss(other, inputs).item() != pytest.approx(without[0], rel=1e-6)
 
 
-def test_all_that_can_run_train(monkeypatch, make, data):
-    monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # takes a minute
-    checked = {}
+def test_all_that_can_run_train_and_layers_may_be_compiled_by_themselves(monkeypatch, make, data):
+    compiled, checked = [], {}
+
+    def note(module, *, dynamic):
+        compiled.append((type(module).__name__, dynamic))
+
+    monkeypatch.setattr(torch, "compile", None)
+    monkeypatch.setattr(torch.nn.Module, "compile", note)  # the real one takes a minute
     contenders, reasons = others(
-        make, data, check=lambda name, loss: checked.update({name: loss.item()})
+        *(make, data),
+        compiled="by layer",
+        check=lambda name, loss: checked.update({name: loss.item()}),
     )
     assert reasons == {}
     assert list(contenders) == list(OPPONENTS)
@@ -291,35 +266,11 @@ def test_all_that_can_run_train(monkeypatch, make, data):
     for contender in contenders.values():
         losses = [contender(0).item() for _ in range(5)]
         assert losses[-1] < losses[0]
-
-
-def test_layers_may_be_compiled_by_themselves(monkeypatch, make, data):
-    compiled = []
-
-    def note(module, *, dynamic):
-        compiled.append((module, dynamic))
-
-    monkeypatch.setattr(torch, "compile", None)
-    monkeypatch.setattr(torch.nn.Module, "compile", note)
-    contenders, _ = others(make, data, compiled="by layer")
-    for name in ("sorted_compiled", "padded_compiled"):
-        assert torch.isfinite(contenders[name](0))
-    kinds = {(type(module).__name__, dynamic) for module, dynamic in compiled}
-    assert kinds == {("BertLayer", True), ("BertLayer", False)}
+    assert set(compiled) == {("BertLayer", True), ("BertLayer", False)}
     assert len(compiled) == 2 * TINY.num_layers
 
 
-def test_what_fails_has_its_reason(monkeypatch, make, data):
-    def fail(*_, **__):
-        raise RuntimeError("no kernel\nand a stack")
-
-    monkeypatch.setattr(torch, "compile", fail)
-    contenders, reasons = others(make, data)
-    assert reasons["padded_compiled"] == "RuntimeError: no kernel"
-    assert "unpadded_peer" in contenders
-
-
-def test_what_runs_out_of_memory_is_freed_before_the_next(monkeypatch, make, data):
+def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, make, data):
     peers = []
 
     def make_noted():
@@ -329,24 +280,25 @@ def test_what_runs_out_of_memory_is_freed_before_the_next(monkeypatch, make, dat
         peers.append(weakref.ref(other))
         return other
 
-    def fill(module, **_):
+    def fill(module, *, dynamic):
         def call(*arguments, **inputs):
             module(*arguments, **inputs)
             raise torch.OutOfMemoryError("tried to allocate 9 GiB")
 
+        if not dynamic:  # padded to the maximum
+            raise RuntimeError("no kernel\nand a stack")
         return call
 
     monkeypatch.setattr(torch, "compile", fill)
     contenders, reasons = others(make_noted, data)
-    for name in ("sorted_compiled", "padded_compiled"):
-        assert reasons[name] == "out of memory (tried to allocate 9 GiB)"
+    assert reasons["sorted_compiled"] == "out of memory (tried to allocate 9 GiB)"
+    assert reasons["padded_compiled"] == "RuntimeError: no kernel"
     assert len(peers) == len(OPPONENTS) and "unpadded_peer" in contenders
 
 
-def test_another_model_is_no_reason_but_an_error(monkeypatch, make, data):
+def test_another_model_is_no_reason_but_an_error(make, data):
     def refuse(*_):
         raise ConfigError("bench against", "another model", "use this one")
 
-    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     with pytest.raises(ConfigError, match="another model"):
         others(make, data, check=refuse)

@@ -48,9 +48,8 @@ def test_shares_at_our_lengths_are_the_published_ones():
     histogram = wikipedia_lengths()
     masked = np.clip(np.rint(STORED_MASKING_RATE * histogram.lengths), 1, MAX_PREDICTIONS)
     total = dict.fromkeys(PUBLISHED, 0.0)
-    for length, count, num_masked in zip(
-        histogram.lengths.tolist(), histogram.counts.tolist(), masked.tolist(), strict=True
-    ):
+    rows = (histogram.lengths.tolist(), histogram.counts.tolist(), masked.tolist())
+    for length, count, num_masked in zip(*rows, strict=True):
         flops = model_flops(ModelSection(), [length], [num_masked])
         for part in total:
             total[part] += count * getattr(flops, part)

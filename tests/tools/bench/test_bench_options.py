@@ -12,31 +12,18 @@ MEASUREMENTS = ("against", "train", "optimizer")
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
-def test_numbers_out_of_range(measurement):
+def test_what_cannot_be(measurement):
     for name in ("steps", "seconds", "threads"):
         with pytest.raises(ConfigError, match=f"--{name}: is 0"):
             bench(measurement, f"--{name}", 0)
-    with pytest.raises(ConfigError, match="--peak-seconds: is 0"):
-        bench("train", "--peak-seconds", 0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("model.attention=none", "model.attention: is 'none'"),
+    for setting, message in (
         ("model.precision=fp12", "model.precision: is 'fp12'"),
-        ("model.hidden_dropout=1", "model.hidden_dropout: is 1"),
         ("model.num_heads=5", "model.num_heads: 5 does not divide"),
-        ("model.hidden_size=" + "9" * 20, "model.hidden_size: is"),
-        ("model.hidden_size=many", "model.hidden_size: is 'many'"),
-        ("parallel.local_batch_size=0", "parallel.local_batch_size: is 0"),
-        ("model.layers=2", "model.layers: no such setting"),
-    ],
-)
-def test_settings_that_cannot_be(setting, message):
-    for measurement in MEASUREMENTS:
+    ):
         with pytest.raises(ConfigError, match=message):
             bench(measurement, settings=(setting,))
+    with pytest.raises(ConfigError, match="--peak-seconds: is 0"):
+        bench("train", "--peak-seconds", 0)
 
 
 def test_defaults():

@@ -14,10 +14,9 @@ LOSS = torch.zeros(())
 class Clock:
     """A clock that contenders move."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.now = 0.0
         self.calls = []
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
     def contender(self, name, seconds):
         left = iter(seconds)
@@ -29,20 +28,26 @@ class Clock:
 
         return run
 
+    def measured(self, num_batches, num_steps, limit=100, **seconds):
+        """Times of contenders that take these seconds, one step after another."""
+        contenders = {name: self.contender(name, each) for name, each in seconds.items()}
+        times = InterleavedTimes(contenders, num_batches)
+        self.lines = []
+        times.measure(num_steps=num_steps, seconds=limit, report=self.lines.append)
+        return times
+
 
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    found = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: found.now)
+    return found
 
 
 def test_contenders_take_turns_on_the_same_batches(clock):
-    times = InterleavedTimes(
-        {"a": clock.contender("a", [1.0] * 5), "b": clock.contender("b", [2.0] * 5)}, 2
-    )
-    lines = []
-    times.measure(num_steps=5, seconds=100, report=lines.append)
+    times = clock.measured(2, 5, a=[1.0] * 5, b=[2.0] * 5)
     assert clock.calls == [(name, step % 2) for step in range(5) for name in ("a", "b")]
-    assert times.num_steps == len(lines) == 5
+    assert times.num_steps == len(clock.lines) == 5
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
@@ -80,28 +85,16 @@ def test_what_may_not_fail_ends_the_measurement():
 
 def test_a_batch_counts_with_its_median_and_all_batches_equally(clock):
     seconds = [1.0, 10.0, 3.0, 30.0, 2.0, 20.0]  # batches 0, 1, 0, 1, 0, 1
-    times = InterleavedTimes({"a": clock.contender("a", seconds)}, 2)
-    times.measure(num_steps=6, seconds=100, report=lambda line: None)
-    assert times.seconds_per_batch("a") == (2.0 + 20.0) / 2
+    assert clock.measured(2, 6, a=seconds).seconds_per_batch("a") == (2.0 + 20.0) / 2
 
 
 def test_ratios_are_those_of_all_batches_once(clock):
     """The other side may deal the same samples to its batches in another way."""
-    slow, quick = [2.0, 9.0, 4.0, 4.0, 7.0], [1.0, 3.0, 4.0, 4.0, 1.0]
-    contenders = {"a": clock.contender("a", slow), "b": clock.contender("b", quick)}
-    times = InterleavedTimes(contenders, 2)
-    times.measure(num_steps=5, seconds=100, report=lambda line: None)
+    times = clock.measured(2, 5, a=[2.0, 9.0, 4.0, 4.0, 7.0], b=[1.0, 3.0, 4.0, 4.0, 1.0])
     assert times.range_of_ratios("a", "b") == [1.0, (11 / 4 + 1) / 2, 11 / 4]
 
 
-@pytest.mark.parametrize(
-    ("of_a_step", "batches", "limit", "steps"),
-    [
-        (5.0, 3, 7.0, 3),  # 7 s passed in the second step, the third batch was still new
-        (1.0, 2, 3.5, 4),  # before the last step
-    ],
-)
-def test_time_limit_waits_for_every_batch(clock, of_a_step, batches, limit, steps):
-    times = InterleavedTimes({"a": clock.contender("a", [of_a_step] * 9)}, batches)
-    times.measure(num_steps=9, seconds=limit, report=lambda line: None)
-    assert times.num_steps == steps
+def test_time_limit_waits_for_every_batch(clock):
+    # 7 s passed in the second step, the third batch was still new.
+    assert clock.measured(3, 9, 7.0, a=[5.0] * 9).num_steps == 3
+    assert clock.measured(2, 9, 3.5, a=[1.0] * 9).num_steps == 4  # before the last step
