@@ -1,11 +1,12 @@
 """The cluster simulator: collectives, devices, what ranks compute, and whole steps and runs."""
 
-import itertools
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_tools.common.length_histogram import LengthHistogram
 from bert_tools.plan.buckets import backward_order
@@ -47,15 +48,7 @@ BUCKET = "bucket_before_allreduce"
 CLIPS = ("none", "after_allreduce", WHOLE, BUCKET)
 
 
-def job(
-    nodes=2,
-    gpus=4,
-    *,
-    clip="none",
-    constants=FREE,
-    node_gb_s=None,
-    **program,
-):
+def job(nodes=2, gpus=4, *, clip="none", constants=FREE, node_gb_s=None, **program):
     """Eager unless `program` says else."""
     machine = make_machine("a100", nodes, gpus, node_gb_s)
     program = {"capture": "off", **program}
@@ -82,7 +75,7 @@ def network(nodes, gpus, *, node_gb_s=200):
     return Network(make_machine("a100", nodes, gpus, node_gb_s), constants)
 
 
-def test_rings_and_trees_by_hand():
+def test_rings_trees_and_machines_by_hand():
     # 8 ranks: 14 messages of 125 MB at 100 GB/s take 1.25 ms each, and 5 us.
     assert ring_all_reduce_ms(1e9, 8, 100, 5) == pytest.approx(14 * (1.25 + 0.005))
     assert ring_all_gather_ms(1e9, 8, 100, 5) == pytest.approx(7 * (1.25 + 0.005))
@@ -90,9 +83,6 @@ def test_rings_and_trees_by_hand():
     assert tree_all_reduce_ms(1e9, 1000, 100, 5) == pytest.approx(20 + 20 * 0.005)
     for function in (ring_all_reduce_ms, ring_all_gather_ms, tree_all_reduce_ms):
         assert function(1e9, 1, 100, 5) == 0  # one rank sends nothing
-
-
-def test_collectives_of_machines_by_hand():
     # 2 * 7/8 of 672 MB at 300 GB/s.
     assert network(1, 8).all_reduce_ms(672e6) == pytest.approx(2 * 7 / 8 * 672 / 300)
     assert network(1, 1).all_reduce_ms(672e6) == 0
@@ -113,18 +103,16 @@ def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes():
     assert small[-1] < 10 * small[0]  # trees: log2(12,500) is 14 times log2(2)
 
 
-def test_more_bandwidth_is_never_slower():
-    for nodes, num_bytes in itertools.product((1, 2, 64), (4, 25e6, 672e6)):
-        machines = [network(nodes, 8, node_gb_s=rate) for rate in (10, 25, 100, 400)]
-        times = [each.all_reduce_ms(num_bytes) for each in machines]
-        assert times == sorted(times, reverse=True)
+@settings(deadline=None, max_examples=40)
+@given(*[st.floats(5, 400)] * 2, st.sampled_from((1, 2, 64)), st.floats(4, 1e9))
+def test_more_bandwidth_is_never_slower(one, other, nodes, num_bytes):
+    rates = sorted((one, other), reverse=True)
+    times = [network(nodes, 8, node_gb_s=rate).all_reduce_ms(num_bytes) for rate in rates]
+    assert times == sorted(times)
     for clip in CLIPS:
-        jobs = [
-            job(4, 4, clip=clip, constants=FULL, node_gb_s=rate)
-            for rate in (5, 25, 50, 100, 200, 400)
-        ]
-        steps = [simulate(each, even(16)).step_ms for each in jobs]
-        assert all(second <= first + 1e-9 for first, second in pairwise(steps))
+        jobs = [job(4, 4, clip=clip, constants=FULL, node_gb_s=rate) for rate in rates]
+        fast, slow = (simulate(each, even(16)).step_ms for each in jobs)
+        assert fast <= slow + 1e-9
 
 
 def product_ms(rows, columns, inner):
@@ -163,13 +151,6 @@ def test_parts_of_a_step_on_one_device():
     assert all(more[0] > less[0] for more, less in zip(everything, masked, strict=True))
 
 
-def test_data_sheets_have_a_source_each():
-    for accelerator in accelerators().values():
-        assert "data sheet" in accelerator.source
-        assert accelerator.peak_tflops("bf16") > 0
-    assert accelerators()["a100"].peak_tflops("fp8") == 0
-
-
 @pytest.fixture(scope="module")
 def index():
     """A few thousand samples in all four strata of 512 tokens."""
@@ -179,13 +160,7 @@ def index():
     )
 
 
-def drawn(
-    index,
-    balance="none",
-    sizes=(2, 4, 1),
-    *,
-    is_captured=False,
-):
+def drawn(index, balance="none", sizes=(2, 4, 1), *, is_captured=False):
     """Nodes, accelerators of each, and steps; 8 sequences a rank."""
     nodes, gpus_per_node, draws = sizes
     changed = {
@@ -196,8 +171,8 @@ def drawn(
         "data.balance": balance,
         "run.step_mode": "captured" if is_captured else "eager",
     }
-    settings = [f"{name}={value}" for name, value in changed.items()]
-    return draw_steps(load_config(CONFIGS / "dgxa100_1x8x56x1.toml", settings), index, draws)
+    changes = [f"{name}={value}" for name, value in changed.items()]
+    return draw_steps(load_config(CONFIGS / "dgxa100_1x8x56x1.toml", changes), index, draws)
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])
@@ -232,13 +207,11 @@ def test_a_captured_step_computes_as_many_tokens_on_every_rank(index):
     assert captured.tokens.tolist() == [eager.tokens.max()] * 8
     assert captured.masked.tolist() == [eager.masked.max()] * 8
     assert captured.real_tokens.tolist() == eager.real_tokens.tolist() == eager.tokens.tolist()
-
-
-def test_attention_pairs_lie_between_real_ones_and_those_of_full_tiles(index):
-    attended = float(drawn(index)[0].attended.sum())
+    # Attention pairs lie between the real ones and those of full tiles.
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
     lengths = index.lengths[batch].astype(float)
-    assert (lengths**2).sum() <= attended <= ((lengths + 16) * (lengths + 64)).sum()
+    most = ((lengths + 16) * (lengths + 64)).sum()
+    assert (lengths**2).sum() <= float(eager.attended.sum()) <= most
 
 
 def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index):
@@ -273,14 +246,14 @@ def test_without_communication_a_step_is_its_computing():
 
 
 @pytest.mark.parametrize("capture", ["on", "off"])
-def test_parts_and_waits_of_every_rank_are_the_step(capture):
-    for clip in CLIPS:
-        of = job(clip=clip, constants=FULL, capture=capture)
-        work = uneven([512, 40, 300, 300, 128, 511, 7, 90])
-        timing = simulate_step(of, work, jitter(8, 0.02, 3))
-        assert all((part >= -1e-9).all() for part in timing.parts.values())
-        assert sum(timing.parts.values()) == pytest.approx(np.full(8, timing.step_ms))
-        assert timing.communication_ms >= timing.exposed_ms - 1e-9
+@pytest.mark.parametrize("clip", CLIPS)
+def test_parts_and_waits_of_every_rank_are_the_step(clip, capture):
+    of = job(clip=clip, constants=FULL, capture=capture)
+    work = uneven([512, 40, 300, 300, 128, 511, 7, 90])
+    timing = simulate_step(of, work, jitter(8, 0.02, 3))
+    assert all((part >= -1e-9).all() for part in timing.parts.values())
+    assert sum(timing.parts.values()) == pytest.approx(np.full(8, timing.step_ms))
+    assert timing.communication_ms >= timing.exposed_ms - 1e-9
 
 
 def test_an_even_deal_of_the_same_tokens_is_never_slower():
@@ -316,15 +289,15 @@ def test_buckets_behind_each_other_on_a_slow_network():
     assert all(one[1] == pytest.approx(two[0]) for one, two in pairwise(timing.communication))
 
 
-@pytest.mark.parametrize("sequences", [1, 2, 4, 16, 56])
-def test_capture_is_never_slower(sequences):
-    eager, captured = (
-        simulate(job(2, 8, constants=FULL, capture=each), even(16, sequences)).step_ms
-        for each in ("off", "on")
-    )
-    assert captured <= eager + 1e-9
-    if sequences <= 4:
-        assert captured < 0.8 * eager  # there launches take longer than kernels
+def test_capture_is_never_slower():
+    for sequences in (1, 2, 4, 16, 56):
+        eager, captured = (
+            simulate(job(2, 8, constants=FULL, capture=each), even(16, sequences)).step_ms
+            for each in ("off", "on")
+        )
+        assert captured <= eager + 1e-9
+        if sequences <= 4:
+            assert captured < 0.8 * eager  # there launches take longer than kernels
 
 
 def test_what_comes_behind_the_last_bucket():

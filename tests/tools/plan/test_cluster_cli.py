@@ -61,12 +61,6 @@ def test_samples_are_told_with_their_range(simulated, told):
     assert said in told(SIZES)
 
 
-def test_a_faster_network_takes_less_time(simulated):
-    slow, fast = (simulated(f"--node-bandwidth {rate}") for rate in (10, 400))
-    assert fast["exposed_ms"] < slow["exposed_ms"]
-    assert fast["forecast"]["seconds"] < slow["forecast"]["seconds"]
-
-
 NAMES = {1: "dgxa100_1x8x56x1", 16: "dgxa100_16x8x24x1", 128: "dgxa100_128x8x4x1"}
 
 
@@ -120,7 +114,10 @@ def test_the_buckets_are_the_configs(asked):
 
 
 def test_the_range_is_that_of_the_constants_and_the_samples(simulated):
-    found = simulated()
+    """A faster network takes less time."""
+    found, fast = simulated(), simulated("--node-bandwidth 400")
+    assert fast["exposed_ms"] < found["exposed_ms"]
+    assert fast["forecast"]["seconds"] < found["forecast"]["seconds"]
     spread, samples = found["forecast"], found["samples_to_target"]
     shorter = spread["low"] / spread["seconds"] / (samples["low"] / samples["samples"])
     longer = spread["high"] / spread["seconds"] / (samples["high"] / samples["samples"])
@@ -134,22 +131,6 @@ def test_forwards_that_accumulate_come_one_after_another(asked):
     assert "earlier forwards" not in one["parts_ms"]
     assert 2.5 < three["step_ms"] / one["step_ms"] < 3.3  # their batches differ
     assert sum(three["parts_ms"].values()) == pytest.approx(three["step_ms"])
-
-
-REFUSED = {
-    "--config cpu_tiny": "is not BERT-large on GPUs",
-    "--config h200_1x1x448x1 --set mlperf.enforce_rules=false --set model.architecture=modern "
-    "--set model.objective=mlm": "is not BERT-large on GPUs",
-    "--config h200_1x1x448x1 --set model.kernels=reference": "which are not simulated",
-    "--config open_muon_dgxa100_128x8x16x1": "optim.name: is 'muon'",
-    "--config h200_1x1x448x1 --set data.max_seq_length=128 --set mlperf.enforce_rules=false "
-    "--set data.max_predictions=20": "has lengths other than 512",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_forecast_is_refused(words, told):
-    assert REFUSED[words] in told("cluster", words, status=2)
 
 
 def test_constants_are_what_the_model_takes_today():

@@ -9,7 +9,6 @@ import pytest
 from bert_tools.common.log_reader import TOKEN
 from bert_tools.plan.entries import read_results
 from log_trees import RUNS, write_run, write_system
-from mlperf_bert.errors import DataError
 from support import REPOSITORY
 
 TIMES = [10.0, 19.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 1.0]
@@ -80,20 +79,8 @@ def test_few_runs_have_a_plain_mean(tmp_path):
     assert read_results(tmp_path)[0] == []
 
 
-def test_the_logs_own_ranks_come_before_the_description(tmp_path):
-    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, nodes=4, says_ranks=True)
-    (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
-    assert only(tmp_path).accelerators == 32
-
-
-def test_a_damaged_description_is_named(tmp_path):
-    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
-    (tmp_path / "systems" / "acme.json").write_text("{")
-    entries, (skipped,) = read_results(tmp_path)
-    assert entries == [] and skipped.args[0] == str(tmp_path / "systems" / "acme.json")
-
-
-def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):
+def test_descriptions_of_systems(tmp_path):
+    """Without one that says how many accelerators there is no entry, where the logs do not."""
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     path = tmp_path / "systems" / "acme.json"
     for count in ("0", "-8", "8.5", "1e3", None, ["8"], "8" * 5000):
@@ -101,6 +88,15 @@ def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):
         entries, skipped = read_results(tmp_path)
         assert entries == []
         assert "does not say how many accelerators" in skipped[-1].args[1]
+    path.write_text("{")
+    entries, (skipped,) = read_results(tmp_path)
+    assert entries == [] and skipped.args[0] == str(path)
+
+
+def test_the_logs_own_ranks_come_before_the_description(tmp_path):
+    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, nodes=4, says_ranks=True)
+    (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
+    assert only(tmp_path).accelerators == 32
 
 
 def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path):
@@ -125,34 +121,21 @@ def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 
-def test_where_no_logs_are(tmp_path):
-    with pytest.raises(DataError, match="holds no MLPerf log of bert"):
-        read_results(tmp_path)
-
-
 def test_the_law_of_a_tree(tmp_path, asked, told):
     """Three sizes on time = 80 * p^-0.5; samples grow as p^0.25, so throughput does as p^0.75."""
     for nodes in (1, 4, 16):
         size = 8 * nodes
-        write_system(
-            tmp_path,
-            f"acme_n{nodes}",
-            minutes=[80 * size**-0.5] * 3,
-            samples=round(1e6 * size**0.25),
-            nodes=nodes,
-        )
+        times, samples = [80 * size**-0.5] * 3, round(1e6 * size**0.25)
+        write_system(tmp_path, f"acme_n{nodes}", minutes=times, samples=samples, nodes=nodes)
     broken = tmp_path / "results/broken/bert"
     broken.mkdir(parents=True)
     (broken / "result_0.txt").write_text("no log at all\n")
     answer = asked("law .")
-    assert answer["exponent"] == pytest.approx(-0.5, abs=1e-4)
     assert answer["coefficient_minutes"] == pytest.approx(80, rel=1e-3)
-    assert answer["throughput_exponent"] == pytest.approx(0.75, abs=1e-4)
-    assert answer["samples_exponent"] == pytest.approx(0.25, abs=1e-4)
-    assert [each["name"] for each in answer["skipped"]] == [
-        str(broken / "result_0.txt"),
-        str(broken),
-    ]
+    names = ("exponent", "throughput_exponent", "samples_exponent")
+    assert [answer[name] for name in names] == pytest.approx([-0.5, 0.75, 0.25], abs=1e-4)
+    skipped = [each["name"] for each in answer["skipped"]]
+    assert skipped == [str(broken / "result_0.txt"), str(broken)]
     assert f"skipped: {broken}/result_0.txt: holds no line with" in told("law .")
 
 

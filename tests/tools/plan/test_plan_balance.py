@@ -19,6 +19,7 @@ from mlperf_bert.data.capacity import CapacityPlan, forward_sizes
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
+from shard_sets import write_set
 from support import CONFIGS
 
 OPEN = "balance --config dgxa100_1x8x56x1 --draws 3 --set mlperf.enforce_rules=false"
@@ -43,7 +44,7 @@ def rows_by_policy(result, sampler="uniform"):
     }
 
 
-def test_every_sampler_meets_every_policy(balanced):
+def test_every_sampler_meets_every_policy(balanced, told):
     result = balanced()
     assert (result["world_size"], result["global_batch_size"]) == (8, 48)
     assert [row["sampler"] for row in result["rows"]] == [name for name in SERVED for _ in POLICIES]
@@ -58,6 +59,15 @@ def test_every_sampler_meets_every_policy(balanced):
     for key in ("imbalance_tokens", "idle_fraction", "capacity_waste_ladder"):
         assert rows[PRESORT][key] == rows[NEAR][key]
     assert rows[FAR]["exchanged_bytes_per_rank"] > rows[NEAR]["exchanged_bytes_per_rank"]
+    # The table has a line a row.
+    lines = told(OPEN, SIZES).splitlines()
+    head = next(line for line in lines if line.startswith("sampler"))
+    table = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
+    assert len(table) == len(SERVED) * len(POLICIES)
+    column = head.index("policy")
+    assert {line[column:].split("  ")[0] for line in table} == {policy for policy, _ in POLICIES}
+    assert any(line.startswith("imbalance: ") for line in lines)
+    assert not list(Path().iterdir())
 
 
 def test_a_config_is_held_against_what_its_other_settings_allow(asked, told):
@@ -95,25 +105,33 @@ def test_bytes_that_exchanges_send(balanced, monkeypatch):
     assert rows[NEAR]["exchanged_bytes_per_rank"] == 0 < rows[FAR]["exchanged_bytes_per_rank"]
 
 
-def test_measures_of_a_prepared_set_are_those_of_its_plans(asked, synthetic_data):
-    index = LengthIndex.open(synthetic_data / "train")
-    longest = f"--set data.max_seq_length={index.manifest.max_seq_length}"
-    words = "balance --draws 3 --config cpu_tiny --set data.corpus=prepared"
-    result = asked(words, longest, SIZES, "--data", synthetic_data)
-    assert result["samples"] == index.manifest.num_samples
-    planner = StepPlanner(
+def planner_of(index, histogram, sampler, batch, world_size, balance):
+    """Plans of the samples of an index."""
+    return StepPlanner(
         make_sampler(
-            "uniform",
+            sampler,
             order_by_length=index.order_by_length,
-            length_histogram=index.manifest.length_histogram,
-            global_batch_size=48,
+            length_histogram=histogram,
+            global_batch_size=batch,
             seed=0,
         ),
         index.lengths,
         index.masked_counts,
-        world_size=8,
-        balance=Balance(policy="presort_global"),
+        world_size=world_size,
+        balance=balance,
     )
+
+
+def test_measures_of_a_prepared_set_are_those_of_its_plans(asked, tmp_path):
+    write_set(tmp_path / "data" / "train", [(300, "<u2")], seed=1)
+    index = LengthIndex.open(tmp_path / "data" / "train")
+    manifest = index.manifest
+    longest = f"--set data.max_seq_length={manifest.max_seq_length}"
+    words = "balance --draws 3 --config cpu_tiny --set data.corpus=prepared --data data"
+    result = asked(words, longest, SIZES)
+    assert result["samples"] == manifest.num_samples == 300
+    balance = Balance(policy="presort_global")
+    planner = planner_of(index, manifest.length_histogram, "uniform", 48, 8, balance)
     tokens = np.array([planner.plan(step).num_tokens for step in (1, 2, 3)])
     imbalances = tokens.max(axis=(1, 2)) / tokens.mean(axis=(1, 2))
     expected = {
@@ -131,17 +149,6 @@ def test_masked_positions_follow_the_published_rounding():
     index = SampleIndex.of_histogram(histogram, "test")
     assert index.masked_counts.tolist() == [1, 2, 2, 4, 76]
     assert index.lengths.tolist() == [1, 10, 10, 30, 511]
-
-
-def test_the_table_has_a_line_a_row(told):
-    lines = told(OPEN, SIZES).splitlines()
-    head = next(line for line in lines if line.startswith("sampler"))
-    table = lines[lines.index(head) + 1 : lines.index("", lines.index(head))]
-    assert len(table) == len(SERVED) * len(POLICIES)
-    column = head.index("policy")
-    assert {line[column:].split("  ")[0] for line in table} == {policy for policy, _ in POLICIES}
-    assert any(line.startswith("imbalance: ") for line in lines)
-    assert not list(Path().iterdir())
 
 
 TABLE_ROUNDING = 0.003
@@ -168,28 +175,12 @@ EQUAL_COUNTS = {3: 1.029, 2: 1.155}  # local batch size -> what equal counts rea
 UNEQUAL_SHARE = 1 / 3  # of what equal counts lose, that unequal ones may
 
 
-def plans_of(
-    nodes,
-    local_batch_size,
-    sampler,
-    balance,
-    draws,
-):
+def plans_of(nodes, local_batch_size, sampler, balance, draws):
     """Steps of Wikipedia's lengths on nodes of 8 ranks."""
+    ranks = 8 * nodes
     index = wikipedia_index()
-    planner = StepPlanner(
-        make_sampler(
-            sampler,
-            order_by_length=index.order_by_length,
-            length_histogram=index.length_histogram,
-            global_batch_size=nodes * 8 * local_batch_size,
-            seed=0,
-        ),
-        index.lengths,
-        index.masked_counts,
-        world_size=nodes * 8,
-        balance=balance,
-    )
+    sizes = (ranks * local_batch_size, ranks)
+    planner = planner_of(index, index.length_histogram, sampler, *sizes, balance)
     return [planner.plan(step) for step in range(1, draws + 1)]
 
 
@@ -214,7 +205,7 @@ def test_published_methods(nodes, size):
         ("uniform", partial(in_one_direction, group_size=8 * nodes)),
         ("uniform", Balance(policy="exchange_global")),
     )
-    draws = 60 if nodes > 8 else 300
+    draws = 40 if nodes > 8 else 200
     for (sampler, balance), published in zip(cases, PUBLISHED[nodes, size], strict=True):
         plans = plans_of(nodes, size, sampler, balance, draws)
         found = np.array([plan.imbalance_tokens for plan in plans])

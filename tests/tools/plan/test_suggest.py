@@ -5,12 +5,15 @@ The reference convergence points are those of the checker of mlperf-logging.
 
 import csv
 import math
+import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_tools.plan.cluster.forecast import simulate
 from bert_tools.plan.entries import published_entries
@@ -69,13 +72,14 @@ def test_below_the_smallest_set_samples_stay_and_the_rate_goes_with_the_root():
     assert (quarter.beta_1, quarter.beta_2) == (whole.beta_1, whole.beta_2)
 
 
-def test_any_batch_has_a_set_that_a_schedule_can_hold():
-    for batch in range(1, LARGEST + 1, 7):
-        recipe = lamb_recipe(batch)
-        assert 0 < recipe.beta_1 < 1
-        assert 0 < recipe.beta_2 < 1
-        assert recipe.learning_rate > 0
-        assert recipe.start_warmup_step <= 0 <= recipe.warmup_steps < recipe.decay_steps
+@settings(deadline=None)
+@given(st.integers(1, LARGEST))
+def test_any_batch_has_a_set_that_a_schedule_can_hold(batch):
+    recipe = lamb_recipe(batch)
+    assert 0 < recipe.beta_1 < 1
+    assert 0 < recipe.beta_2 < 1
+    assert recipe.learning_rate > 0
+    assert recipe.start_warmup_step <= 0 <= recipe.warmup_steps < recipe.decay_steps
 
 
 # Global batch, recipe -> million samples.
@@ -118,17 +122,16 @@ def test_beyond_the_points_the_bounds_are_constant_samples_and_constant_steps(
     assert (above.low, above.samples) == (largest.low, pytest.approx(4 * largest.samples))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe):
-    before = samples_to_target(1, recipe)
-    for batch in range(1, 40_000, 97):
-        found = samples_to_target(batch, recipe)
-        assert 0 < found.low <= found.samples <= found.high < math.inf
-        assert before.samples / 1.1 <= found.samples <= before.samples * 1.5
-        before = found
-    if recipe not in ("closed_lamb", "open_adamw"):  # a larger batch needs no fewer samples
-        samples = [samples_to_target(batch, recipe).samples for batch in range(448, 20_000, 64)]
-        assert samples == sorted(samples)
+@settings(deadline=None)
+@given(st.sampled_from(RECIPES), st.integers(1, 40_000), st.integers(1, 97))
+def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe, batch, more):
+    before, found = (samples_to_target(each, recipe) for each in (batch, batch + more))
+    for each in (before, found):
+        assert 0 < each.low <= each.samples <= each.high < math.inf
+    # A larger batch needs no fewer samples, but for points that scatter.
+    least = 1 / 1.1 if recipe in ("closed_lamb", "open_adamw") else 1
+    assert least * before.samples <= found.samples
+    assert found.samples <= before.samples * max(1.5, 1 + more / batch)
 
 
 def test_what_is_refused():
@@ -137,33 +140,22 @@ def test_what_is_refused():
             lamb_recipe(batch)
 
 
+OWN_BATCH = ("h100_1x1x256x1.toml", "h100_1x1x112x4.toml")  # of this project, no published one
 SHIPPED = [
-    (1, 8, "a100", "dgxa100_1x8x56x1"),
-    (2, 8, "a100", "dgxa100_2x8x48x1"),
-    (4, 8, "a100", "dgxa100_4x8x48x1"),
-    (8, 8, "a100", "dgxa100_8x8x48x1"),
-    (16, 8, "a100", "dgxa100_16x8x24x1"),
-    (32, 8, "a100", "dgxa100_32x8x16x1"),
-    (64, 8, "a100", "dgxa100_64x8x8x1"),
-    (128, 8, "a100", "dgxa100_128x8x4x1"),
-    (1, 8, "h100", "h100_1x8x96x1"),
-    (2, 8, "h100", "h100_2x8x48x1"),
-    (8, 8, "h100", "h100_8x8x48x1"),
-    (32, 8, "h100", "h100_32x8x12x1"),
-    (1, 1, "h200", "h200_1x1x448x1"),
-    (1, 8, "h200", "h200_1x8x96x1"),
-    (2, 8, "h200", "h200_2x8x48x1"),
-    (8, 8, "h200", "h200_8x8x48x1"),
-    (32, 8, "h200", "h200_32x8x12x1"),
+    (path, re.match(r"(?:dgx)?(.100|h200)_(\d+)x(\d+)x", path.name))
+    for path in CONFIGS.glob("*.toml")
+    if path.name not in OWN_BATCH
 ]
 
 
 def test_sizes_with_a_recipe_of_their_own_return_it():
     """The shipped configs were written by hand after the published recipes."""
-    for nodes, gpus, accelerator, stem in SHIPPED:
-        found = suggest(nodes, gpus, accelerator)
-        assert found.config == load_config(CONFIGS / f"{stem}.toml")
-        assert found.name == f"{stem}.toml" and found.samples.basis == "published"
+    sizes = [(path, *size.groups()) for path, size in SHIPPED if size]
+    assert len(sizes) == 17
+    for path, accelerator, nodes, gpus in sizes:
+        found = suggest(int(nodes), int(gpus), accelerator)
+        assert found.config == load_config(path)
+        assert found.name == path.name and found.samples.basis == "published"
 
 
 def test_batches_that_are_called_published_are_in_the_shipped_table():
@@ -192,23 +184,20 @@ def test_512_nodes_have_the_published_set_at_16384():
     )
 
 
-RECIPES_OF_CONFIGS = {
-    "dgxa100_128x8x4x1": "closed_lamb",
-    "open_adamw_dgxa100_128x8x16x1": "open_adam",
-    "open_adamw_dgxa100_128x8x4x1": "open_hypothesis",
-    "open_adamw_h200_1x1x448x1": "open_adamw",
-}
+def test_a_config_is_of_its_recipe():
+    for stem, recipe in {
+        "dgxa100_128x8x4x1": "closed_lamb",
+        "open_adamw_dgxa100_128x8x16x1": "open_adam",
+        "open_adamw_dgxa100_128x8x4x1": "open_hypothesis",
+        "open_adamw_h200_1x1x448x1": "open_adamw",
+    }.items():
+        assert recipe_of(load_config(CONFIGS / f"{stem}.toml")) == recipe
 
 
-@pytest.mark.parametrize("stem", RECIPES_OF_CONFIGS)
-def test_a_config_is_of_its_recipe(stem):
-    assert recipe_of(load_config(CONFIGS / f"{stem}.toml")) == RECIPES_OF_CONFIGS[stem]
-
-
-@pytest.mark.parametrize(("accelerator", "every"), [("a100", 1), ("h100", 7), ("h200", 11)])
+@pytest.mark.parametrize(("accelerator", "every"), [("a100", 5), ("h100", 17), ("h200", 23)])
 def test_every_number_of_nodes_has_a_closed_config(accelerator, every):
     batches = []
-    for nodes in range(1, 1025, every):
+    for nodes in (*range(1, 64), *range(64, 1025, every)):
         found = suggest(nodes, 8, accelerator=accelerator)
         parallel = found.config.parallel
         assert (parallel.nodes, parallel.ranks_per_node) == (nodes, 8)
@@ -249,17 +238,15 @@ def test_few_gpus_accumulate_to_the_published_batch():
         assert (parallel.local_batch_size, parallel.grad_accum_steps) == (56, accumulation)
 
 
-WARNINGS = {
-    "--nodes 5 --gpus-per-node 8": "no set is published for a batch of 1,920",
-    "--nodes 2000 --gpus-per-node 5": "no set is published for a batch of 10,000",
-}
-
-
 def test_what_leaves_the_known_range_is_said(told):
-    path = Path("own.toml")
-    for words, warning in WARNINGS.items():
-        path.unlink(missing_ok=True)
-        assert warning in told("suggest --out own.toml", words)
+    for number, (words, warning) in enumerate(
+        (
+            ("--nodes 5 --gpus-per-node 8", "no set is published for a batch of 1,920"),
+            ("--nodes 2000 --gpus-per-node 5", "no set is published for a batch of 10,000"),
+        )
+    ):
+        path = Path(f"own_{number}.toml")
+        assert warning in told("suggest --out", path, words)
         lines = path.read_text().split("\n")
         assert any(line.startswith("# Warning: ") and warning in line for line in lines)
     assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [[]] * 4
