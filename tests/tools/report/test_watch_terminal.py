@@ -4,7 +4,7 @@ import signal
 
 import pytest
 from run_cases import end_run, lines_of, record, write_run
-from terminal_cases import PATIENCE_S, Terminal
+from terminal_cases import PATIENCE_S, WATCH, Terminal
 
 
 def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path):
@@ -46,12 +46,15 @@ def test_who_leaves_leaves_the_terminal_clean(how, tmp_path):
         assert "1 of 20" in terminal.text and "Traceback" not in terminal.text
 
 
-def test_a_terminal_that_is_closed_ends_it(tmp_path):
+@pytest.mark.parametrize("ignored", ["", "HUP"])
+def test_a_terminal_that_is_closed_ends_it(ignored, tmp_path):
     run = write_run(tmp_path / "runs", [record(1)])
-    with (tmp_path / "errors").open("w") as errors, Terminal(run, stderr=errors) as terminal:
+    program = ("bash", "-c", f"trap '' {ignored or 'USR1'}; exec \"$@\"", "bash", *WATCH)
+    errors = (tmp_path / "errors").open("w")
+    with errors, Terminal(run, program=program, stderr=errors) as terminal:
         terminal.until(lambda: "1 of 20" in terminal.text)
         terminal.hang_up()
-        terminal.process.wait(PATIENCE_S)
+        assert terminal.process.wait(PATIENCE_S) == 0
     assert "Traceback" not in (tmp_path / "errors").read_text()
 
 

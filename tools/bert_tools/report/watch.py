@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the runs until all have ended or a signal comes; 0 in both cases.
+    """Show the runs until all have ended, a signal comes or the terminal is closed; 0 in all cases.
 
     Raises DataError if a RUN is no directory, or is missing with --once.
     """
@@ -140,15 +140,15 @@ def run(args: argparse.Namespace) -> int:
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
     try:
         with SignalPipe() as signals, live:
-            while True:
+            while console.is_terminal:  # one that was closed is none, and rich writes nothing to it
                 looks = [look_at(path) for path in args.run_paths]
                 live.update(screen_of(looks), refresh=True)
                 if all(look.has_ended for look in looks) or signals.wait(INTERVAL_S):
-                    return 0
+                    break
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal was closed
             raise
-        return 0
+    return 0
 
 
 def look_at(path: Path) -> Look:
