@@ -50,54 +50,61 @@ def parameter(key, **entries):
 RATE, WARM_UP = "optim.learning_rate", "schedule.warmup_steps"
 
 
-def drawn(tmp_path, config, text, suggests):
-    path = tmp_path / "space.toml"
-    path.write_text(text, encoding="utf-8")
-    return draw(read_space(path, config), suggests, config)
+@pytest.fixture
+def drawn(tmp_path, config):
+    """What is drawn of tables by somebody who suggests, or at an end."""
+
+    def of(suggests, *tables):
+        path = tmp_path / "space.toml"
+        path.write_text("".join(tables), encoding="utf-8")
+        suggests = Ends(suggests) if isinstance(suggests, int) else suggests
+        return draw(read_space(path, config), suggests, config)
+
+    return of
 
 
-def both_ends(tmp_path, config, *tables):
-    return [drawn(tmp_path, config, "".join(tables), Ends(end)) for end in (0, 1)]
-
-
-def test_ends_are_the_files(tmp_path, config):
-    assert both_ends(
-        *(tmp_path, config, parameter(RATE, low=1e-4, high=1e-2, scale="log")),
+def test_ends_are_the_files(drawn):
+    tables = (
+        parameter(RATE, low=1e-4, high=1e-2, scale="log"),
         parameter(WARM_UP, low=10, high=90),
         parameter("clip.policy", choices=["none", "after_allreduce"]),
-    ) == [
-        {RATE: 1e-4, WARM_UP: 10, "clip.policy": "none"},
-        {RATE: 1e-2, WARM_UP: 90, "clip.policy": "after_allreduce"},
+        parameter("optim.beta_2", low=0.9, high=0.9995, scale="log_below_one"),
+    )
+    keys = (RATE, WARM_UP, "clip.policy", "optim.beta_2")
+    assert [drawn(end, *tables) for end in (0, 1)] == [
+        dict(zip(keys, (1e-4, 10, "none", 0.9995), strict=True)),
+        dict(zip(keys, (1e-2, 90, "after_allreduce", 0.9), strict=True)),
     ]
-    beta = parameter("optim.beta_2", low=0.9, high=0.9995, scale="log_below_one")
-    assert {each["optim.beta_2"] for each in both_ends(tmp_path, config, beta)} == {0.9, 0.9995}
 
 
-def test_factors_of_the_config(tmp_path, config):
-    low, high = both_ends(
-        *(tmp_path, config, parameter(RATE, low=0.5, high=2.0, of="config")),
+def test_factors_of_the_config(drawn):
+    tables = (
+        parameter(RATE, low=0.5, high=2.0, of="config"),
         parameter(WARM_UP, low=0.25, high=2, of="config"),
     )
+    low, high = (drawn(end, *tables) for end in (0, 1))
     assert low == {RATE: 1e-3, WARM_UP: 50} and high == {RATE: 4e-3, WARM_UP: 400}
     assert type(low[WARM_UP]) is int
 
 
-def test_integers_as_ends_of_a_number_leave_it_a_number(tmp_path, config):
+def test_integers_as_ends_of_a_number_leave_it_a_number(drawn):
     class Middle(Ends):
         def suggest_float(self, name, low, high, *, log):
             return (low + high) / 2
 
     text = parameter("optim.weight_decay", low=0, high=1)
-    assert drawn(tmp_path, config, text, Middle(0)) == {"optim.weight_decay": 0.5}
+    assert drawn(Middle(0), text) == {"optim.weight_decay": 0.5}
 
 
-def test_conditions_choose_the_range(tmp_path, config):
-    assert both_ends(
-        *(tmp_path, config, parameter("optim.name", choices=["adamw", "lamb"])),
+def test_conditions_choose_the_range(drawn):
+    tables = (
+        parameter("optim.name", choices=["adamw", "lamb"]),
         parameter(RATE, low=0.001, high=0.002, when={"optim.name": "adamw"}),
         parameter(RATE, low=0.01, high=0.02, when={"optim.name": "lamb"}),
         parameter("clip.max_norm", low=1.0, high=2.0, when={"clip.policy": "none"}),
-    ) == [{"optim.name": "adamw", RATE: 0.001}, {"optim.name": "lamb", RATE: 0.02}]
+    )
+    assert drawn(0, *tables) == {"optim.name": "adamw", RATE: 0.001}
+    assert drawn(1, *tables) == {"optim.name": "lamb", RATE: 0.02}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -129,12 +136,13 @@ MISTAKES = (
     (parameter("optim.name", choices=[]), "no list"),
     (parameter(WARM_UP, low=0.5, high=2.5), "an integer"),
     (parameter(BETA, low=0.1, high=0.8) * 2, "two ranges"),
+    (parameter("schedule.start_warmup_step", low=-9, high=0, scale="log_below_one"), "one"),
     (parameter("schedule.start_warmup_step", low=1, high=2, of="config"), "above 0"),
 )
 
 
-def test_mistakes_are_named(tmp_path, config):
+def test_mistakes_are_named(drawn):
     for text, named in MISTAKES:
         with pytest.raises(ConfigError) as caught:
-            drawn(tmp_path, config, text, Ends(0))
+            drawn(0, text)
         assert named in str(caught.value) and "\n" not in str(caught.value)

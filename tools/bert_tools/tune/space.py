@@ -170,9 +170,9 @@ def _check_range(low: float, high: float, scale: Scale, where: str, *, is_intege
         raise ConfigError(where, f"low {low:g} is not below high {high:g}", "mend the range")
     if scale == "log" and low <= 0:
         raise ConfigError(where, f"low is {low:g} on a logarithmic scale", "set it above 0")
-    if scale == "log_below_one" and (high >= 1 or low < 0 or is_integer):
+    if scale == "log_below_one" and (high >= 1 or is_integer):
         problem = f"is {low:g} .. {high:g} on a scale of numbers below one"
-        raise ConfigError(where, problem, "set low to at least 0 and high below 1")
+        raise ConfigError(where, problem, "set high below 1")
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
