@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 from support import mlperf_records
@@ -9,12 +11,8 @@ from support import mlperf_records
 TARGET = 0.01  # of 64 words; below what a guess reaches
 
 
-def test_a_trial_is_a_training(
-    tmp_path,
-    tiny_config,
-    synthetic_data,
-    capsys,
-):
+@pytest.mark.longest
+def test_a_trial_is_a_training(tmp_path, tiny_config, synthetic_data, capsys):
     study = tmp_path / "study"
     words = ["tune", "--config", str(tiny_config), "--space", "around"]
     words += ["--data", str(synthetic_data), "--out", str(study), "--trials", "1"]

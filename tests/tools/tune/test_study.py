@@ -25,33 +25,24 @@ def samples_by_formula(rate, best=3e-3):
 
 
 def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path, studied):
-    result = studied()
+    result = studied(objective="time")
     study = tmp_path / "study"
     given = {name: rate for name, rate in rates(study).items() if name.startswith("trial")}
     assert len(given) == 6
     needed = {name: samples_by_formula(rate) for name, rate in given.items()}
-    best_name = min(
-        (name for name in needed if needed[name]), key=lambda name: (needed[name], name)
-    )
-    assert result["best"]["samples"] == needed[best_name]
-    assert result["best"]["trial"] == int(best_name.removeprefix("trial_"))
+    least = min(samples for samples in needed.values() if samples)
+    best_name = min(name for name, samples in needed.items() if samples == least)
+    best = result["best"]
+    assert best["samples"] == least and best["trial"] == int(best_name.removeprefix("trial_"))
+    assert result["objective"] == "time" and best["seconds"] == best["samples"] / 32 * 0.5
     assert sum(result["trials"][how] for how in ("reached", "missed", "pruned")) == 6
-    assert (result["schema_version"], result["objective"]) == (4, "samples")
+    assert result["schema_version"] == 4
 
     config = load_config(study / "best.toml")
     assert config.optim.learning_rate == given[best_name]
-    assert (config.run.seed, config.run.max_steps) == (
-        11,
-        20,
-    )  # as the config that was given has it
+    assert (config.run.seed, config.run.max_steps) == (11, 20)  # as in the config that was given
     comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
-
-
-def test_time_can_be_what_counts(studied):
-    result = studied(objective="time", trials=4)
-    best = result["best"]
-    assert result["objective"] == "time" and best["seconds"] == best["samples"] / 32 * 0.5
 
 
 def test_a_miss_is_called_one(tmp_path, study_words, capsys):
@@ -82,22 +73,17 @@ def test_values_that_contradict_cost_nothing(tmp_path, studied):
     assert not list((tmp_path / "study" / "trials").glob("*/run_0"))
 
 
-def test_more_trials_go_on_with_the_same_study(tmp_path, studied):
+def test_more_trials_go_on_with_the_same_study_until_nothing_is_left(tmp_path, studied):
     options = {"space": "clipping"}  # which has ranges, factors and choices
     studied(trials=2, status=None, **options)
     before = rates(tmp_path / "study")
-    studied(trials=4, status=None, **options)
+    whole = studied(trials=4, status=None, **options)
     now = rates(tmp_path / "study")
+    assert whole["objective"] == "samples"
     assert len(before) == 2 and len(now) == 4 and before.items() <= now.items()
-
-
-def test_nothing_is_left_to_do(tmp_path, studied):
-    options = {"trials": 3}
-    first = studied(**options)
     logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
-    assert studied("fails", **options) == first
-    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("train.log")}
-    assert again == logs
+    assert studied("fails", trials=4, status=None, **options) == whole
+    assert logs == {path: path.stat().st_mtime_ns for path in logs}
 
 
 def test_another_study_is_not_mixed_in(tmp_path, studied):
@@ -124,21 +110,17 @@ def test_a_trainer_that_cannot_work_ends_the_search(studied):
     assert "trial 1 of" not in error
 
 
-MISTAKES = (
-    ({"trials": 0}, "--trials"),
-    ({"seed": -1}, "--seed"),
-    ({"samples": 31}, "first evaluation is at 32"),
-    ({"study": "/proc"}, ".study.lock cannot be made"),  # where nobody can write
-    ({"space": "unknown"}, "SPACE"),
-    ({"data": "nowhere"}, "prepare the data first"),
-    ({"trainer": "/no/such/command"}, "--trainer"),
-)
-
-
-def test_mistakes_are_one_line(studied, monkeypatch):
-    for options, named in MISTAKES:
+def test_mistakes_are_one_line(tmp_path, studied, monkeypatch):
+    for options, named in (
+        ({"trials": 0}, "--trials"),
+        ({"seed": -1}, "--seed"),
+        ({"samples": 31}, "first evaluation is at 32"),
+        ({"study": "/proc"}, ".study.lock cannot be made"),  # where nobody can write
+        ({"space": "unknown"}, "SPACE"),
+        ({"data": "nowhere"}, "prepare the data first"),
+        ({"trainer": tmp_path / "command"}, "--trainer"),
+        ({"more": ("--set", "eval.target_accuracy=none")}, "a search needs a target"),
+    ):
         assert named.lower() in studied(status=2, **options).lower()
-    no_target = ("--set", "eval.target_accuracy=none")
-    assert "a search needs a target" in studied(status=2, more=no_target)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert "run in the checkout: tools/venv.sh tune" in studied(status=2)
