@@ -26,48 +26,40 @@ SIZE = (
 BRIEF = ("--steps", "5", "--seconds", "0.2")
 
 
-def measured(capsys, *arguments, settings=SIZE):
+def measured(capsys, *arguments, settings=()):
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    options = [word for each in (*settings, "run.device=cuda") for word in ("--set", each)]
+    options = [word for each in (*SIZE, *settings, "run.device=cuda") for word in ("--set", each)]
     assert cli.run(parser.parse_args([*arguments, *options, "--json"])) == 0
-    result = json.loads(capsys.readouterr().out)
-    return result
+    return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("step_mode", ["eager", "captured"])
-def test_train(step_mode, capsys):
-    settings = (*SIZE, f"run.step_mode={step_mode}")
-    result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.1", settings=settings)
-    assert result["device_name"] == torch.cuda.get_device_name(DEVICE)
-    assert 0 < result["mfu"] < 1
-    assert 0 < result["memory_peak_bytes"] < torch.cuda.get_device_properties(DEVICE).total_memory
-    assert result["loss"] is not None
+def test_train(tmp_path, capsys):
+    trace = tmp_path / "step.json.gz"
+    profile = ("--profile", "--out", str(trace))
+    for step_mode, words in (("eager", ()), ("captured", profile)):
+        settings = (f"run.step_mode={step_mode}",)
+        brief = (*BRIEF, "--peak-seconds", "0.1", *words)
+        result = measured(capsys, "train", *brief, settings=settings)
+        assert result["device_name"] == torch.cuda.get_device_name(DEVICE)
+        memory = torch.cuda.get_device_properties(DEVICE).total_memory
+        assert 0 < result["mfu"] < 1 and 0 < result["memory_peak_bytes"] < memory
+        assert result["loss"] is not None
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert result["profile"]["unit_of_work"] == "kernel"
+    assert not any(row["name"].startswith("aten::") for row in result["profile"]["rows"])
 
 
 def test_fp8_peak_is_above_that_of_bf16(capsys):
     if torch.cuda.get_device_capability(DEVICE) < (8, 9):
         pytest.skip("no FP8 products")
+    sizes = ("model.num_layers=1", "model.hidden_size=2048", "model.intermediate_size=8192")
     peaks = []
     for precision in ("bf16", "fp8"):
-        sizes = (
-            *("model.num_layers=1", "model.hidden_size=2048", "model.vocab_size=512"),
-            *("model.num_heads=32", "model.intermediate_size=8192"),
-        )
-        settings = (*sizes, f"model.precision={precision}")
+        settings = (*sizes, "model.num_heads=32", f"model.precision={precision}")
         result = measured(capsys, "train", *BRIEF, "--peak-seconds", "0.2", settings=settings)
         peaks.append(result["peak_tflops"])
     assert peaks[1] > peaks[0]
-
-
-def test_profile_names_kernels(tmp_path, capsys):
-    trace = tmp_path / "step.json.gz"
-    settings = (*SIZE, "run.step_mode=captured")
-    words = (*BRIEF, "--profile", "--out", str(trace))
-    result = measured(capsys, "train", *words, settings=settings)["profile"]
-    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert result["unit_of_work"] == "kernel"
-    assert not any(row["name"].startswith("aten::") for row in result["rows"])
 
 
 def test_other_side_runs_in_every_form():

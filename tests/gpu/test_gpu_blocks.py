@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from block_cases import (
-    BLOCKS,
-    DTYPES,
-    TOLERANCES,
-    assert_near,
-    check_block,
-    make_case,
-    results,
-)
+from block_cases import BLOCKS, DTYPES, TOLERANCES, assert_near, check_block, make_case, results
 from graph_cases import captured
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED

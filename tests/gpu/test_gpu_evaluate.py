@@ -5,8 +5,6 @@ import torch
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.step.replay import Replay
 
-MODES = ("eager", "captured")
-
 
 def device():
     return torch.device("cuda", torch.cuda.device_count() - 1)
@@ -16,14 +14,6 @@ def model(seed):
     sizes = {"hidden_size": 128, "num_layers": 2, "intermediate_size": 256}
     # Attention is measured once a model, "auto" could choose two.
     return small_model(seed, device(), **sizes, attention="triton", precision="bf16").bfloat16()
-
-
-def evaluator(data, step_mode):
-    return evaluator_of(data, device=device(), precision="bf16", step_mode=step_mode)
-
-
-def settled():
-    pass
 
 
 def test_a_replay_reads_what_lies_in_its_inputs():
@@ -49,7 +39,10 @@ def test_a_replay_reads_what_lies_in_its_inputs():
 
 def test_a_captured_evaluation_equals_an_eager_one(synthetic_data):
     trained = model(1)
-    captured, eager = (evaluator(synthetic_data, mode) for mode in reversed(MODES))
+    options = {"device": device(), "precision": "bf16"}
+    captured, eager = (
+        evaluator_of(synthetic_data, step_mode=mode, **options) for mode in ("captured", "eager")
+    )
     captured.prepare(trained)
     found = []
     with captured:

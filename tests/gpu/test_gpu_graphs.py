@@ -25,6 +25,20 @@ def stream():
     use_capturable_stream(torch.device("cuda"))
 
 
+def warm(config, *options, shapes=(SMALL, LARGE), change=lambda run: None):
+    """A run whose graphs, if it has shapes, are captured."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    run = Run(config, *ON_GPU, *options, shapes=shapes, device=device)
+    change(run)
+    warm_up(run.config, run.step, run.model, run.optimizer, device)
+    return run
+
+
+def losses_of(run, steps=STEPS):
+    with run.step:
+        return run.losses(steps, to_smallest)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -41,32 +55,23 @@ def stream():
     ids=lambda overrides: overrides[0] if overrides else "bf16",
 )
 def test_captured_is_eager_over_100_steps(tiny_config, overrides):
-    device = torch.device("cuda")
-    losses = {}
-    for name, shapes in (("eager", ()), ("captured", (SMALL, LARGE))):
-        run = Run(tiny_config, *ON_GPU, *overrides, shapes=shapes, device=device)
-        warm_up(run.config, run.step, run.model, run.optimizer, device)
-        with run.step:
-            losses[name] = run.losses(STEPS, to_smallest)
+    eager = losses_of(warm(tiny_config, *overrides, shapes=()))
+    captured = losses_of(warm(tiny_config, *overrides))
     # flash adds up gradients in any order; FP8's units see padding.
     differs = "model.attention=flash" in overrides or "model.precision=fp8" in overrides
     tolerance = 10 * TOLERANCE if differs else TOLERANCE
-    assert losses["eager"][0] - min(losses["eager"]) > 2 * tolerance
-    assert losses["captured"] == pytest.approx(losses["eager"], abs=tolerance)
+    assert eager[0] - min(eager) > 2 * tolerance
+    assert captured == pytest.approx(eager, abs=tolerance)
 
 
 def test_captured_updates_by_apex_are_ours(tiny_config):
     pytest.importorskip("amp_C", reason="apex with its CUDA extensions is not installed")
-    device = torch.device("cuda", torch.cuda.current_device())
-    losses = {}
-    for name in ("ours", "apex"):
-        by = ("optim.name=lamb", f"optim.implementation={name}")
-        run = Run(tiny_config, *ON_GPU, *by, shapes=(SMALL, LARGE), device=device)
-        warm_up(run.config, run.step, run.model, run.optimizer, device)
-        with run.step:
-            losses[name] = run.losses(STEPS, to_smallest)
-    assert losses["ours"][0] - min(losses["ours"]) > 2 * TOLERANCE
-    assert losses["apex"] == pytest.approx(losses["ours"], abs=TOLERANCE)
+    ours, apex = (
+        losses_of(warm(tiny_config, "optim.name=lamb", f"optim.implementation={name}"))
+        for name in ("ours", "apex")
+    )
+    assert ours[0] - min(ours) > 2 * TOLERANCE
+    assert apex == pytest.approx(ours, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -82,10 +87,8 @@ def test_init_phase_leaves_every_bit_of_state(tiny_config, precision):
 
 
 def test_a_replay_makes_the_host_wait_for_nothing(tiny_config):
-    device = torch.device("cuda")
-    run = Run(tiny_config, *ON_GPU, shapes=(LARGE,), device=device)
-    warm_up(run.config, run.step, run.model, run.optimizer, device)
-    batches = [to_large(batch_of(step)).to(device) for step in range(1, 4)]
+    run = warm(tiny_config, shapes=(LARGE,))
+    batches = [to_large(batch_of(step)).to("cuda") for step in range(1, 4)]
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step, batch in enumerate(batches, start=1):
@@ -95,19 +98,13 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config):
 
 
 def test_replays_and_eager_steps_may_take_turns(tiny_config):
-    device = torch.device("cuda")
-    eager = Run(tiny_config, *ON_GPU, device=device)
-    mixed = Run(tiny_config, *ON_GPU, shapes=(SMALL, LARGE), device=device)
-    warm_up(mixed.config, mixed.step, mixed.model, mixed.optimizer, device)
+    eager = Run(tiny_config, *ON_GPU, device=torch.device("cuda"))
+    mixed = warm(tiny_config)
     with mixed.step:
         for step in range(1, 31):
-            steps = range(step, step + 1)
-            change = to_smallest if step % 2 else unchanged
-            assert mixed.losses(steps, change) == pytest.approx(eager.losses(steps), abs=TOLERANCE)
-
-
-def unchanged(batch):
-    return batch
+            change = [to_smallest] if step % 2 else []
+            found = mixed.losses([step], *change)
+            assert found == pytest.approx(eager.losses([step]), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +127,8 @@ def test_captured_is_eager_through_nccl(tiny_config, tmp_path, data_parallel, po
             "nccl", init_method=f"file://{tmp_path / name}", rank=0, world_size=1, device_id=device
         )
         try:
-            run = Run(tiny_config, *ON_GPU, *options, shapes=shapes, device=device)
-            reduce_alone(run)
-            warm_up(run.config, run.step, run.model, run.optimizer, device)
-            with run.step:
-                losses[name] = run.losses(STEPS[:20], to_smallest)
+            run = warm(tiny_config, *options, shapes=shapes, change=reduce_alone)
+            losses[name] = losses_of(run, STEPS[:20])
             del run
             gc.collect()  # parts of a run refer to each other, and hold the group
         finally:

@@ -40,8 +40,7 @@ def test_batches_are_right_when_the_device_lags_behind(parts, kind):
     planner, reader = parts
     device = torch.device("cuda", torch.cuda.device_count() - 1)
     source = DirectSource(reader, 0)
-    shapes = ()
-    copy = None
+    shapes, copy = (), None
     if "dali" in kind:
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
         copy = DaliCopy(device)
@@ -49,9 +48,8 @@ def test_batches_are_right_when_the_device_lags_behind(parts, kind):
         manifest = reader.manifest
         limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
         shapes = plan_shapes(planner, NUM_STEPS, **limits)
-    staging = Staging(device, copy, shapes)
     sums = []
-    with Loader(planner, source, device, staging=staging) as loader:
+    with Loader(planner, source, device, staging=Staging(device, copy, shapes)) as loader:
         for step in loader:
             # Work queued long before it runs: a block given away too early would be overwritten.
             torch.cuda._sleep(5_000_000)
