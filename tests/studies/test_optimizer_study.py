@@ -21,26 +21,17 @@ def record(number, curve, reached):
     return {**arm, "name": f"muon-32-trial-{number}", "curve": curve, "reached": reached}
 
 
-def test_samples_lie_on_the_line_between_evaluations(modules):
-    study, _ = modules
+def test_samples_to_a_target_best_trials_and_fits(modules):
+    study, tables = modules
     curve = [(100, 0.1), (200, 0.2), (300, 0.18), (400, 0.3)]
     assert study.crossing(curve, 0.15) == 150
     assert study.crossing(curve, 0.25) == round(300 + 100 * 0.07 / 0.12)
     assert study.crossing(curve, 0.05) == 50
     assert study.crossing(curve, 0.31) is None
-
-
-def test_the_best_trial_reached_first_or_came_closest(modules):
-    study, _ = modules
     far = [record(0, [(10, 0.1)], None), record(1, [(10, 0.05), (20, 0.15)], None)]
     assert study.best_trial({each["name"]: each for each in far}, "muon", 32) is far[1]
-    assert study.rank(far[1], 10) > study.rank(far[0], 10)
     near = [record(2, [(30, 0.3)], 28), record(3, [(20, 0.3)], 19)]
     assert study.best_trial({each["name"]: each for each in far + near}, "muon", 32) is near[1]
-
-
-def test_a_fit_finds_the_hyperbola(modules):
-    _, tables = modules
     batches = np.array([32.0, 128.0, 512.0])
     least, critical = tables.fitted(batches, 20_000 * (1 + batches / 300))
     assert (least, critical) == pytest.approx((20_000, 300), rel=1e-6)

@@ -10,7 +10,7 @@ from bert_tools.plan.entries import Entry
 from bert_tools.plan.law import CEREBRAS, fit_law, in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
-from support import REPOSITORY, TOOLS
+from support import TOOLS
 
 A100 = ("submitter=NVIDIA", "division=closed", "accelerator~A100")
 H100 = ("submitter~NVIDIA", "round>=3.0", "round<=3.1", "accelerator~H100")
@@ -217,24 +217,3 @@ def test_a_split_of_some_of_the_entries_says_so():
     of_some = "of entries that say it (throughput 2, samples 2 of 4): +0.195"
     assert of_some in said("some", law)
     assert "= +0.195" in said("all", fit_law(entries[:2]))  # log(1.5) / log(8)
-
-
-def test_the_records_lead_and_the_energy_are_those_of_the_table():
-    minutes = {
-        (row["round"], row["submitter"], int(row["accelerators"])): row["time_min"]
-        for row in shipped()
-        if "A100" in row["accelerator"] and row["time_min"]
-    }
-    page = (REPOSITORY / "logs" / "2026-11-22-scaling-law" / "README.md").read_text("utf-8")
-    for of_round, other, lead in (
-        ("1.1", "NVIDIA", 1.33),
-        ("1.1", "Azure", 1.57),
-        ("2.0", "NVIDIA", 1.13),
-    ):
-        theirs, ours = (minutes[of_round, name, 1024] for name in (other, "Samsung"))
-        assert float(theirs) / float(ours) == pytest.approx(lead, abs=0.005)
-        assert f"- **{lead}**, v{of_round}: {other}'s {theirs} minutes over {ours}." in page
-    for of_round, gpus, kwh in (("0.7", 8, 5.3), ("2.1", 8, 1.8), ("2.1", 1024, 5.8)):
-        hours = float(minutes[of_round, "NVIDIA", gpus]) / 60
-        assert gpus / 8 * 6.5 * hours == pytest.approx(kwh, abs=0.05)
-        assert f"{kwh} kWh" in page
