@@ -41,15 +41,7 @@ def lines_of(records):
     return "".join(f"{json.dumps(each)}\n" for each in records)
 
 
-def write_run(
-    directory,
-    records=(),
-    *,
-    overrides=(),
-    ended=None,
-    said=(),
-    index=0,
-):
+def write_run(directory, records=(), *, overrides=(), ended=None, said=(), index=0):
     """A run directory with run `index`; its folder is `directory / f"run_{index}"`."""
     run = directory / f"run_{index}"
     run.mkdir(parents=True)
@@ -80,7 +72,10 @@ def end_run(run, status="success", stopped_by=None):
     (run / "outcome.json").write_bytes(outcome.to_json())
 
 
-def log_line(key, value, seconds=0.001, **metadata):
-    """One line of an MLPerf log."""
-    fields = {"key": key, "value": value, "time_ms": int(1000 * seconds), "metadata": metadata}
-    return f":::MLLOG {json.dumps(fields)}\n"
+def write_clock(root, **times):
+    """An MLPerf log of these events, at times in seconds."""
+    lines = ""
+    for key, at in times.items():
+        fields = {"key": key, "value": None, "time_ms": 1000 * at, "metadata": {}}
+        lines += f":::MLLOG {json.dumps(fields)}\n"
+    (root / "result_0.txt").write_text(lines, encoding="ascii")

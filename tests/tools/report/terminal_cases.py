@@ -14,22 +14,14 @@ import pyte
 
 PATIENCE_S = 120.0
 WATCH = (sys.executable, "-m", "mlperf_bert", "watch")
-_ALTERNATE = 1049 << 5  # as pyte keeps private modes
 
 
 class Terminal:
-    """Runs `mlperf_bert watch ...`, or a shell, on a terminal of its own, drawn as a real one."""
+    """Runs `mlperf_bert watch ...` on a terminal of its own, drawn as a real one."""
 
-    def __init__(
-        self,
-        *arguments,
-        columns=80,
-        rows=24,
-        program=WATCH,
-        stderr=None,
-        **environ,
-    ):
+    def __init__(self, *arguments, program=WATCH, stderr=None, **environ):
         self._ours, theirs = pty.openpty()
+        columns, rows = 80, 24
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
@@ -64,11 +56,6 @@ class Terminal:
     @property
     def text(self):
         return "\n".join(self.lines)
-
-    @property
-    def is_alternate(self):
-        """Whether a program has taken the screen."""
-        return _ALTERNATE in self.screen.mode
 
     @property
     def settings(self):

@@ -15,33 +15,30 @@ from bert_tools.report.run import (
 )
 from mlperf_bert.errors import UserError
 
-GOOD = json.dumps(record(1)).encode()
+GOOD = json.dumps(record(1)).encode() + b"\n"
 
 
 def changed(**values):
-    return json.dumps({**record(1), **values}).encode() + b"\n"
-
-
-def without(key):
-    kept = {name: value for name, value in record(1).items() if name != key}
-    return json.dumps(kept).encode() + b"\n"
+    """A record with these values; one of `...` is not there."""
+    found = {key: value for key, value in {**record(1), **values}.items() if value is not ...}
+    return json.dumps(found).encode() + b"\n"
 
 
 DAMAGED = {
     "no JSON": (b"{\n", "line 1: is no record"),
-    "second line": (GOOD + b"\nx\n", "line 2: is no record"),
-    "an empty line": (GOOD + b"\n\n", "line 2: is no record"),
+    "second line": (GOOD + b"x\n", "line 2: is no record"),
+    "an empty line": (GOOD + b"\n", "line 2: is no record"),
     "a list": (b"[]\n", "it is no JSON object"),
     "deep": (b"[" * 100_000 + b"\n", "line 1: is no record"),
     "not UTF-8": (b"\xff\xfe\x00\n", "line 1: is no record"),
     "many digits": (b'{"step": ' + b"9" * 5000 + b"}\n", "line 1: is no record"),
-    "no step": (without("step"), "step is no number"),
-    "no loss": (without("loss"), "loss is no number"),
+    "no step": (changed(step=...), "step is no number"),
+    "no loss": (changed(loss=...), "loss is no number"),
     "a step of null": (changed(step=None), "step is no count"),
     "half a sample": (changed(samples=0.5), "samples is no count"),
     "a loss in words": (changed(loss="1"), "loss is no number"),
     "NaN": (changed(loss=float("nan")), "loss is no number"),
-    "a step back": (GOOD + b"\n" + GOOD + b"\n", "line 2: goes back to step 1"),
+    "a step back": (GOOD + GOOD, "line 2: goes back to step 1"),
 }
 
 
@@ -50,7 +47,7 @@ def test_a_damaged_line_is_skipped_and_said_in_one_line(name, tmp_path, capsys):
     path = tmp_path / "metrics\x1b[2J.jsonl"
     contents, reason = DAMAGED[name]
     path.write_bytes(contents)
-    assert len(read_metrics(path)) == contents.startswith(GOOD + b"\n")
+    assert len(read_metrics(path)) == contents.startswith(GOOD)
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error[:-1].isprintable() and len(error) < 500
     assert reason in error and error.endswith("; skipped\n")

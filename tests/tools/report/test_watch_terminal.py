@@ -60,12 +60,15 @@ def test_a_terminal_that_is_closed_ends_it(ignored, tmp_path):
 
 def test_no_colour_and_a_terminal_that_cannot_draw(tmp_path):
     run = write_run(tmp_path / "runs", [record(1)], ended="aborted")
-    with Terminal(run) as coloured:
-        assert coloured.until_left() == 0
-    with Terminal(run, NO_COLOR="1") as plain:
-        assert plain.until_left() == 0
-    with Terminal(run, TERM="dumb") as dumb:
-        assert dumb.until_left() == 0
-    assert b"\x1b[1;31m" in coloured.raw and b"\x1b[1;31m" not in plain.raw  # the red of a miss
-    assert b"\x1b" not in dumb.raw
-    assert "ended: target missed" in dumb.text and coloured.text == plain.text == dumb.text
+    shown = {}
+    for name, environ in {
+        "coloured": {},
+        "plain": {"NO_COLOR": "1"},
+        "dumb": {"TERM": "dumb"},
+    }.items():
+        with Terminal(run, **environ) as terminal:
+            assert terminal.until_left() == 0
+        shown[name] = terminal.raw
+        assert "ended: target missed" in terminal.text
+    assert b"\x1b[1;31m" in shown["coloured"]  # the red of a miss
+    assert b"\x1b[1;31m" not in shown["plain"] and b"\x1b" not in shown["dumb"]
