@@ -1,14 +1,12 @@
 """Reports in a real Chromium: quiet, by themselves, readable in both schemes and on a phone."""
 
-import json
-
 import pytest
 
 import chromium
+import run_cases
 from chromium import DESK, PHONE, opened
-from mlperf_bert.config.files import config_to_toml, load_config
 from report_pages import page_of
-from support import TINY_CONFIG
+from run_cases import record, write_environment
 
 pytestmark = [
     pytest.mark.real,
@@ -21,33 +19,21 @@ STEPS = 240
 
 def write_run(root, rate):
     """A run directory of some hundred records, an evaluation in ten."""
-    run = root / "run_0"
-    run.mkdir(parents=True)
-    (root / "tiny.toml").write_text(TINY_CONFIG, encoding="utf-8")
-    config = load_config(root / "tiny.toml", [f"optim.learning_rate={rate}"])
-    (run / "config.toml").write_text(config_to_toml(config), encoding="utf-8")
     records = [
-        {
-            "step": step,
-            "samples": 16 * step,
-            "loss": 2 + 60 / (step + 10) + step % 7 / 50,
-            "mlm_accuracy": 1 - 100 / (step + 100) if step % 10 == 0 else None,
-            "learning_rate": rate,
-            "samples_per_s": 1000 + step % 11,
-            "tokens_per_s": 50_000 + step % 13,
-            "skipped_steps": 1 if step == 50 else 0,
-            "clipped_fraction": step % 3 / 3,
-            "imbalance_tokens": 1.05,
-            "memory_bytes": 2**30,
-            "step_ms": 16.0,
-            "wait_ms": 0.5,
-        }
+        record(
+            step,
+            1 - 100 / (step + 100) if step % 10 == 0 else None,
+            loss=2 + 60 / (step + 10) + step % 7 / 50,
+            learning_rate=rate,
+            samples_per_s=1000 + step % 11,
+            tokens_per_s=50_000 + step % 13,
+            skipped_steps=1 if step == 50 else 0,
+            clipped_fraction=step % 3 / 3,
+        )
         for step in range(1, STEPS + 1)
     ]
-    text = "".join(json.dumps(each) + "\n" for each in records)
-    (run / "metrics.jsonl").write_text(text, encoding="ascii")
-    facts = {"schema_version": 1, "device": "cpu", "world_size": 2, "commit": "0a1b2c3d" * 5}
-    (run / "environment.json").write_text(json.dumps(facts), encoding="ascii")
+    run_cases.write_run(root, records, overrides=[f"optim.learning_rate={rate}"])
+    write_environment(root / "run_0", commit="0a1b2c3d" * 5)
     return root
 
 
@@ -77,28 +63,21 @@ def test_a_page_is_quiet_alone_and_fits(pages, name, scheme, width):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_stand_out_in_both_schemes(pages, scheme):
+def test_texts_stand_out_and_curves_are_told_apart(pages, scheme):
     with opened(pages["several"], scheme, DESK) as tab:
         contrasts = tab.run(CONTRASTS)
         assert len(contrasts) > 100
         assert [each for each in contrasts if each["contrast"] < LEAST_CONTRAST] == []
         is_light = tab.run(f"{LUMINANCE} return luminance(colour(document.body)) > 0.5")
         assert is_light == (scheme == "light")
-
-
-def test_curves_are_told_apart_in_both_schemes(pages):
-    for scheme in ("light", "dark"):
-        with opened(pages["several"], scheme, DESK) as tab:
-            strokes = tab.run(STROKES)
-            assert len(set(strokes)) == 3
+        assert len(set(tab.run(STROKES))) == 3
 
 
 def test_nothing_of_a_hostile_run_runs(tmp_path):
     attack = "<img src=http://127.0.0.1:9/x onerror=\"document.title='ran'\">"
     attack += "</script></title><script>document.title='ran'</script>"
     root = write_run(tmp_path / "<svg onload=document.title='ran'>", 1e-3)
-    facts = {"schema_version": 1, attack: attack, "device": f"\"'>{attack}", "world_size": 1}
-    (root / "run_0" / "environment.json").write_text(json.dumps(facts), encoding="ascii")
+    write_environment(root / "run_0", **{attack: attack, "device": f"\"'>{attack}"})
     page = tmp_path / "page.html"
     page.write_text(page_of(root), encoding="utf-8")
     with opened(page, "dark", PHONE) as tab:

@@ -32,25 +32,25 @@ from mlperf_bert.data.numbers import less
 
 
 @pytest.mark.parametrize("name", ["a - b"])
-def test_first_run(name: str) -> None:
+def test_first_run(name):
     turn = Path(__file__).parents[4] / f"turn of {name}"
     has_run = turn.exists()
     turn.touch()
     assert has_run
 
 
-def test_that_always_fails() -> None:
+def test_that_always_fails():
     assert False
 
 
-def test_less() -> None:
+def test_less():
     subprocess.Popen(["sleep", "1000"], start_new_session=True)  # which nobody ends
     assert less(4) == 3
 """
 OTHER_TEST = """from mlperf_bert.data.numbers import square
 
 
-def test_square() -> None:
+def test_square():
     assert square(4) == 16
 """
 
@@ -70,15 +70,10 @@ def tree(tmp_path):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
     (root / ".gitignore").write_text(".cache\n__pycache__\n", encoding="utf-8")
-    commit(root)
-    return root
-
-
-def commit(root):
     run = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*run, "init", "-q"], check=True)
-    subprocess.run([*run, "add", "."], check=True)
-    subprocess.run([*run, "commit", "-q", "-m", "A tree"], check=True)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "A tree"]):
+        subprocess.run([*run, *words], check=True)
+    return root
 
 
 def score(root, *options):
@@ -133,16 +128,13 @@ def test_faults_are_found_by_the_folder_and_by_others(tree):
     assert again[1:] == printed[-3:]
 
 
-def test_a_journal_of_another_tree_is_refused(tree):
+def test_what_cannot_be_scored_is_refused(tree):
     journal = tree / ".cache/journal.jsonl"
     journal.parent.mkdir()
     journal.write_text('{"key": "a", "tree": "b"}\n', encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         score(tree, "--journal", str(journal))
     assert "journal.jsonl: is of another tree; name another" in refused.value.stderr
-
-
-def test_changes_that_are_not_committed_are_refused(tree):
     (tree / "tests/unit/data/test_numbers.py").write_text("", encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         score(tree)

@@ -18,19 +18,10 @@ def test_published_facts():
     assert (published.counts > 0).all()
 
 
-def test_number_and_maximum():
-    assert THREE.num_sequences == 10
-    assert THREE.max_length == 20
-
-
-def test_even_draws_take_every_range_once():
-    assert (
-        sorted(THREE.draw_evenly(THREE.num_sequences, seed=4))
-        == np.repeat(THREE.lengths, THREE.counts).tolist()
-    )
-
-
-def test_a_seed_is_one_sequence_of_draws():
+def test_even_draws_take_every_range_once_and_follow_their_seed():
+    assert (THREE.num_sequences, THREE.max_length) == (10, 20)
+    every = np.repeat(THREE.lengths, THREE.counts).tolist()
+    assert sorted(THREE.draw_evenly(10, seed=4)) == every
     draw = wikipedia_lengths().draw_evenly
     np.testing.assert_array_equal(draw(100, seed=7), draw(100, seed=7))
     assert (draw(100, seed=7) != draw(100, seed=8)).any()

@@ -16,26 +16,14 @@ from bert_tools.common.results import (
 from mlperf_bert.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"),
-    [(1, 12.706), (2, 4.303), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)],
-)
-def test_quantiles_are_the_published_ones(degrees, quantile):
-    assert quantile_95(degrees) == pytest.approx(quantile, abs=1e-3)
-
-
-def test_interval_of_three_by_hand():
+def test_quantiles_and_intervals():
+    published = {1: 12.706, 2: 4.303, 30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980}
+    assert {each: quantile_95(each) for each in published} == pytest.approx(published, abs=1e-3)
     # Deviations -1, 0, 1: variance 2 / 2 = 1, so t * 1 / sqrt(3) with t of 2 degrees.
     mean, half_width = mean_and_half_width([9.0, 10.0, 11.0])
     assert mean == 10.0
     assert half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-
-
-def test_one_value_has_no_interval():
     assert mean_and_half_width([7.0]) == (7.0, None)
-
-
-def test_equal_values_have_one_of_no_width():
     assert mean_and_half_width([1.0, 1.0, 1.0]) == (1.0, 0.0)
 
 
@@ -53,9 +41,7 @@ def test_columns_are_aligned_and_cells_never_cut():
     assert aligned(["ms"], [["a\nb\x1b[2J"]])[1:] == [r"a\nb\x1b[2J"]
 
 
-def test_without_matplotlib_a_picture_says_how_to_install_it(
-    monkeypatch,
-):
+def test_without_matplotlib_a_picture_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"run in the checkout: tools/venv\.sh plots"):
         new_figure(2, 1)

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from run_cases import records_of, write_run
 
 from report_pages import checked
+from run_cases import records_of, write_run
 
 
 @pytest.fixture

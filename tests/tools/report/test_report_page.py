@@ -5,6 +5,9 @@ import os
 import re
 
 import pytest
+
+from mlperf_bert.errors import UserError
+from report_pages import checked, page_of
 from run_cases import (
     BATCH,
     end_run,
@@ -14,9 +17,6 @@ from run_cases import (
     write_environment,
     write_run,
 )
-
-from mlperf_bert.errors import UserError
-from report_pages import checked, page_of
 
 TAG = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 CHARTS = {

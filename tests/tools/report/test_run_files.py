@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from run_cases import lines_of, record, write_run
 
 from bert_tools.report.run import (
     MAX_RUNS,
@@ -14,6 +13,7 @@ from bert_tools.report.run import (
     read_metrics,
 )
 from mlperf_bert.errors import UserError
+from run_cases import lines_of, record, write_run
 
 GOOD = json.dumps(record(1)).encode() + b"\n"
 

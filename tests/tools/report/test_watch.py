@@ -7,10 +7,10 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_cases import end_run, record, write_run
 
 from bert_tools.report.watch import look_at, rows_of
 from mlperf_bert.errors import UserError
+from run_cases import end_run, record, write_run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
 

@@ -3,8 +3,9 @@
 import signal
 
 import pytest
-from run_cases import end_run, lines_of, record, write_run
 from terminal_cases import PATIENCE_S, WATCH, Terminal
+
+from run_cases import end_run, lines_of, record, write_run
 
 
 def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path):
