@@ -8,15 +8,7 @@ from support import mlperf_records
 RUNS = 10
 
 
-def write_system(
-    root,
-    system,
-    *,
-    minutes,
-    samples,
-    nodes=1,
-    says_ranks=False,
-):
+def write_system(root, system, *, minutes, samples, nodes=1, says_ranks=False):
     """The runs of one system, below results/, and its description, below systems/."""
     directory = root / "results" / system / "bert"
     directory.mkdir(parents=True)

@@ -24,7 +24,6 @@ from bert_tools.bench.peer import (
     make_peer,
     masked_loss,
     padded_inputs,
-    peer_step,
     unpadded_inputs,
     unpadded_loss,
     use_nested_attention,
@@ -62,9 +61,8 @@ def test_what_is_compared_and_ratios_of_the_rates():
         assert result[f"ratio_{name}"] == pytest.approx(ours / rates[name])
         low, middle, high = result[f"ratio_{name}_range"]
         assert 0 < low <= middle <= high
-    # The headline is that of the strongest.
     fastest = max(rate for rate in rates.values() if rate is not None)
-    assert rates[result["strongest"]] == fastest
+    assert rates[result["strongest"]] == fastest  # whose ratio is the headline
     assert result["ratio_strongest"] == pytest.approx(ours / fastest)
     shown = dict(line.split(maxsplit=1) for line in words.splitlines())
     assert shown["ratio_strongest"] == f"{result['ratio_strongest']:.4g}"
@@ -147,7 +145,7 @@ def test_both_sides_train_alike_without_dropout(name, architecture):
     assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
     updates = by_length if name == "sorted" else mixed
     with run_of_model(ours, config, updates, ()) as run:
-        step = peer_step(other, loss_function(name, other, data), config.model.precision)
+        step = peer.peer_step(other, loss_function(name, other, data), config.model.precision)
         for number in range(3):  # the second loss already depends on the first update
             assert run(number).item() == pytest.approx(step(number).item(), rel=1e-4)
     assert ours.training
@@ -170,12 +168,10 @@ def test_refusals(monkeypatch):
         bench("against")
 
 
-def test_padded_inputs_hold_the_batch(data):
+def test_batches_padded_to_the_maximum_and_sorted_ones_hold_the_samples(data):
     for number, batch in enumerate(data.batches):
-        for inputs, length in (
-            (data.padded[number], 24),
-            (padded_inputs(batch, batch.max_seqlen), batch.max_seqlen),
-        ):
+        to_longest = padded_inputs(batch, batch.max_seqlen)
+        for inputs, length in ((data.padded[number], 24), (to_longest, batch.max_seqlen)):
             is_real = inputs["attention_mask"].bool()
             assert is_real.shape == (4, length)
             assert is_real.sum(dim=1).tolist() == list(batch.lengths)
@@ -184,9 +180,6 @@ def test_padded_inputs_hold_the_batch(data):
             labels = inputs["labels"][is_real]
             assert torch.equal((labels != IGNORED).nonzero()[:, 0], batch.masked_token_index)
             assert torch.equal(labels[batch.masked_token_index], batch.labels)
-
-
-def test_sorted_batches_hold_the_same_lengths_and_less_padding(data):
     lengths = []
     for inputs in data.sorted:
         is_real = inputs["tokens"]["attention_mask"]
@@ -197,8 +190,7 @@ def test_sorted_batches_hold_the_same_lengths_and_less_padding(data):
     masked = [sum(len(batch.labels) for batch in each) for each in (data.batches, data.by_length)]
     assert masked[0] == masked[1]
     computed = sum(each["tokens"]["input_ids"].numel() for each in data.sorted)
-    to_longest = sum(len(batch.lengths) * batch.max_seqlen for batch in data.batches)
-    assert sum(lengths) <= computed < to_longest
+    assert computed < sum(len(batch.lengths) * batch.max_seqlen for batch in data.batches)
 
 
 @pytest.fixture
@@ -223,7 +215,9 @@ def test_other_forms_give_the_same_loss_and_gradients(name, make, data):
     else:
         use_nested_attention(other)
         inputs = map(unpadded_inputs, data.batches)
-        pairs = [(padded, unpadded_loss, own) for padded, own in zip(data.padded, inputs, strict=True)]
+        pairs = [
+            (padded, unpadded_loss, own) for padded, own in zip(data.padded, inputs, strict=True)
+        ]
     for padded, loss_of, own in pairs:
         losses = whole(**padded).loss, loss_of(other, own)
         torch.testing.assert_close(*losses)

@@ -56,17 +56,11 @@ def test_steps_behind_the_last_learning_rate_begin_again():
     assert losses[-1] < losses[0]
 
 
-def test_a_peak_that_cannot_be_measured_has_a_reason(monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_peak_of_each_dtype_or_the_reason_why_there_is_none(precision, monkeypatch):
     def refuse(*_):
         raise NotImplementedError("no such product\nstack")
 
-    monkeypatch.setattr(flops, "_products", refuse)
-    found = measure_peak(ModelSection(precision="bf16"), 128, CPU, 0.01)
-    assert found == (None, "no such product")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
-def test_peak_of_each_dtype(precision):
     model = ModelSection(hidden_size=32, intermediate_size=64, precision=precision)
     threads = torch.get_num_threads()
     peak, reason = measure_peak(model, 100, CPU, 0.01)
@@ -75,6 +69,8 @@ def test_peak_of_each_dtype(precision):
         assert peak and peak > 0
     else:
         assert precision == "fp8"  # of which a processor may have none
+    monkeypatch.setattr(flops, "_products", refuse)
+    assert measure_peak(model, 128, CPU, 0.01) == (None, "no such product")
 
 
 def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
@@ -90,6 +86,7 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
     assert time_steps(run, warm_up=2, steps=5, seconds=1e-12)[0] == FEWEST_STEPS
 
 
+@pytest.mark.longest
 def test_train_and_its_profile_need_few_packages(tmp_path):
     words = [
         "bench",

@@ -91,11 +91,7 @@ def test_rings_trees_and_machines_by_hand():
     assert network(2, 8).all_gather_ms(672e6) == pytest.approx(gathered)
 
 
-def test_no_way_beats_the_ports_and_latency_grows_slower_than_the_nodes():
-    for nodes in (2, 16, 128, 12_500):
-        # Every byte must leave a node and come back reduced, but for the node's own part.
-        least = 2 * (nodes - 1) / nodes * 672 / 200
-        assert network(nodes, 8).all_reduce_ms(672e6) >= least * (1 - 1e-9)
+def test_latency_grows_slower_than_the_nodes():
     late = replace(FREE, network_latency_us=14.0, link_latency_us=3.4, collective_start_us=8.4)
     machines = (make_machine("a100", nodes, 8) for nodes in (2, 16, 1024, 12_500))
     small = [Network(machine, late).all_reduce_ms(4) for machine in machines]
@@ -109,6 +105,8 @@ def test_more_bandwidth_is_never_slower(one, other, nodes, num_bytes):
     rates = sorted((one, other), reverse=True)
     times = [network(nodes, 8, node_gb_s=rate).all_reduce_ms(num_bytes) for rate in rates]
     assert times == sorted(times)
+    # Every byte must leave a node and come back reduced, but for the node's own part.
+    assert times[0] >= 2 * (nodes - 1) / nodes * num_bytes / 1e6 / rates[0] * (1 - 1e-9)
     for clip in CLIPS:
         jobs = [job(4, 4, clip=clip, constants=FULL, node_gb_s=rate) for rate in rates]
         fast, slow = (simulate(each, even(16)).step_ms for each in jobs)
@@ -192,15 +190,6 @@ def test_ranks_get_what_the_planner_gives_them(policy, index):
     assert works[0].sequences.tolist() == [8] * 16
 
 
-def test_presort_is_more_even_than_random_draws(index):
-    policies = ("none", "presort_local", "presort_global")
-    none, local, everywhere = (
-        np.mean([each.real_tokens.max() / each.real_tokens.mean() for each in works])
-        for works in (drawn(index, policy, (8, 4, 5)) for policy in policies)
-    )
-    assert everywhere < local < none
-
-
 def test_a_captured_step_computes_as_many_tokens_on_every_rank(index):
     (eager,) = drawn(index)
     (captured,) = drawn(index, is_captured=True)  # all ranks as the largest
@@ -215,10 +204,9 @@ def test_a_captured_step_computes_as_many_tokens_on_every_rank(index):
 
 
 def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index):
-    (everywhere,) = drawn(index, "exchange_global")
-    (node,) = drawn(index, "exchange_local")
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1).reshape(8, 1, 8)
-    for work, scope, ranks in ((everywhere, "world", 8), (node, "node", 4)):
+    for scope, ranks in (("world", 8), ("node", 4)):
+        (work,) = drawn(index, "exchange_global" if scope == "world" else "exchange_local")
         group = batch[:ranks]
         packets = gathered_bytes(index.lengths[group], index.masked_counts[group], np.dtype("<u2"))
         assert (work.input_bytes, work.input_scope) == (packets, scope)
@@ -268,16 +256,13 @@ def test_an_even_deal_of_the_same_tokens_is_never_slower():
 
 
 def test_clipping_by_buckets_hides_communication_that_the_whole_does_not():
-    for node_gb_s in (1, 10, 25, 200, 10_000):
-        whole, bucket = (
-            simulate(job(4, 4, clip=clip, node_gb_s=node_gb_s), even(16))
-            for clip in (WHOLE, BUCKET)
-        )
+    for node_gb_s in (1, 25, 200, 10_000):
+        jobs = [job(4, 4, clip=clip, node_gb_s=node_gb_s) for clip in (WHOLE, BUCKET)]
+        whole, bucket = (simulate(of, even(16)) for of in jobs)
         assert bucket.step_ms <= whole.step_ms + 1e-9
-    of = job(4, 4, clip=WHOLE)
-    timing = simulate(of, even(16))
-    assert timing.exposed_ms == pytest.approx(of.network.all_reduce_ms(2 * PARAMETERS))
-    assert timing.exposed_ms == pytest.approx(timing.communication_ms)
+        assert whole.exposed_ms == pytest.approx(whole.communication_ms)
+        alone = jobs[0].network.all_reduce_ms(2 * PARAMETERS)
+        assert whole.exposed_ms == pytest.approx(alone)
 
 
 def test_buckets_behind_each_other_on_a_slow_network():

@@ -85,11 +85,11 @@ def test_a_config_is_held_against_what_its_other_settings_allow(asked, told):
     assert f"{100 * result['rows'][1]['capacity_waste_ladder']:.1f} %" in own
 
 
-def test_samplers_that_cannot_serve_the_batch_are_left_out(balanced, asked):
+def test_samplers_that_cannot_serve_the_batch_are_left_out(balanced):
     left_out = balanced("--set parallel.local_batch_size=5")["left_out"]
+    assert set(left_out) == {"strata_6_3_2_5", "strata_4_2_2_4"}
     assert "need a multiple of 16" in left_out["strata_6_3_2_5"]
     assert "need a multiple of 12" in left_out["strata_4_2_2_4"]
-    assert set(left_out) == {"strata_6_3_2_5", "strata_4_2_2_4"}
 
 
 def test_bytes_that_exchanges_send(balanced, monkeypatch):
