@@ -127,8 +127,8 @@ def test_any_batch_has_an_estimate_that_leads_on_without_a_jump(recipe, batch, m
     for each in (before, found):
         assert 0 < each.low <= each.samples <= each.high < math.inf
     # A larger batch needs no fewer samples, but for points that scatter.
-    least = 1 / 1.1 if recipe in ("closed_lamb", "open_adamw") else 1
-    assert least * before.samples <= found.samples
+    scatters = recipe in ("closed_lamb", "open_adamw") or batch < 448
+    assert found.samples >= before.samples / (1.1 if scatters else 1)
     assert found.samples <= before.samples * max(1.5, 1 + more / batch)
 
 
