@@ -27,17 +27,14 @@ def test_what_cannot_be(measurement):
 
 
 def test_defaults():
-    for measurement, *wanted in (
-        ("train", 4, 256, 4, 1024, 512, 16),
-        ("optimizer", 12, 768, 12, 3072, 512, 16),
-    ):
+    for measurement, *sizes in (("train", 4, 256, 4, 1024), ("optimizer", 12, 768, 12, 3072)):
         args = parsed(measurement)
         args.set = []
         config = cli.make_config(args)
-        model, longest = config.model, config.data.max_seq_length
-        sizes = [model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size]
-        assert [*sizes, longest, config.parallel.local_batch_size] == wanted
-        assert model.max_position_embeddings == longest
+        model = config.model
+        found = [model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size]
+        assert found == sizes and config.parallel.local_batch_size == 16
+        assert model.max_position_embeddings == config.data.max_seq_length == 512
         assert (model.vocab_size, model.hidden_dropout) == (30522, 0.1)
 
 

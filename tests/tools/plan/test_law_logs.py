@@ -21,6 +21,13 @@ def only(root):
     return entry
 
 
+def no_entry(root, words):
+    """What is skipped of a tree without a whole entry, whose last part says these words."""
+    entries, skipped = read_results(root)
+    assert entries == [] and words in str(skipped[-1])
+    return skipped
+
+
 def test_an_entry_of_ten_runs(tmp_path):
     root = tmp_path / "training_results_v2.1" / "Acme"
     directory = write_system(root, "acme_n2", minutes=TIMES, samples=2_500_000, nodes=2)
@@ -55,47 +62,35 @@ def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path, how):
     names = [each.args[0].partition(",")[0] for each in skipped]
     assert names == ([] if how == "aborted" else [str(directory / "result_4.txt")])
     fail(directory / "result_7.txt", how)
-    entries, skipped = read_results(tmp_path)
-    assert entries == [] and skipped[-1].args[0] == str(directory)
-    assert "2 of 10 runs failed or cannot be read" in skipped[-1].args[1]
+    no_entry(tmp_path, f"{directory}: 2 of 10 runs failed or cannot be read")
+
+
+def test_few_runs_have_a_plain_mean_and_a_failed_one_leaves_none(tmp_path):
+    directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000)
+    assert only(tmp_path).time_min == pytest.approx(4.0)
+    fail(directory / "result_1.txt", "aborted")
+    no_entry(tmp_path, "1 of 2 runs failed or cannot be read")
 
 
 def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path):
     directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000, says_ranks=True)
+    (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
+    assert only(tmp_path).accelerators == 8  # the logs' own ranks come before the description
     write_run(directory / "result_2.txt", 4.0, 1000, ranks=64)
-    entries, (error,) = read_results(tmp_path)
-    assert entries == [] and "holds runs on 8 and 64 ranks" in str(error)
+    no_entry(tmp_path, "holds runs on 8 and 64 ranks")
     (directory / "result_2.txt").unlink()
     write_run(directory / "result_2.txt", 4.0, 10**15, ranks=8)
-    entries, (error,) = read_results(tmp_path)
-    assert entries == [] and "more than 1,000,000,000,000 samples" in str(error)
+    no_entry(tmp_path, "more than 1,000,000,000,000 samples")
 
 
-def test_few_runs_have_a_plain_mean(tmp_path):
-    write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000)
-    assert only(tmp_path).time_min == pytest.approx(4.0)
-    fail(tmp_path / "results/acme/bert/result_1.txt", "aborted")
-    assert read_results(tmp_path)[0] == []
-
-
-def test_descriptions_of_systems(tmp_path):
-    """Without one that says how many accelerators there is no entry, where the logs do not."""
+def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):
     write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000)
     path = tmp_path / "systems" / "acme.json"
     for count in ("0", "-8", "8.5", "1e3", None, ["8"], "8" * 5000):
         path.write_text(json.dumps({"number_of_nodes": "1", "accelerators_per_node": count}))
-        entries, skipped = read_results(tmp_path)
-        assert entries == []
-        assert "does not say how many accelerators" in skipped[-1].args[1]
+        no_entry(tmp_path, "does not say how many accelerators")
     path.write_text("{")
-    entries, (skipped,) = read_results(tmp_path)
-    assert entries == [] and skipped.args[0] == str(path)
-
-
-def test_the_logs_own_ranks_come_before_the_description(tmp_path):
-    write_system(tmp_path, "acme", minutes=[1, 2, 3], samples=1000, nodes=4, says_ranks=True)
-    (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
-    assert only(tmp_path).accelerators == 32
+    no_entry(tmp_path, str(path))
 
 
 def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path):
@@ -105,8 +100,7 @@ def test_logs_that_say_another_benchmark_are_left_out_and_named(tmp_path):
     assert only(tmp_path).system == "own"
     for path in own.iterdir():
         path.write_text(path.read_text().replace('"value": "bert"', '"value": "resnet"'))
-    entries, skipped = read_results(tmp_path)
-    assert entries == []
+    skipped = no_entry(tmp_path, "")
     assert [each.args[1] for each in skipped[:3]] == ["is of the benchmark 'resnet'"] * 3
 
 
@@ -116,7 +110,7 @@ def test_a_log_that_is_a_link_to_nowhere_a_pipe_or_a_directory_is_named(tmp_path
     assert len(read_results(tmp_path)[1]) == 1
     os.mkfifo(directory / "result_4.txt")
     (directory / "result_5.txt").mkdir()
-    skipped = [Path(each.args[0]).name for each in read_results(tmp_path)[1]]
+    skipped = [Path(each.args[0]).name for each in no_entry(tmp_path, "")]
     assert skipped == ["result_3.txt", "result_4.txt", "result_5.txt", "bert"]
 
 
