@@ -42,10 +42,8 @@ def study_words(tmp_path):
             "trainer": shlex.join([sys.executable, str(FAKE), mode]),
             **options,
         }
-        return [
-            "tune",
-            *(word for key, value in given.items() for word in (f"--{key}", str(value))),
-        ]
+        chosen = [(f"--{key}", str(value)) for key, value in given.items() if value is not None]
+        return ["tune", *(word for pair in chosen for word in pair)]
 
     return words
 
