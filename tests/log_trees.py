@@ -5,8 +5,6 @@ import json
 from bert_tools.common.log_reader import TOKEN
 from support import mlperf_records
 
-RUNS = 10
-
 
 def write_system(root, system, *, minutes, samples, nodes=1, says_ranks=False):
     """The runs of one system, below results/, and its description, below systems/."""

@@ -130,39 +130,3 @@ def test_two_steps_from_end_to_end_and_on_from_where_a_run_was_stopped(
     assert (out / "clip_policies.png").read_bytes().startswith(b"\x89PNG")
     assert run_study(tool, *arguments, "--max-samples", "96") == 2
     assert "was made with another config" in capsys.readouterr().err
-
-
-def result(policy, seed, samples, clipped):
-    parallel = {"ranks_per_node": 4, "local_batch_size": 8}
-    config = {"run": {"seed": seed}, "parallel": parallel}
-    config |= {"optim": {"name": "adamw"}, "clip": {"policy": policy}}
-    curve = [
-        {"samples": 100, "clipped_fraction": 0.0, "clipped_by_bucket": [0.0, 1.0]},
-        {"samples": 400, "clipped_fraction": clipped, "clipped_by_bucket": [clipped, 1.0]},
-    ]
-    found = {"config": config, "samples_to_target": samples, "curve": curve}
-    return found | {"bucket_sizes": [1, 2]}
-
-
-def test_table_compares_seed_with_seed(tool, runs):
-    curve = [{"samples": 100, "accuracy": 0.1}, {"samples": 300, "accuracy": 0.3}]
-    crossed = [runs.samples_to_target(curve, target) for target in (0.25, 0.05, 0.31)]
-    assert crossed == [pytest.approx(250), pytest.approx(50), None]
-    results = [
-        result("whole_before_allreduce", seed, samples, 0.8)
-        for seed, samples in ((1, 3000), (2, 2000), (3, None))
-    ]
-    results += [result("after_allreduce", seed, 2000, 0.4) for seed in (3, 2, 1)]
-    after, whole = tool.rows(results)
-    assert whole.samples == {1: 3000, 2: 2000, 3: math.inf}
-    assert whole.log_ratios(after) == pytest.approx({1: math.log(1.5), 2: 0})
-    assert whole.clipped == pytest.approx([0.6] * 3)  # 300 samples of 400 at 0.8
-    # The interval of log 1.5 and 0: their mean, and 12.706 (one degree of freedom) times half.
-    half = 12.7062 * math.log(1.5) / 2
-    middle = math.sqrt(1.5)
-    interval = f"{middle / math.exp(half):.3f} to {middle * math.exp(half):.3f}"
-    assert tool.in_words([after, whole]).splitlines()[2:4] == [
-        "| adamw | 32 | after_allreduce | 3 of 3 | 2.0 K (2.0 K to 2.0 K) | - | - | 0.30 |",
-        "| adamw | 32 | whole_before_allreduce | 2 of 3 | 2.5 K (2.0 K to 3.0 K) "
-        f"| {middle:.3f} ({interval}) | 0.500 | 0.60 |",
-    ]

@@ -47,8 +47,3 @@ def measured(measurement, *options, settings=()):
     result = json.loads(printed)
     assert result["schema_version"] == {"against": 3, "train": 2, "optimizer": 2}[measurement]
     return result, "\n".join(cli.lines_of(result)), progress
-
-
-def result_of(measurement, *options, settings=()):
-    """The JSON object alone."""
-    return measured(measurement, *options, settings=settings)[0]
