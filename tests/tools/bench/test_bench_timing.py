@@ -50,8 +50,7 @@ def test_contenders_take_turns_on_the_same_batches(clock):
     assert times.num_steps == len(clock.lines) == 5
 
 
-@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize(("call", "kind"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
 def test_what_fails_is_freed_and_others_go_on(clock, call, kind):
     model = torch.nn.Linear(2, 2)
     is_there = weakref.ref(model)

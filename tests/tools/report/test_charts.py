@@ -48,7 +48,7 @@ def test_any_range_has_a_few_ticks_with_labels_of_their_own(one, other):
 VALUES = st.one_of(st.none(), st.integers(-50, 50).map(float))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(VALUES, min_size=30, max_size=300), st.integers(8, 40))
 def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(values, most):
     points = list(enumerate(values))
