@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlperf_bert.config.sections import ScheduleSection
 from mlperf_bert.optim.schedule import learning_rate, learning_rates
@@ -50,27 +52,43 @@ def test_published_form_gives_the_printed_values():
     assert learning_rate(66, _schedule(), BASE) / BASE == pytest.approx(1.144, abs=1e-3)
 
 
-def _scalar(step, schedule, base):
-    """The formula in Python's own floats, as it was written before the table was."""
+def _scalar(step, schedule):
+    """The formulas in Python's own floats."""
     if step > schedule.decay_steps:
         return schedule.end_learning_rate
-    position = step - schedule.start_warmup_step
+    end, position = schedule.end_learning_rate, step - schedule.start_warmup_step
     if position < schedule.warmup_steps or position < 0:
-        return base * max(position, 0) / max(schedule.warmup_steps, 1)
+        return BASE * max(position, 0) / max(schedule.warmup_steps, 1)
+    if schedule.form == "trapezoid":
+        passed = max(step - (schedule.decay_steps - schedule.cooldown_steps), 0)
+        return end + (BASE - end) * (1 - math.sqrt(passed / max(schedule.cooldown_steps, 1)))
     first = schedule.warmup_steps
     if schedule.form == "continuous":
         first += schedule.start_warmup_step
     remaining = (schedule.decay_steps - step) / (schedule.decay_steps - first)
-    end = schedule.end_learning_rate
-    return end + (base - end) * remaining
+    return end + (BASE - end) * remaining
 
 
-@pytest.mark.parametrize("form", ["published", "continuous"])
-@pytest.mark.parametrize(("warm_up", "start"), [(82, -16), (0, 0), (0, 30), (50, 40), (1, -300)])
-def test_the_table_is_the_scalar_formula_bit_for_bit(form, warm_up, start):
-    schedule = _schedule(form=form, warmup_steps=warm_up, start_warmup_step=start)
-    table = learning_rates(np.arange(400), schedule, BASE)
-    assert table.tolist() == [_scalar(step, schedule, BASE) for step in range(400)]
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    form=st.sampled_from(["published", "continuous", "trapezoid"]),
+    warmup_steps=st.integers(0, 82),
+    start_warmup_step=st.just(0) | st.integers(-300, 40),
+    cooldown_steps=st.integers(0, 50),
+)
+def test_a_table_is_the_formula(form, cooldown_steps, **changes):
+    if form == "trapezoid":
+        changes["cooldown_steps"] = cooldown_steps
+    schedule = _schedule(form=form, **changes)
+    expected = [_scalar(step, schedule) for step in range(400)]
+    table = learning_rates(np.arange(400), schedule, BASE).tolist()
+    if form == "trapezoid":
+        assert table == pytest.approx(expected, rel=1e-12)
+    else:  # as it was written before the table was
+        assert table == expected
+    assert [learning_rate(step, schedule, BASE) for step in (1, 100, 179)] == [
+        table[step] for step in (1, 100, 179)
+    ]
 
 
 @pytest.mark.parametrize("start", [-16, 0])
@@ -78,56 +96,6 @@ def test_continuous_form_has_no_jump(start):
     schedule = _schedule(form="continuous", start_warmup_step=start)
     rates = [learning_rate(step, schedule, BASE) for step in range(1, 300)]
     steepest = max(BASE / 82, (BASE - END) / (179 - 82 - start))
-    changes = [abs(b - a) for a, b in pairwise(rates)]
-    assert max(changes) <= steepest * (1 + 1e-9)
-    assert rates[82 + start - 1] == pytest.approx(BASE, rel=1e-12)
-    assert max(rates) == pytest.approx(BASE, rel=1e-12)
+    assert max(abs(b - a) for a, b in pairwise(rates)) <= steepest * (1 + 1e-9)
+    assert rates[82 + start - 1] == max(rates) == pytest.approx(BASE, rel=1e-12)
     assert rates[179 - 1] == pytest.approx(END, rel=1e-12)
-
-
-@pytest.mark.parametrize("form", ["published", "continuous"])
-def test_without_warm_up_it_decays_from_base(form):
-    schedule = _schedule(form=form, warmup_steps=0, start_warmup_step=0, decay_steps=10)
-    rates = [learning_rate(step, schedule, 1.0) for step in (0, 5, 10)]
-    assert rates == pytest.approx([1.0, (1 + END) / 2, END])
-
-
-@pytest.mark.parametrize(
-    ("warm_up", "expected"), [(4, [0.0, 0.0, 0.5]), (0, [0.0, 1.0, (1 - 2 / 176) + END * 2 / 176])]
-)
-def test_a_late_start_waits_at_zero(warm_up, expected):
-    schedule = _schedule(warmup_steps=warm_up, start_warmup_step=3, form="continuous")
-    rates = [learning_rate(step, schedule, 1.0) for step in (1, 3, 5)]
-    assert rates == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("warm_up", "start", "cooldown"),
-    [(20, 0, 40), (20, -5, 1), (0, 0, 100), (20, 3, 77), (20, 0, 0)],
-)
-def test_the_trapezoid_rises_stays_and_falls_by_one_less_the_root(warm_up, start, cooldown):
-    schedule = ScheduleSection(
-        form="trapezoid",
-        decay_steps=100,
-        warmup_steps=warm_up,
-        start_warmup_step=start,
-        cooldown_steps=cooldown,
-        end_learning_rate=END,
-    )
-    rates = {step: learning_rate(step, schedule, BASE) for step in range(1, 131)}
-    for step, rate in rates.items():
-        if step < warm_up + start:
-            assert rate == BASE * max(step - start, 0) / warm_up
-        elif step <= 100 - cooldown:
-            assert rate == BASE
-        elif step < 100:
-            passed = (step - (100 - cooldown)) / cooldown
-            assert rate == pytest.approx(END + (BASE - END) * (1 - math.sqrt(passed)), rel=1e-12)
-        else:
-            assert rate == END
-    rising = [rates[step] for step in range(1, warm_up + start + 1)]
-    falling = [rates[step] for step in range(max(100 - cooldown, 1), 131)]
-    assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
-    assert [rates[step] for step in (99, 100)] == learning_rates(
-        np.array([99, 100]), schedule, BASE
-    ).tolist()
