@@ -20,20 +20,27 @@ from model_cases import (
     worst_gradient_difference,
 )
 
-RAGGED = {
-    "ragged": (7, 31, 12, 64, 5, 40, 33),
-    "shortest": (5, 5, 6, 64),
-    "equal": (17, 17, 17),
-    "equal_but_one": (24, 24, 9, 24),
-    "single": (23,),
-}
+RAGGED = (7, 31, 12, 64, 5, 40, 33)
 LARGE_WIDTH = ModelSection(
     vocab_size=510,
-    num_layers=2,
+    num_layers=1,
     max_position_embeddings=128,
     hidden_dropout=0.0,
     attention_dropout=0.0,
 )
+LONG_TEXTS = replace(MODERN, max_position_embeddings=512, attention_window=128)
+# Config, lengths, and the spread of the weights in float64 and in float32.
+CASES = {
+    "BERT": (TINY, RAGGED, 0.2, 0.1),
+    "one sequence": (TINY, (23,), 0.2, 0.1),
+    "masked LM alone": (replace(TINY, objective="mlm"), RAGGED, 0.2, 0.1),
+    "large width": (LARGE_WIDTH, (9, 40, 37), 0.03, 0.02),
+    "modern": (MODERN, RAGGED, 0.2, 0.1),
+    "modern, one sequence": (MODERN, (23,), 0.2, 0.1),
+    "modern, last layer local": (replace(MODERN, num_layers=4), RAGGED, 0.2, 0.1),
+    "modern, windows beyond": (replace(MODERN, attention_window=128), RAGGED, 0.2, 0.1),
+    "modern, long texts": (LONG_TEXTS, (512, 65, 150), 0.2, 0.1),
+}
 
 
 def turned_exactly(q, k, cos, sin, unsqueeze_dim):
@@ -73,23 +80,9 @@ def compare(config, lengths, dtype, spread):
     return logits_difference, loss_difference, gradient_difference
 
 
-LONG_TEXTS = replace(MODERN, max_position_embeddings=1024, attention_window=128)
-CASES = {
-    **{name: (TINY, lengths, 0.2, 0.1) for name, lengths in RAGGED.items()},
-    "masked LM alone": (replace(TINY, objective="mlm"), RAGGED["ragged"], 0.2, 0.1),
-    "large width": (LARGE_WIDTH, (9, 40, 64, 37), 0.03, 0.02),
-    **{f"modern, {name}": (MODERN, lengths, 0.2, 0.1) for name, lengths in RAGGED.items()},
-    "modern, last layer local": (replace(MODERN, num_layers=4), RAGGED["ragged"], 0.2, 0.1),
-    "modern, windows beyond": (replace(MODERN, attention_window=128), RAGGED["ragged"], 0.2, 0.1),
-    "modern, long texts": (LONG_TEXTS, (1024, 65, 300), 0.2, 0.1),
-}
-
-
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
 @pytest.mark.parametrize("case", CASES)
-def test_our_model_is_theirs(attention, case, monkeypatch):
+def test_our_model_is_theirs(case, monkeypatch):
     config, lengths, spread, spread_of_float32 = CASES[case]
-    config = replace(config, attention=attention)
     with monkeypatch.context() as patch:
         patch.setattr(modeling_modernbert, "apply_rotary_pos_emb", turned_exactly)
         assert max(compare(config, lengths, torch.float64, spread)) < 1e-9
