@@ -64,7 +64,7 @@ test-gpu: setup
 
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup
-	OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
 
 # Every table in the documents that a command prints (`<!-- made by: COMMAND -->`), from the logs' data.
 docs-tables: setup

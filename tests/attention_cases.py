@@ -123,13 +123,7 @@ def rotated(x, rotary, position):
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-def results(
-    attend,
-    case,
-    probability,
-    dtype=torch.float64,
-    spare_rows=0,
-):
+def results(attend, case, probability, dtype=torch.float64, spare_rows=0):
     """Context and gradients of q, k and v, without rows behind the last sequence.
 
     There are `spare_rows` of these, all NaN.
@@ -147,54 +141,30 @@ def results(
     return [x[:size] for x, size in zip((context.detach(), *grads), sizes, strict=True)]
 
 
-def check_policy(
-    attend,
-    probability,
-    dtype,
-    tolerance,
-    *,
-    head_size=16,
-    device="cpu",
-    spare_rows=0,
-):
+def check_policy(attend, probability, dtype, tolerance, *, lengths=LENGTHS, **how):
     """Context and gradients are those of `reference`, in all layouts.
 
     `tolerance` is in shares of the largest element of each, or of 1 where that is more.
     """
-    for lengths, some_queries in itertools.product(LENGTHS, (False, True)):
-        options = {"head_size": head_size, "some_queries": some_queries, "lengths": lengths}
-        both = (attend, reference)
-        _check_case(both, probability, dtype, tolerance, device, spare_rows, options)
+    for own, some_queries in itertools.product(lengths, (False, True)):
+        options = {"some_queries": some_queries, "lengths": own}
+        _check_case((attend, reference), probability, dtype, tolerance, options, **how)
 
 
-def check_windows(
-    attend,
-    probability,
-    dtype,
-    tolerance,
-    *,
-    head_size=16,
-    device="cpu",
-    windows=WINDOWS,
-):
+def check_windows(attend, probability, dtype, tolerance, *, windows=WINDOWS, **how):
     """As `check_policy`, with rotation and windows."""
-    for (lengths, reach), some_queries in itertools.product(windows, (False, True)):
-        options = {"head_size": head_size, "some_queries": some_queries, "lengths": lengths}
-        options |= {"reach": reach, "rotates": reach != 5, "max_length": max(lengths) + 7}
+    for (own, reach), some_queries in itertools.product(windows, (False, True)):
+        options = {"some_queries": some_queries, "lengths": own}
+        options |= {"reach": reach, "rotates": reach != 5, "max_length": max(own) + 7}
         both = (attend, windowed)
-        _check_case(both, probability, dtype, tolerance, device, 3, options)
+        _check_case(both, probability, dtype, tolerance, options, **{"spare_rows": 3, **how})
 
 
 def _check_case(
-    both,
-    probability,
-    dtype,
-    tolerance,
-    device,
-    spare_rows,
-    options,
+    both, probability, dtype, tolerance, options, *, head_size=16, device="cpu", spare_rows=0
 ):
     """The first policy on `device` in `dtype`, the second in float64 on the CPU."""
+    options["head_size"] = head_size
     # The reference gets what the dtype makes of the inputs: the policy's own error counts.
     case, plain = (make_case(**options, device=each) for each in (device, "cpu"))
     rounded = tuple(x.to(dtype).double() for x in plain.inputs)

@@ -7,39 +7,20 @@ import pytest
 import torch
 
 from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
-from mlperf_bert.model.dropout import (
-    attention_factors,
-    attention_keep_bits,
-    dropout,
-    keep_bits,
-)
-from mlperf_bert.model.dropout_keys import (
-    make_site,
-    philox,
-    scale_of,
-    threshold_of,
-)
+from mlperf_bert.model.dropout import attention_factors, attention_keep_bits, dropout, keep_bits
+from mlperf_bert.model.dropout_keys import make_site, philox, scale_of, threshold_of
 
 ROWS, CHANNELS = 501, 333  # channels: no multiple of the eight of one counter
 NUM_ELEMENTS = ROWS * CHANNELS
 
-# Published with the authors' Random123 library: rounds, counter, key, and the words.
+# Published with the authors' Random123 library, for seven rounds: counter, key, and the words.
 KNOWN_ANSWERS = (
-    (7, "00000000 " * 4, "00000000 " * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),
-    (7, "ffffffff " * 4, "ffffffff " * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    ("00000000 " * 4, "00000000 " * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    ("ffffffff " * 4, "ffffffff " * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
     (
-        7,
         "243f6a88 85a308d3 13198a2e 03707344",
         "a4093822 299f31d0",
         "4dfccaba 190a87f0 c47362ba b6b5242a",
-    ),
-    (10, "00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    (10, "ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    (
-        10,
-        "243f6a88 85a308d3 13198a2e 03707344",
-        "a4093822 299f31d0",
-        "d16cfe09 94fdcceb 5001e420 24126ea1",
     ),
 )
 
@@ -48,30 +29,31 @@ def kept_of_ones(site, dtype=torch.float32):
     return dropout(torch.ones((len(site.keys.positions), CHANNELS), dtype=dtype), site)
 
 
-@pytest.mark.parametrize("rounds, counter, key, answer", KNOWN_ANSWERS)
-def test_philox_has_the_published_words(rounds, counter, key, answer):
+@pytest.mark.parametrize("counter, key, answer", KNOWN_ANSWERS)
+def test_philox_has_the_published_words(counter, key, answer):
     words, halves, expected = (
         [int(word, 16) for word in text.split()] for text in (counter, key, answer)
     )
     seed = halves[0] | halves[1] << 32
-    assert plain_words(tuple(words), seed, rounds) == expected
-    found = philox(tuple(torch.tensor([word]) for word in words), seed, rounds)
+    assert plain_words(words, seed, rounds=7) == expected
+    found = philox(tuple(torch.tensor([word]) for word in words), seed)
     assert [int(word) for word in found] == expected
 
 
-@pytest.mark.parametrize("num_rows, channels", SHAPES)
-def test_bits_are_those_of_the_definition(num_rows, channels):
-    site = site_of(num_rows)
-    found = is_kept(keep_bits(site, channels), channels)
-    for row, channel in torch.cartesian_prod(*map(torch.arange, found.shape))[::37].tolist():
-        assert bool(found[row, channel]) == plain_is_kept(site, row, channel)
+def some_places(shape):
+    return torch.cartesian_prod(*map(torch.arange, shape))[::37].tolist()
 
 
-def test_attention_bits_are_those_of_the_definition():
-    site, cu_seqlens = site_of(30), torch.tensor([0, 30])
-    found = is_kept(attention_keep_bits(site, 4, cu_seqlens, 30), 30)
+def test_bits_are_those_of_the_definition():
+    for num_rows, channels in SHAPES:
+        site = site_of(num_rows)
+        found = is_kept(keep_bits(site, channels), channels)
+        for row, channel in some_places(found.shape):
+            assert bool(found[row, channel]) == plain_is_kept(site, row, channel)
+    site = site_of(30)
+    found = is_kept(attention_keep_bits(site, 4, torch.tensor([0, 30]), 30), 30)
     assert found.shape == (30, 4, 30)
-    for row, head, key in torch.cartesian_prod(*map(torch.arange, found.shape))[::37].tolist():
+    for row, head, key in some_places(found.shape):
         assert bool(found[row, head, key]) == plain_is_kept(site, row, key, head)
 
 
@@ -81,8 +63,11 @@ def test_dropout_multiplies_by_its_bits(num_rows, channels, dtype):
     site = site_of(num_rows)
     scale = torch.tensor(scale_of(site.probability), dtype=dtype)
     expected = is_kept(keep_bits(site, channels), channels) * scale
-    x = torch.randn(channels, num_rows).t().to(dtype)
-    assert torch.equal(dropout(x, site), x * expected)
+    x = torch.randn(channels, num_rows).t().to(dtype).requires_grad_()
+    output = dropout(x, site)
+    assert torch.equal(output, x * expected)
+    (gradient,) = torch.autograd.grad(output, x, torch.ones_like(output))
+    assert torch.equal(gradient, expected.to(dtype))
     deep = x.reshape(num_rows, channels, 1).expand(-1, -1, 3)
     flat = is_kept(keep_bits(site, 3 * channels), 3 * channels).view(deep.shape)
     assert torch.equal(dropout(deep, site), deep * (flat * scale))
@@ -128,14 +113,6 @@ def test_elements_are_independent_of_their_neighbours():
     )
     products = (heads[:, 1:] * 2.0 - 1) * (heads[:, :-1] * 2.0 - 1)
     assert abs(float(products.mean())) < 5 / products.numel() ** 0.5
-
-
-def test_the_gradient_goes_where_the_value_went():
-    x = torch.randn((ROWS, CHANNELS), dtype=torch.float64, requires_grad=True)
-    output = dropout(x, site_of(ROWS))
-    (gradient,) = torch.autograd.grad(output, x, torch.ones_like(output))
-    torch.testing.assert_close(gradient * x, output, rtol=1e-12, atol=0)
-    assert 0 < int((gradient == 0).sum()) < NUM_ELEMENTS
 
 
 def test_order_and_cut_of_the_batch_change_nothing():

@@ -1,6 +1,7 @@
 """Triton's kernels without a GPU: interpreted they do what their references do; and a gate.
 
-The gate is what `tools/kernel_table.py` finds in the compiled kernels of a step.
+The gate is what `tools/kernel_table.py` finds in the compiled kernels of a step. All but the quick
+job is for changes of `model/triton_*` and of their Triton: `pytest -m longest` with this file.
 """
 
 import importlib.util
@@ -31,7 +32,12 @@ JOB = Path(__file__).with_name("triton_jobs.py")
 PLACES = ("tests", "tools", "benchmarks/bert/implementations/pytorch")
 
 
-@pytest.mark.parametrize("job", ["attention", "blocks", "dropout", "fp8", "updates", "compile"])
+JOBS = ("attention", "blocks", "fp8", "updates", "compile")
+
+
+@pytest.mark.parametrize(
+    "job", ["quick", *(pytest.param(job, marks=pytest.mark.longest) for job in JOBS)]
+)
 def test_interpreted_and_compiled_they_do_what_they_should(job, tmp_path):
     environ = {
         "TRITON_INTERPRET": str(int(job != "compile")),
@@ -63,46 +69,41 @@ def compiled(tmp_path_factory):
     return compile_kernels(keep), keep
 
 
-def test_no_kernel_spills(compiled):
+@pytest.mark.longest
+def test_compiled_kernels_are_as_fast_as_they_were(compiled):
     rows, _ = compiled
     assert len(rows) >= 30
     spilling = {name for name, row in rows.items() if row["spills"] or row["stack"]}
     assert not {name for name in spilling if OTHER_HEADS not in name[0]}
     assert all(rows[name]["stack"] <= 96 for name in spilling)
-
-
-def test_fp8_leaves_in_wide_stores(compiled):
-    """Stores have 16 bytes; beside a norm's other results of a row, the 8 bytes of a thread."""
-    rows, _ = compiled
+    # FP8 leaves in stores of 16 bytes; beside a norm's other results of a row, the 8 of a thread.
     assert {name for name, row in rows.items() if row["byte_stores"]} == set()
     for (case, kernel), row in rows.items():
         if kernel in TRANSPOSING:
             assert row["wide_stores"] >= 2, case
-
-
-def test_what_is_too_large_for_fp8_saturates(compiled):
-    """In the conversion itself: the kernels do not clamp."""
-    _, keep = compiled
-    texts = [path.read_text(encoding="utf-8") for path in keep.glob("*.ptx")]
-    found = {name for text in texts for name in re.findall(r"cvt\S*\.e[45]m[23]x2\S*", text)}
-    assert found == {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32"}
-
-
-def test_attention_runs_on_the_matrix_units(compiled):
-    rows, _ = compiled
-    found = [row["matrix"] for (_, kernel), row in rows.items() if kernel in MATRIX]
+    on_matrix_units = [row["matrix"] for (_, kernel), row in rows.items() if kernel in MATRIX]
     # Heads of 16, 32, 64 and 128; rotated of 64 and 128, with a window and without, and the last
     # layer's of 64.
-    assert len(found) == 10 * len(MATRIX)
-    assert all(count >= 4 for count in found)
-
-
-def test_instructions_an_element_stay_what_they_were(compiled):
-    rows, _ = compiled
+    assert len(on_matrix_units) == 10 * len(MATRIX)
+    assert all(count >= 4 for count in on_matrix_units)
     for name, logged in rows_of((LOG / "triton-3.6.json").read_text(encoding="utf-8")).items():
         assert rows[name]["per_element"] <= SLACK * logged["per_element"], name
 
 
+@pytest.mark.longest
+def test_fp8_saturates_in_its_conversion_and_gelu_is_computed_once(compiled):
+    """The kernels do not clamp. Triton 3.6 computed GELU again in the layout of the transpose."""
+    _, keep = compiled
+    texts = [path.read_text(encoding="utf-8") for path in keep.glob("*.ptx")]
+    found = {name for text in texts for name in re.findall(r"cvt\S*\.e[45]m[23]x2\S*", text)}
+    assert found == {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e5m2x2.f32"}
+    gates = [path.read_text(encoding="utf-8") for path in keep.glob("_g[ea]*.ttgir")]
+    exponentials = sorted(text.count("math.exp2") for text in gates)
+    assert exponentials == [1, 1, 1, 1, 2, 2, 2, 2]  # backward has the density too
+    assert not any("math.erf" in path.read_text() for path in keep.glob("*.ttgir"))
+
+
+@pytest.mark.longest
 def test_the_log_is_of_these_kernels(compiled):
     """`docs/how/speed.md` is made of it; `python tools/kernel_table.py` makes it anew."""
     import triton
@@ -113,16 +114,7 @@ def test_the_log_is_of_these_kernels(compiled):
     assert compiled[0] == rows_of(path.read_text(encoding="utf-8"))
 
 
-def test_gelu_is_computed_once(compiled):
-    """As a gate too. Triton 3.6 computed it once more, in the layout of the transpose."""
-    _, keep = compiled
-    found = sorted(
-        path.read_text(encoding="utf-8").count("math.exp2") for path in keep.glob("_g[ea]*.ttgir")
-    )
-    assert found == [1, 1, 1, 1, 2, 2, 2, 2]  # backward has the density too
-    assert not any("math.erf" in path.read_text() for path in keep.glob("*.ttgir"))
-
-
+@pytest.mark.longest
 def test_programs_that_share_sums_run_at_once(compiled, tmp_path):
     """As many as their launches assume: on an H100, and in bf16 on an A100."""
     from mlperf_bert.model import triton_cross_entropy, triton_gelu, triton_parts

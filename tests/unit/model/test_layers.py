@@ -8,11 +8,7 @@ import torch.nn.functional as F
 
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
-from mlperf_bert.model.layers import (
-    PretrainingLogits,
-    correct_predictions,
-    loss_sums,
-)
+from mlperf_bert.model.layers import PretrainingLogits, correct_predictions, loss_sums
 from model_cases import TINY, gradients, ragged_batch, scattered_model
 
 
@@ -86,25 +82,6 @@ def test_the_highest_score_is_correct_and_an_unused_slot_never():
     assert torch.equal(correct_predictions(PretrainingLogits(scores, nsp), batch), expected)
 
 
-def head_inputs(dtype, positions=21):
-    """Hidden states, weight and bias, and labels of which two are ignored."""
-    generator = torch.Generator().manual_seed(2)
-    inputs = [
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in ((positions, 16), (104, 16), (104,))
-    ]
-    labels = torch.randint(104, (positions,), generator=generator)
-    labels[[4, positions - 1]] = IGNORED
-    return inputs, labels
-
-
-def assert_near(found, expected, tolerance):
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        scale = float(other.detach().abs().max())
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale)
-
-
 def test_a_second_backward_is_refused():
     batch, mlm, nsp = case(torch.float32)
     loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
@@ -121,16 +98,14 @@ def test_a_model_gives_the_losses_of_its_logits(objective):
     both = model(batch, "loss_sums"), loss_sums(model(batch), batch)
     found, expected = ([part for part in sums if part is not None] for sums in both)
     assert len(found) == (2 if objective == "mlm_nsp" else 1)
-    assert_near(found, expected, 1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     pairs = (gradients(model, torch.stack(each).sum()).values() for each in (found, expected))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(
-    dtype,
-):
+def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(dtype):
     generator = torch.Generator().manual_seed(3)
     hidden, weight, bias = (
         torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
