@@ -47,7 +47,7 @@ OLDEST = tests/unit/model tests/unit/optim tests/unit/step tests/tools/bench \
 	tests/unit/train/test_precision.py
 test-oldest:
 	tools/venv.sh dev oldest
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest $(OLDEST)
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -m 'not real' $(OLDEST)
 	.venv-oldest/bin/pytest --collect-only -qq tests/gpu
 
 # requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
@@ -64,7 +64,7 @@ test-gpu: setup
 
 # Record the golden traces again and print how far they are from the old ones.
 golden: setup
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/golden/record_traces.py
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/golden/trace_cases.py
 
 # Every table in the documents that a command prints (`<!-- made by: COMMAND -->`), from the logs' data.
 docs-tables: setup

@@ -10,6 +10,7 @@ The traces start after the init phase's synthetic steps, in which DDP rebuilds i
 
 import hashlib
 import json
+import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import numpy as np
 import torch
 
 from forked_ranks import run_ranks
+from mlperf_bert.__main__ import main as run_command
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader
-from support import run_cli
+from mlperf_bert.errors import TARGET_MISSED
+from support import make_tiny_inputs, metrics_records
 
 FOLDER = Path(__file__).parent / "traces"
 
@@ -73,13 +76,11 @@ def record(case, ranks, config, data, run_dir, *extra):
     options = ["--config", config, "--data", data, "--run-dir", run_dir, *sets]
     # Each ran to its end; the target is out of reach by design.
     if ranks == 1:
-        done = run_cli("train", *options)
-        assert done.returncode == 3, done.stderr
+        assert run_command(["train", *map(str, options)]) == TARGET_MISSED
     else:
         statuses, printed = run_ranks("mlperf_bert", ("train", *options), ranks)
-        assert statuses == [3] * ranks, printed
-    lines = (run_dir / "run_0" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+        assert statuses == [TARGET_MISSED] * ranks, printed
+    steps = metrics_records(run_dir)
     return Trace(
         data_sha256=digest_of(data),
         stream=stream_of_torch(),
@@ -131,3 +132,45 @@ def deviation(trace, golden):
     loss = np.subtract(trace.loss, golden.loss)
     norm = np.divide(trace.grad_norm, golden.grad_norm) - 1
     return float(np.abs(loss).max()), float(np.abs(norm).max())  # NaN where there is one
+
+
+def is_within_tolerance(trace, golden):
+    loss, norm = deviation(trace, golden)
+    return loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE
+
+
+def main():
+    """`make golden`: record every case again, and print how far it is from the old trace."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, config = make_tiny_inputs(folder)
+        for case in CASES:
+            for ranks in (1, 2):
+                trace = record(case, ranks, config, data, folder / f"{case}_{ranks}")
+                print(f"{case} on {ranks} rank(s): {_difference(case, ranks, trace)}", flush=True)
+                save(case, ranks, trace)
+
+
+def _difference(case, ranks, trace):
+    if not golden_path(case, ranks).exists():
+        return "new"
+    golden = load(case, ranks)
+    if trace == golden:
+        return "bit-equal"
+    if trace.data_sha256 != golden.data_sha256 or len(trace.loss) != len(golden.loss):
+        return "other data or another number of steps"
+    steps = zip(trace.loss, golden.loss, trace.grad_norm, golden.grad_norm, strict=True)
+    moved = [step for step, (a, b, c, d) in enumerate(steps, 1) if (a, c) != (b, d)]
+    loss, norm = deviation(trace, golden)
+    verdict = "within" if is_within_tolerance(trace, golden) else "BEYOND"
+    stream = (
+        "" if is_same_stream(trace.stream, golden.stream) else "; torch's random stream changed"
+    )
+    return (
+        f"{verdict} tolerance: loss differs by at most {loss:.1e}, gradient norm by {norm:.1e} of"
+        f" itself, first at step {min(moved, default=None)}{stream}"
+    )
+
+
+if __name__ == "__main__":
+    main()
