@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dropout_cases import site_of
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.model.blocks import Blocks
-from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 
 NUM_WORDS, NUM_POSITIONS = 11, 40
 EPSILON = 1e-12
@@ -30,6 +30,12 @@ BLOCKS = (
     "project_qkv_without_bias",
     "columns",
 )
+# Of blocks of one product: its width for a hidden size, and whether it has a bias.
+WIDTHS = {
+    "intermediate": (lambda hidden: hidden + 5, True),
+    "gated": (lambda hidden: 2 * hidden + 10, False),
+    "columns": (lambda hidden: 3 * hidden, False),
+}
 
 
 @dataclass(frozen=True)
@@ -54,19 +60,18 @@ def make_case(block, rows, hidden, dtype, device, *, dropout):
     """Modules, inputs with gradients, and how to run a set of blocks on them."""
     generator = torch.Generator().manual_seed(rows + 100 * hidden)
     source = Source(rows, hidden, dtype, device, generator)
-    site = _site(rows, device) if dropout else None
+    site = site_of(rows, device=device) if dropout else None
     make = {
         "residual_output": _residual_output,
-        "intermediate": _intermediate,
         "embed": _embed,
         "masked_lm_loss": _masked_lm_loss,
         "sum_norm": _sum_norm,
-        "gated": _gated,
-        "columns": _columns,
         "embed_words": _embed_words,
     }
     if block in make:
         modules, inputs, run = make[block](source, site)
+    elif block in WIDTHS:
+        modules, inputs, run = _of_one_product(source, block)
     else:
         every, bias = 2 if block.endswith("rows") else 1, not block.endswith("without_bias")
         modules, inputs, run = _project_qkv(source, every=every, bias=bias)
@@ -87,11 +92,14 @@ def _residual_output(source, site):
     return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
 
 
-def _intermediate(source, _):
+def _of_one_product(source, block):
     def run(blocks, m, hidden):
-        return (blocks.intermediate(hidden, m["dense"]),)
+        if block == "columns":
+            return blocks.columns(*blocks.multiply(hidden, (m["dense"],)), 3)
+        return (getattr(blocks, block)(hidden, m["dense"]),)
 
-    modules = {"dense": nn.Linear(source.hidden, source.hidden + 5)}
+    width, has_bias = WIDTHS[block]
+    modules = {"dense": nn.Linear(source.hidden, width(source.hidden), has_bias)}
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
@@ -116,22 +124,6 @@ def _sum_norm(source, site):
     dense = nn.Linear(width, hidden, bias=False)
     modules = {"dense": dense, "norm": nn.LayerNorm(hidden, EPSILON, bias=False)}
     return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
-
-
-def _gated(source, _):
-    def run(blocks, m, hidden):
-        return (blocks.gated(hidden, m["dense"]),)
-
-    modules = {"dense": nn.Linear(source.hidden, 2 * source.hidden + 10, bias=False)}
-    return modules, (source.normal(source.rows, source.hidden),), run
-
-
-def _columns(source, _):
-    def run(blocks, m, hidden):
-        return blocks.columns(*blocks.multiply(hidden, (m["dense"],)), 3)
-
-    modules = {"dense": nn.Linear(source.hidden, 3 * source.hidden, bias=False)}
-    return modules, (source.normal(source.rows, source.hidden),), run
 
 
 def _embed_words(source, site):
@@ -164,16 +156,6 @@ def _masked_lm_loss(source, _):
 
     modules = {"decoder": nn.Linear(source.hidden, classes)}
     return modules, (source.normal(source.rows, source.hidden),), run
-
-
-def _site(rows, device):
-    keys = DropoutKeys(
-        seed=2**40 + 17,
-        step=torch.tensor([3], device=device),
-        sample_ids=torch.arange(rows, device=device) // 7 + 1000,
-        positions=torch.arange(rows, device=device) % 7,
-    )
-    return make_site(0.3, 5, keys)
 
 
 def results(run, blocks, modules, inputs):

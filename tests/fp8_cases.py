@@ -12,15 +12,7 @@ from torch import nn
 
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.dropout_keys import DropoutKeys
-from mlperf_bert.model.fp8 import (
-    DTYPES,
-    GRADIENT,
-    INPUT,
-    WEIGHT,
-    Fp8Blocks,
-    Fp8Scales,
-    product,
-)
+from mlperf_bert.model.fp8 import DTYPES, GRADIENT, INPUT, WEIGHT, Fp8Blocks, Fp8Scales, product
 from mlperf_bert.model.fp8_cast import Target
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -82,14 +74,14 @@ def step_of(number, device):
 class Case:
     """A product of two weights, and what it should be in float64."""
 
-    def __init__(self, rows, device, *, size=1.0):
+    def __init__(self, rows, device):
         generator = torch.Generator().manual_seed(rows)
 
         def draw(*shape, deviation):
             values = torch.randn(shape, generator=generator) * deviation
             return values.to(device, torch.bfloat16)
 
-        self.x = draw(rows, 64, deviation=size).requires_grad_()
+        self.x = draw(rows, 64, deviation=1.0).requires_grad_()
         self.weights = [draw(n, 64, deviation=0.1).requires_grad_() for n in (32, 16)]
         self.biases = [draw(n, deviation=1.0).requires_grad_() for n in (32, 16)]
         self.gradients = [draw(rows, n, deviation=1e-3) for n in (32, 16)]
@@ -180,38 +172,23 @@ def make_layers(rows, device, *, is_modern=False):
     return layers.to(device, torch.bfloat16), hidden.to(device, torch.bfloat16).requires_grad_()
 
 
-def run_layers(blocks, made, site):
+def run_layers(blocks, made, site, *, is_modern):
     """Results, gradients of input and parameters. Without a site queries are of all rows."""
     layers, hidden = made
 
-    def residual_output(name, x, residual):
-        return blocks.residual_output(x, residual, layers[name], layers[f"norm_of_{name}"], site)
+    def normed(name, x, residual):
+        """The next residual, which of modern layers is the sum, and the LayerNorm of the sum."""
+        block = blocks.sum_norm if is_modern else blocks.residual_output
+        found = block(x, residual, layers[name], layers[f"norm_of_{name}"], site)
+        return found if is_modern else (found, found)
 
-    attended = residual_output("first", hidden, hidden)
-    middle = residual_output("last", blocks.intermediate(attended, layers["wide"]), attended)
+    residual, attended = normed("first", hidden, hidden)
+    wide = (blocks.gated if is_modern else blocks.intermediate)(attended, layers["wide"])
+    residual, middle = normed("last", wide, residual)
     wanted = middle if site is None else middle[::2]
-    of_qkv = (layers[name] for name in ("query", "key", "value"))
-    q, k, v = blocks.project_qkv(middle, wanted, *of_qkv)
-    return _with_gradients((q, k, residual_output("end", v, middle)), made)
-
-
-def run_modern_layers(blocks, made, site):
-    """As `run_layers`, with sums before the LayerNorms and a gate."""
-    layers, hidden = made
-
-    def sum_norm(name, x, residual):
-        return blocks.sum_norm(x, residual, layers[name], layers[f"norm_of_{name}"], site)
-
-    total, attended = sum_norm("first", hidden, hidden)
-    total, middle = sum_norm("last", blocks.gated(attended, layers["wide"]), total)
-    wanted = middle if site is None else middle[::2]
-    of_qkv = (layers[name] for name in ("query", "key", "value"))
-    q, k, v = blocks.project_qkv(middle, wanted, *of_qkv)
-    return _with_gradients((q, k, *sum_norm("end", v, total)), made)
-
-
-def _with_gradients(results, made):
-    layers, hidden = made
+    q, k, v = blocks.project_qkv(middle, wanted, *(layers[name] for name in PRODUCTS[3]))
+    last = normed("end", v, residual)
+    results = (q, k, *(last if is_modern else last[1:]))
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(x.shape, generator=generator).bfloat16().to(x) for x in results]
     gradients = torch.autograd.grad(results, (hidden, *layers.parameters()), given)
@@ -224,28 +201,20 @@ def scales_of(made, device):
     return scales
 
 
-def check_blocks(
-    make,
-    rows,
-    site,
-    device,
-    *,
-    is_modern=False,
-):
+def check_blocks(make, rows, site, device, *, is_modern=False):
     """Results and gradients are hardly farther from exact ones than those of the readable blocks.
 
     They are not the same: where one rounds to bf16 and then to FP8, the other may round once.
     """
     made = make_layers(rows, device, is_modern=is_modern)
-    run = run_modern_layers if is_modern else run_layers
     exactly = copy.deepcopy(made[0]).double(), made[1].detach().double().requires_grad_()
-    exact = run(Blocks(), exactly, site)
+    exact = run_layers(Blocks(), exactly, site, is_modern=is_modern)
     errors, maxima = [], []
     for kind in (Fp8Blocks, make):
         scales = scales_of(made, device)
         for number in (1, 2):
             scales.follow(step_of(number, device))
-            results = run(kind(scales), made, site)
+            results = run_layers(kind(scales), made, site, is_modern=is_modern)
         assert all(each.dtype == torch.bfloat16 for each in results)
         errors.append([float((a - b).norm()) for a, b in zip(results, exact, strict=True)])
         maxima.append(scales.state[1])

@@ -1,6 +1,6 @@
 """A small model, its step or evaluator, eager or captured, and batches: on a CPU or a GPU."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -11,12 +11,10 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining, make_model
-from mlperf_bert.optim.flat_optimizer import FlatOptimizer
-from mlperf_bert.step.captured import Step
 from step_cases import make_step
 
 CPU = torch.device("cpu")
@@ -31,13 +29,7 @@ LARGE = replace(SMALL, tokens=160)
 class Run:
     """A small model with its optimizer and step."""
 
-    def __init__(
-        self,
-        config_path,
-        *overrides,
-        shapes=(),
-        device=CPU,
-    ):
+    def __init__(self, config_path, *overrides, shapes=(), device=CPU):
         self.config = load_config(
             config_path,
             (
@@ -46,15 +38,9 @@ class Run:
             ),
         )
         self.model = make_model(self.config, 1, device)
-        self.optimizer: FlatOptimizer
-        self.step: Step
         self.optimizer, self.step = make_step(self.model, self.config, ONE_RANK, device, shapes)
 
-    def losses(
-        self,
-        steps,
-        change=lambda batch: batch,
-    ):
+    def losses(self, steps, change=lambda batch: batch):
         device = self.model.step.device
         return [float(self.step(step, (change(batch_of(step)).to(device),)).loss) for step in steps]
 
@@ -85,14 +71,37 @@ def evaluator_of(data, num_tokens=600, **changes):
     return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changes})
 
 
-def batch_of(step):
+def samples_of(step):
     lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
-    samples = synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
+    return synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
+
+
+def batch_of(step):
+    samples = samples_of(step)
+    ids = 1000 * step + np.arange(SEQUENCES)
     return make_batch(
-        samples,
-        1000 * step + np.arange(SEQUENCES),
-        mlm_denominator=len(samples.masked_ids),
-        nsp_denominator=SEQUENCES,
+        samples, ids, mlm_denominator=len(samples.masked_ids), nsp_denominator=SEQUENCES
+    )
+
+
+def halves_of(step):
+    """The batch of a step as two: its first and its last sequences."""
+    samples, half = samples_of(step), SEQUENCES // 2
+    masked = int(samples.masked_counts[:half].sum())
+    cuts = {"input_ids": int(samples.lengths[:half].sum())}
+    cuts |= {"masked_positions": masked, "masked_ids": masked}
+    parts = {
+        field.name: np.split(getattr(samples, field.name), [cuts.get(field.name, half)])
+        for field in fields(samples)
+    }
+    denominators = {"mlm_denominator": len(samples.masked_ids), "nsp_denominator": SEQUENCES}
+    return tuple(
+        make_batch(
+            Samples(**{name: each[part] for name, each in parts.items()}),
+            1000 * step + part * half + np.arange(half),
+            **denominators,
+        )
+        for part in (0, 1)
     )
 
 

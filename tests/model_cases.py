@@ -81,18 +81,31 @@ def scattered_model(config, *, spread, dtype=torch.float32):
 
 def hugging_face_twin(model):
     """`transformers`' model of this objective, with eager attention and the same weights."""
-    if model.config.architecture == "modern":
-        return _modern_twin(model)
+    ours = model.config
+    sizes = {
+        "vocab_size": ours.padded_vocab_size,
+        "hidden_size": ours.hidden_size,
+        "num_hidden_layers": ours.num_layers,
+        "num_attention_heads": ours.num_heads,
+        "intermediate_size": ours.intermediate_size,
+        "max_position_embeddings": ours.max_position_embeddings,
+    }
+    twin = (_modern_twin if ours.architecture == "modern" else _bert_twin)(ours, sizes)
+    twin.tie_weights()
+    report = twin.load_state_dict(model.state_dict(), strict=False)
+    assert not report.unexpected_keys
+    assert {name.removeprefix("cls.predictions.") for name in report.missing_keys} <= {
+        "decoder.weight",
+        "decoder.bias",
+    }
+    return twin.to(next(model.parameters()).dtype).train()
+
+
+def _bert_twin(ours, sizes):
     from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
-    ours = model.config
     config = BertConfig(
-        vocab_size=ours.padded_vocab_size,
-        hidden_size=ours.hidden_size,
-        num_hidden_layers=ours.num_layers,
-        num_attention_heads=ours.num_heads,
-        intermediate_size=ours.intermediate_size,
-        max_position_embeddings=ours.max_position_embeddings,
+        **sizes,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         layer_norm_eps=ours.layer_norm_epsilon,
@@ -102,32 +115,17 @@ def hugging_face_twin(model):
         twin = (BertForMaskedLM if ours.objective == "mlm" else BertForPreTraining)(config)
     twin.to_empty(device="cpu")
     # to_empty makes the non-persistent buffers anew as well, without values.
-    for name, values in (
-        ("position_ids", torch.arange(ours.max_position_embeddings)[None]),
-        ("token_type_ids", torch.zeros(1, ours.max_position_embeddings).long()),
-    ):
-        setattr(twin.bert.embeddings, name, values)
-    twin.tie_weights()
-    report = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not report.unexpected_keys
-    assert set(report.missing_keys) <= {
-        "cls.predictions.decoder.weight",
-        "cls.predictions.decoder.bias",
-    }
-    return twin.to(next(model.parameters()).dtype).train()
+    positions = ours.max_position_embeddings
+    twin.bert.embeddings.position_ids = torch.arange(positions)[None]
+    twin.bert.embeddings.token_type_ids = torch.zeros(1, positions).long()
+    return twin
 
 
-def _modern_twin(model):
+def _modern_twin(ours, sizes):
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-    ours = model.config
     config = ModernBertConfig(
-        vocab_size=ours.padded_vocab_size,
-        hidden_size=ours.hidden_size,
-        num_hidden_layers=ours.num_layers,
-        num_attention_heads=ours.num_heads,
-        intermediate_size=ours.intermediate_size,
-        max_position_embeddings=ours.max_position_embeddings,
+        **sizes,
         norm_eps=ours.layer_norm_epsilon,
         global_attn_every_n_layers=ours.global_attention_every,
         local_attention=ours.attention_window,
@@ -136,11 +134,7 @@ def _modern_twin(model):
         pad_token_id=0,
         attn_implementation="sdpa",  # eager: NaN where no token is within a padding token's window
     )
-    twin = ModernBertForMaskedLM(config)
-    report = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not report.unexpected_keys
-    assert set(report.missing_keys) <= {"decoder.weight"}
-    return twin.to(next(model.parameters()).dtype).train()
+    return ModernBertForMaskedLM(config)
 
 
 def our_loss(model, batch):

@@ -7,13 +7,7 @@ from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 
 
-def make_step(
-    model,
-    config,
-    info,
-    device,
-    shapes=(),
-):
+def make_step(model, config, info, device, shapes=()):
     """The optimizer of this rank's part of the state, and the step; captured if it has shapes."""
     averaged, initial = make_data_parallel(model, config, info, device)
     optimizer = make_optimizer(

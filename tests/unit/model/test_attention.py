@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_cases import NUM_HEADS, layout_of, make_case, queries_of, results, windowed
+from attention_cases import layout_of, make_case, queries_of, results, windowed
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
 from mlperf_bert.model.attention import flash, grouped, reference
@@ -51,27 +51,6 @@ def test_sequences_of_one_length_are_one_group_without_copies():
     groups = build_groups((16, 16, 16), CPU)
     assert groups.key_is_real == (None,)
     assert groups.keys.slots is None
-
-
-@pytest.mark.parametrize("attend", [reference, grouped])
-def test_dropout_rate(attend):
-    # Equal scores and one-hot values: the context is the probabilities themselves.
-    lengths, num_channels = (32, 32, 20, 24, 31), 32
-    case = make_case(lengths, max_length=MAX_LENGTH)
-    values = torch.nn.functional.one_hot(case.keys.positions, num_channels).double()
-    v = values[:, None].expand(-1, NUM_HEADS, -1).contiguous()
-    zeros = torch.zeros_like(v)
-    dropped, whole = (
-        attend(zeros, zeros, v, case.layout, case.site(probability)) for probability in (RATE, 0.0)
-    )
-    is_key = whole > 0
-    num_keys = int(is_key.sum())
-    assert num_keys == NUM_HEADS * sum(length**2 for length in lengths)
-    num_dropped = int((dropped[is_key] == 0).sum())
-    standard_error = (num_keys * RATE * (1 - RATE)) ** 0.5
-    assert abs(num_dropped - num_keys * RATE) < 4 * standard_error
-    kept = dropped > 0
-    torch.testing.assert_close(dropped[kept], whole[kept] / (1 - RATE))
 
 
 CUDA = torch.device("cuda")

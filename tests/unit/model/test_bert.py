@@ -1,4 +1,4 @@
-"""The whole model: size, TensorFlow's names, initial weights, dropout, autocast and edge cases."""
+"""The whole model: size, names, initial weights, dropout, edge cases; of masked LM alone."""
 
 import re
 from dataclasses import replace
@@ -8,12 +8,24 @@ import pytest
 import torch
 from mlperf_logging import compliance_checker
 
+from bert_tools.bench.flops import model_flops
+from checkpoint_cases import save_checkpoint
+from graph_cases import ONE_RANK
+from mlperf_bert.checkpoint.load import load_weights
+from mlperf_bert.checkpoint.manifest import CheckpointState
+from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import pad
 from mlperf_bert.data.capacity import StaticShape
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.model.bert import BertBody, BertForPretraining, last_rows, tensorflow_name
+from mlperf_bert.model.bert import (
+    BertBody,
+    BertForPretraining,
+    last_rows,
+    make_model,
+    tensorflow_name,
+)
 from mlperf_bert.model.layers import correct_predictions, loss_sums
+from mlperf_bert.optim.optimizers import make_optimizer_alone
 from model_cases import (
     CPU,
     TINY,
@@ -48,13 +60,10 @@ def test_a_kernel_is_what_tensorflow_multiplies_from_the_right():
         f"{name}.weight" for name, module in modules.items() if isinstance(module, torch.nn.Linear)
     }
     kernels.remove("cls.seq_relationship.weight")  # stored as we do, and transposed when used
-    for name in BertForPretraining(TINY, META).state_dict():
-        assert tensorflow_name(name).endswith("/kernel") == (name in kernels)
-
-
-def test_another_name_is_refused():
     with pytest.raises(ValueError, match="'step'"):
         tensorflow_name("step")
+    for name in BertForPretraining(TINY, META).state_dict():
+        assert tensorflow_name(name).endswith("/kernel") == (name in kernels)
 
 
 def test_initial_weights_come_from_the_seed_alone():
@@ -164,24 +173,25 @@ def test_no_masked_positions():
     assert grads["bert.pooler.dense.weight"].any()
 
 
-@pytest.mark.parametrize("attention", ["reference", "grouped"])
-def test_bf16_autocast_is_near_float32(attention):
-    batch = ragged_batch((9, 30, 12, 30))
-    model = scattered_model(replace(TINY, attention=attention), spread=0.1)
-    expected = our_loss(model, batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(batch)
-        loss = our_loss(model, batch)
-    assert logits.mlm.dtype == torch.bfloat16
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0)
-    theirs, ours = gradients(model, expected), gradients(model, loss)
-    for name, gradient in theirs.items():
-        assert ours[name].dtype == torch.float32
-        if "key.bias" not in name:  # mathematically zero
-            assert (ours[name] - gradient).norm() < 0.1 * gradient.norm(), name
+def test_of_masked_lm_alone_only_what_next_sentences_need_is_missing():
+    configs = TINY, replace(TINY, objective="mlm")
+    both, alone = (set(BertForPretraining(config, CPU).state_dict()) for config in configs)
+    theirs = ("bert.pooler.", "cls.seq_relationship.")
+    assert both - alone == {name for name in both if name.startswith(theirs)}
+    assert not alone - both
+    flops, fewer = (model_flops(config, (7, 31, 12), (1, 4, 2)) for config in configs)
+    assert fewer.pooler == 0 < flops.pooler
+    assert fewer.total == flops.total - flops.pooler
 
 
-def test_flash_on_cpu_is_a_config_error():
-    with pytest.raises(ConfigError, match=r"model\.attention.*'grouped'"):
-        BertForPretraining(replace(TINY, attention="flash", precision="bf16"), CPU)
+def test_weights_of_both_tasks_begin_masked_lm_alone(tiny_config, tmp_path):
+    """The other way is refused (test_first_weights.py)."""
+    config = load_config(tiny_config)
+    both = make_model(config, 1, CPU)
+    state = CheckpointState(step=1, samples=16, seed=1, mlm_accuracy=None, vocabulary_sha256="ab")
+    optimizer = make_optimizer_alone(config.optim, both)
+    saved = save_checkpoint(tmp_path, optimizer, config, state, ONE_RANK, CPU)
+    alone = BertForPretraining(replace(config.model, objective="mlm"), CPU, seed=9)
+    load_weights(alone, saved, "ab")
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(tensor, both.state_dict()[name]), name

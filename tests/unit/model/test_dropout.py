@@ -102,19 +102,6 @@ def test_the_scale_goes_with_the_threshold(probability):
     assert kept * scale_of(probability) == pytest.approx(1, rel=1e-12)
 
 
-def test_elements_are_independent_of_their_neighbours():
-    signs = (kept_of_ones(site_of(ROWS, 0.5)) != 0).double() * 2 - 1
-    flat = signs.flatten()
-    for distance in (1, 2, 3, 4, 8, CHANNELS):
-        products = flat[distance:] * flat[:-distance]
-        assert abs(float(products.mean())) < 5 / len(products) ** 0.5
-    heads = is_kept(
-        attention_keep_bits(site_of(ROWS, 0.5), 4, torch.tensor([0, ROWS]), CHANNELS), CHANNELS
-    )
-    products = (heads[:, 1:] * 2.0 - 1) * (heads[:, :-1] * 2.0 - 1)
-    assert abs(float(products.mean())) < 5 / products.numel() ** 0.5
-
-
 def test_order_and_cut_of_the_batch_change_nothing():
     site = site_of(ROWS)
     whole = kept_of_ones(site)

@@ -1,4 +1,7 @@
-"""The summed cross-entropy is torch's, forward and backward, with full logits."""
+"""The summed cross-entropy is torch's, forward and backward; which blocks are chosen.
+
+What blocks compute test_against_transformers.py shows.
+"""
 
 from dataclasses import replace
 
@@ -6,8 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
-from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.model import choices
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, side_by_side
+from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 from mlperf_bert.model.layers import PretrainingLogits, correct_predictions, loss_sums
 from model_cases import TINY, gradients, ragged_batch, scattered_model
 
@@ -24,25 +31,6 @@ def case(dtype, masked_share=0.15):
     return batch, mlm, nsp
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
-)
-def test_equals_torch(dtype, tolerance):
-    batch, mlm, nsp = case(dtype)
-    sums = loss_sums(PretrainingLogits(mlm, nsp), batch)
-    for logits, labels, ours in (
-        (mlm, batch.labels, sums.mlm),
-        (nsp, batch.next_sentence_label, sums.nsp),
-    ):
-        precise = logits if dtype == torch.float64 else logits.float()
-        theirs = F.cross_entropy(precise, labels, reduction="sum")
-        assert ours.dtype == precise.dtype
-        torch.testing.assert_close(ours, theirs)
-        gradients = [torch.autograd.grad(loss / 7, logits)[0] for loss in (ours, theirs)]
-        assert gradients[0].dtype == dtype
-        torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
-
-
 def with_unused_slots(batch):
     """The last of each kind of label, and one more, taken as unused."""
     labels, next_labels = batch.labels.clone(), batch.next_sentence_label.clone()
@@ -50,9 +38,12 @@ def with_unused_slots(batch):
     return replace(batch, labels=labels, next_sentence_label=next_labels)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
 @pytest.mark.parametrize("poison", [0.0, float("nan"), float("inf")])
-def test_unused_slots_add_exactly_nothing(poison):
-    batch, mlm, nsp = case(torch.float32)
+def test_the_sum_is_torchs_and_unused_slots_add_exactly_nothing(poison, dtype, tolerance):
+    batch, mlm, nsp = case(dtype)
     batch = with_unused_slots(batch)
     for logits, labels, name in (
         (mlm, batch.labels, "mlm"),
@@ -61,15 +52,16 @@ def test_unused_slots_add_exactly_nothing(poison):
         is_used = labels != IGNORED
         poisoned = logits.detach().clone()
         poisoned[~is_used] = poison
-        poisoned.requires_grad_()
-        both = {"mlm": mlm, "nsp": nsp, name: poisoned}
+        both = {"mlm": mlm, "nsp": nsp, name: poisoned.requires_grad_()}
         ours = getattr(loss_sums(PretrainingLogits(**both), batch), name)
-        theirs = F.cross_entropy(logits[is_used], labels[is_used], reduction="sum")
+        precise = logits if dtype == torch.float64 else logits.float()
+        theirs = F.cross_entropy(precise[is_used], labels[is_used], reduction="sum")
+        assert ours.dtype == precise.dtype
         torch.testing.assert_close(ours, theirs)
-        (gradient,) = torch.autograd.grad(ours, poisoned)
-        assert not gradient[~is_used].any()
-        expected = torch.autograd.grad(theirs, logits)[0]
-        torch.testing.assert_close(gradient[is_used], expected[is_used], rtol=0, atol=1e-6)
+        found = torch.autograd.grad(ours / 7, poisoned)[0]
+        expected = torch.autograd.grad(theirs / 7, logits)[0]
+        assert found.dtype == dtype and not found[~is_used].any()
+        torch.testing.assert_close(found[is_used], expected[is_used], rtol=0, atol=tolerance)
 
 
 def test_the_highest_score_is_correct_and_an_unused_slot_never():
@@ -121,3 +113,47 @@ def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(dtype)
     assert torch.equal(found, expected)
     both = (torch.autograd.grad(0.3 * loss, (hidden, weight, bias)) for loss in (found, expected))
     assert all(torch.equal(*each) for each in zip(*both, strict=True))
+
+
+CPU, META, CUDA = (torch.device(kind) for kind in ("cpu", "meta", "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "hidden", "no_triton", "reason"),
+    [
+        (CPU, 24, None, "it needs CUDA"),
+        (META, 24, None, "it needs CUDA"),
+        (CUDA, MOST_CHANNELS + 1, None, "takes 4096 at most"),
+        (CUDA, 24, "no compiler", "no compiler"),
+        (CUDA, MOST_CHANNELS, None, None),
+    ],
+)
+def test_fused_blocks_are_chosen_where_they_can_run(device, hidden, no_triton, reason, monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(choices, "why_triton_cannot_compile", lambda: no_triton)
+
+    def chosen(name):
+        config = ModelSection(kernels=name, hidden_size=hidden, num_heads=1)
+        return type(choose_blocks(config, device)).__name__
+
+    assert chosen("reference") == "Blocks"
+    if reason is None:
+        assert chosen("auto") == chosen("fused") == "FusedBlocks"
+        return
+    assert chosen("auto") == "Blocks"
+    words = rf"model\.kernels.*'fused' cannot run here: .*{reason}.*; use 'auto' or 'reference'"
+    with pytest.raises(ConfigError, match=words):
+        chosen("fused")
+
+
+def test_columns_of_one_tensor_are_put_together_without_a_copy():
+    whole = torch.randn(5, 12)
+    parts = whole.split((3, 4, 5), dim=1)
+    joined = side_by_side(parts)
+    assert torch.equal(joined, whole)
+    assert joined.data_ptr() == whole.data_ptr()
+    shifted = whole.split((2, 3, 4, 3), dim=1)[1:]  # rows are wider than these three
+    swapped = (parts[0], parts[2], parts[1])
+    elsewhere = (parts[0], parts[1].clone(), parts[2])
+    for others in (shifted, swapped, elsewhere):
+        assert torch.equal(side_by_side(others), torch.cat(others, dim=1))

@@ -38,6 +38,20 @@ RATES = [0.01, 0.03, 0.02, 0.005, 0.01]
 CLOSE = {"rtol": 5e-6, "atol": 5e-7}
 
 
+# The settings of both and their defaults.
+IN_GROUPS = ("betas", "eps", "weight_decay")
+FUSED_ADAM = {
+    **{"bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "adam_w_mode": True},
+    **{"weight_decay": 0.0, "amsgrad": False, "set_grad_none": True, "capturable": False},
+    "master_weights": False,
+}
+FUSED_LAMB = {
+    **{"bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01},
+    **{"amsgrad": False, "adam_w_mode": True, "grad_averaging": True, "max_grad_norm": 1.0},
+    **{"use_nvlamb": False, "reduced_precision_dtype": None},
+}
+
+
 class _Fused(torch.optim.Optimizer):
     """The common part of apex's two optimizers: the skip buffer and the use of a grad scaler."""
 
@@ -65,23 +79,11 @@ class _Fused(torch.optim.Optimizer):
 class FusedAdam(_Fused):
     """Counts a step before it knows whether to skip it, by what the buffer has of the last one."""
 
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        adam_w_mode=True,
-        weight_decay=0.0,
-        amsgrad=False,
-        set_grad_none=True,
-        capturable=False,
-        master_weights=False,
-    ):
-        assert capturable and adam_w_mode and bias_correction
-        assert not amsgrad and not master_weights
-        super().__init__(params, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    def __init__(self, params, lr=1e-3, **settings):
+        given = FUSED_ADAM | settings
+        assert given.keys() == FUSED_ADAM.keys()
+        assert given["capturable"] and given["adam_w_mode"] and given["bias_correction"]
+        super().__init__(params, lr, **{name: given[name] for name in IN_GROUPS})
 
     def step(self, closure=None, *_, grad_scaler=None):
         for group in self.param_groups:
@@ -98,29 +100,14 @@ class FusedAdam(_Fused):
 class FusedMixedPrecisionLamb(_Fused):
     """Limits the norm of all its gradients; adapts what decays, or everything as NVLAMB."""
 
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        step=0,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-6,
-        weight_decay=0.01,
-        amsgrad=False,
-        adam_w_mode=True,
-        grad_averaging=True,
-        max_grad_norm=1.0,
-        use_nvlamb=False,
-        reduced_precision_dtype=None,
-    ):
-        assert bias_correction and adam_w_mode and grad_averaging
-        assert not amsgrad
+    def __init__(self, params, lr=1e-3, step=0, **settings):
+        given = FUSED_LAMB | settings
+        assert given.keys() == FUSED_LAMB.keys()
+        assert given["bias_correction"] and given["adam_w_mode"] and given["grad_averaging"]
         first = torch.tensor([step], dtype=torch.int32)
-        defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "step": first}
-        super().__init__(params, lr, **defaults)
-        self._max_grad_norm, self._use_nvlamb = max_grad_norm, use_nvlamb
-        self.reduced_precision_dtype = reduced_precision_dtype
+        super().__init__(params, lr, step=first, **{name: given[name] for name in IN_GROUPS})
+        self._max_grad_norm, self._use_nvlamb = given["max_grad_norm"], given["use_nvlamb"]
+        self.reduced_precision_dtype = given["reduced_precision_dtype"]
         self.param_groups_full_precision = []
 
     def step(self, closure=None, grad_scaler=None):
@@ -340,14 +327,7 @@ def test_settings_that_apex_cannot_serve(tiny_config, override, words):
         load_config(tiny_config, [*overrides, *override.split()])
 
 
-def test_without_apex(monkeypatch):
-    for module in ("apex", "apex.optimizers"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match="'apex' and apex is not installed"):
-        _make("adamw", "apex")
-
-
-def test_apex_that_is_too_old_or_has_no_kernels(apex, monkeypatch):
+def test_apex_that_is_missing_too_old_or_without_kernels(apex, monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("requires\ncuda extensions")
 
@@ -356,4 +336,7 @@ def test_apex_that_is_too_old_or_has_no_kernels(apex, monkeypatch):
         _make("lamb", "apex")
     monkeypatch.setattr(apex, "FusedAdam", refuse)
     with pytest.raises(ConfigError, match=r"refuses \(requires cuda extensions\)"):
+        _make("adamw", "apex")
+    monkeypatch.setitem(sys.modules, "apex.optimizers", None)
+    with pytest.raises(ConfigError, match="'apex' and apex is not installed"):
         _make("adamw", "apex")

@@ -211,9 +211,3 @@ def test_every_block_comes_to_its_owner_and_back(shards):
                 assert matrix.tolist() == list(range(first, first + stack.blocks_each))
                 seen.append(tensor.name)
     assert sorted(seen) == [*names[:5], *joined]
-
-
-def test_apex_has_no_muon():
-    rule = OptimSection(name="muon", implementation="apex", learning_rate=1e-3)
-    with pytest.raises(ConfigError, match="adamw, lamb"):
-        make_optimizer_alone(rule, nn.Linear(2, 2))

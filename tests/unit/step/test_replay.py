@@ -27,26 +27,21 @@ def test_without_cuda_every_call_runs_the_function():
     assert len(calls) == 2
 
 
-class StandIn:
-    """The part of torch.cuda that a replay uses; `events` lists the calls in order."""
-
-    def __init__(self, monkeypatch):
-        self.events = []
-        for name, value in (
-            ("Stream", lambda: Stream("new", self.events)),
-            ("CUDAGraph", lambda: Graph(self.events)),
-            ("stream", on_stream),
-            ("graph", Capture),
-            ("device", nullcontext),
-            ("current_stream", lambda: Stream("current", self.events)),
-            ("synchronize", lambda _: self.events.append("synchronize")),
-        ):
-            monkeypatch.setattr(torch.cuda, name, value)
-
-
 @pytest.fixture
-def cuda(monkeypatch):
-    return StandIn(monkeypatch)
+def events(monkeypatch):
+    """The calls of the part of torch.cuda that a replay uses, in order."""
+    found = []
+    for name, value in (
+        ("Stream", lambda: Stream("new", found)),
+        ("CUDAGraph", lambda: Graph(found)),
+        ("stream", on_stream),
+        ("graph", Capture),
+        ("device", nullcontext),
+        ("current_stream", lambda: Stream("current", found)),
+        ("synchronize", lambda _: found.append("synchronize")),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
 
 
 class Stream:
@@ -97,24 +92,24 @@ class Capture:
         self.stream.__exit__(kind, *error)
 
 
-def test_on_cuda_it_is_warmed_up_captured_and_replayed(cuda):
+def test_on_cuda_it_is_warmed_up_captured_and_replayed(events):
     result = torch.tensor(3.0)
 
     def function():
-        cuda.events.append("function")
+        events.append("function")
         return result
 
     replay = Replay(function, torch.device("cuda"), warm_up_calls=2, pool=(0, 1))
-    assert cuda.events == [
+    assert events == [
         *("new waits for current", "on new", "function", "function", "off new"),
         *("current waits for new", "on new", "on new"),
         "capture {'pool': (0, 1), 'capture_error_mode': 'thread_local'}",
         *("function", "captured", "off new", "off new", "replay"),
     ]
-    cuda.events.clear()
+    events.clear()
     assert replay() is replay() is result
     replay.close()
-    assert cuda.events == ["replay", "replay", "synchronize", "reset"]
+    assert events == ["replay", "replay", "synchronize", "reset"]
 
 
 class InACycle:
@@ -125,19 +120,18 @@ class InACycle:
         weakref.finalize(self, freed.append, f"{name} freed")
 
 
-def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda):
+def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(events):
     assert gc.isenabled()
     threshold = gc.get_threshold()[0]
 
     def function():
-        InACycle("young", cuda.events)
+        InACycle("young", events)
         many = [[] for _ in range(10 * threshold)]
-        cuda.events.append("function")
+        events.append("function")
         return len(many)
 
-    InACycle("old", cuda.events)
+    InACycle("old", events)
     Replay(function, torch.device("cuda"), warm_up_calls=0)
-    events = cuda.events
     assert events.index("old freed") < next(
         place for place, event in enumerate(events) if event.startswith("capture ")
     )
@@ -145,8 +139,7 @@ def test_dead_cycles_are_freed_before_a_capture_and_none_in_it(cuda):
     assert gc.isenabled()
 
 
-def test_an_error_inside_a_capture_is_the_one_that_is_raised(cuda):
-
+def test_an_error_inside_a_capture_is_the_one_that_is_raised(events):
     def function():
         try:
             raise KeyError("the cause")
@@ -156,5 +149,5 @@ def test_an_error_inside_a_capture_is_the_one_that_is_raised(cuda):
     with pytest.raises(torch.OutOfMemoryError, match="no memory") as raised:
         Replay(function, torch.device("cuda"), warm_up_calls=0)
     assert isinstance(raised.value.__cause__, KeyError)
-    assert cuda.events[-1] == "off new"  # what it left open is closed: no work goes there
+    assert events[-1] == "off new"  # what it left open is closed: no work goes there
     assert gc.isenabled()
