@@ -61,15 +61,12 @@ def make_case(block, rows, hidden, dtype, device, *, dropout):
     generator = torch.Generator().manual_seed(rows + 100 * hidden)
     source = Source(rows, hidden, dtype, device, generator)
     site = site_of(rows, device=device) if dropout else None
-    make = {
-        "residual_output": _residual_output,
-        "embed": _embed,
-        "masked_lm_loss": _masked_lm_loss,
-        "sum_norm": _sum_norm,
-        "embed_words": _embed_words,
-    }
-    if block in make:
-        modules, inputs, run = make[block](source, site)
+    if block in ("residual_output", "sum_norm"):
+        modules, inputs, run = _normed_sum(source, site, is_modern=block == "sum_norm")
+    elif block in ("embed", "embed_words"):
+        modules, inputs, run = _embed(source, site, is_modern=block == "embed_words")
+    elif block == "masked_lm_loss":
+        modules, inputs, run = _masked_lm_loss(source)
     elif block in WIDTHS:
         modules, inputs, run = _of_one_product(source, block)
     else:
@@ -82,14 +79,17 @@ def make_case(block, rows, hidden, dtype, device, *, dropout):
     return made, tuple(each.requires_grad_() for each in inputs), run
 
 
-def _residual_output(source, site):
+def _normed_sum(source, site, *, is_modern):
     rows, hidden, width = source.rows, source.hidden, source.hidden + 5
 
     def run(blocks, m, x, residual):
-        return (blocks.residual_output(x, residual, m["dense"], m["norm"], site),)
+        given = (x, residual, m["dense"], m["norm"], site)
+        return blocks.sum_norm(*given) if is_modern else (blocks.residual_output(*given),)
 
-    modules = {"dense": nn.Linear(width, hidden), "norm": nn.LayerNorm(hidden, EPSILON)}
-    return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
+    dense = nn.Linear(width, hidden, bias=not is_modern)
+    norm = nn.LayerNorm(hidden, EPSILON, bias=not is_modern)
+    inputs = (source.normal(rows, width), source.normal(rows, hidden))
+    return {"dense": dense, "norm": norm}, inputs, run
 
 
 def _of_one_product(source, block):
@@ -103,37 +103,19 @@ def _of_one_product(source, block):
     return modules, (source.normal(source.rows, source.hidden),), run
 
 
-def _embed(source, site):
+def _embed(source, site, *, is_modern):
     sizes = {"words": NUM_WORDS, "types": 2, "positions": NUM_POSITIONS}
     words, types, positions = (source.ids(size) for size in sizes.values())
 
     def run(blocks, m):
+        if is_modern:
+            return (blocks.embed_words(words, m["words"], m["norm"], site),)
         tables = (m["words"], m["types"], m["positions"])
         return (blocks.embed((words, types, positions), tables, m["norm"], site),)
 
-    tables = {name: nn.Embedding(size, source.hidden) for name, size in sizes.items()}
-    return {**tables, "norm": nn.LayerNorm(source.hidden, EPSILON)}, (), run
-
-
-def _sum_norm(source, site):
-    rows, hidden, width = source.rows, source.hidden, source.hidden + 5
-
-    def run(blocks, m, x, residual):
-        return blocks.sum_norm(x, residual, m["dense"], m["norm"], site)
-
-    dense = nn.Linear(width, hidden, bias=False)
-    modules = {"dense": dense, "norm": nn.LayerNorm(hidden, EPSILON, bias=False)}
-    return modules, (source.normal(rows, width), source.normal(rows, hidden)), run
-
-
-def _embed_words(source, site):
-    words = source.ids(NUM_WORDS)
-
-    def run(blocks, m):
-        return (blocks.embed_words(words, m["words"], m["norm"], site),)
-
-    norm = nn.LayerNorm(source.hidden, EPSILON, bias=False)
-    return {"words": nn.Embedding(NUM_WORDS, source.hidden), "norm": norm}, (), run
+    names = ["words"] if is_modern else list(sizes)
+    tables = {name: nn.Embedding(sizes[name], source.hidden) for name in names}
+    return {**tables, "norm": nn.LayerNorm(source.hidden, EPSILON, bias=not is_modern)}, (), run
 
 
 def _project_qkv(source, *, every, bias):
@@ -146,7 +128,7 @@ def _project_qkv(source, *, every, bias):
     return modules, (source.normal(source.rows, hidden),), run
 
 
-def _masked_lm_loss(source, _):
+def _masked_lm_loss(source):
     classes = 10 * source.hidden
     labels = source.ids(classes)
     labels[1::3] = IGNORED

@@ -1,6 +1,6 @@
 """A small model, its step or evaluator, eager or captured, and batches: on a CPU or a GPU."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import SampleReader, Samples
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining, make_model
@@ -71,37 +71,14 @@ def evaluator_of(data, num_tokens=600, **changes):
     return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changes})
 
 
-def samples_of(step):
-    lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
-    return synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
-
-
 def batch_of(step):
-    samples = samples_of(step)
-    ids = 1000 * step + np.arange(SEQUENCES)
+    lengths = np.random.default_rng(step).integers(5, LONGEST, SEQUENCES)
+    samples = synthetic_samples(lengths, vocab_size=69, max_predictions=MASKED, seed=step)
     return make_batch(
-        samples, ids, mlm_denominator=len(samples.masked_ids), nsp_denominator=SEQUENCES
-    )
-
-
-def halves_of(step):
-    """The batch of a step as two: its first and its last sequences."""
-    samples, half = samples_of(step), SEQUENCES // 2
-    masked = int(samples.masked_counts[:half].sum())
-    cuts = {"input_ids": int(samples.lengths[:half].sum())}
-    cuts |= {"masked_positions": masked, "masked_ids": masked}
-    parts = {
-        field.name: np.split(getattr(samples, field.name), [cuts.get(field.name, half)])
-        for field in fields(samples)
-    }
-    denominators = {"mlm_denominator": len(samples.masked_ids), "nsp_denominator": SEQUENCES}
-    return tuple(
-        make_batch(
-            Samples(**{name: each[part] for name, each in parts.items()}),
-            1000 * step + part * half + np.arange(half),
-            **denominators,
-        )
-        for part in (0, 1)
+        samples,
+        1000 * step + np.arange(SEQUENCES),
+        mlm_denominator=len(samples.masked_ids),
+        nsp_denominator=SEQUENCES,
     )
 
 

@@ -11,7 +11,9 @@ The traces start after the init phase's synthetic steps, in which DDP rebuilds i
 import hashlib
 import json
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +78,9 @@ def record(case, ranks, config, data, run_dir, *extra):
     options = ["--config", config, "--data", data, "--run-dir", run_dir, *sets]
     # Each ran to its end; the target is out of reach by design.
     if ranks == 1:
-        assert run_command(["train", *map(str, options)]) == TARGET_MISSED
+        with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+            status = run_command(["train", *map(str, options)])
+        assert status == TARGET_MISSED, printed.getvalue()
     else:
         statuses, printed = run_ranks("mlperf_bert", ("train", *options), ranks)
         assert statuses == [TARGET_MISSED] * ranks, printed

@@ -1,11 +1,11 @@
-"""The captured step on a CPU: static inputs, padding, restored state, dropout by key."""
+"""The captured step on a CPU: equal to an eager one, padding, what the init phase leaves."""
 
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from graph_cases import CPU, LARGE, SMALL, Run, batch_of, halves_of, state_of, to_large, to_smallest
+from graph_cases import CPU, LARGE, SMALL, Run, batch_of, state_of, to_large, to_smallest
 from mlperf_bert.data.batch import pad
 from mlperf_bert.errors import TARGET_MISSED, ConfigError
 from mlperf_bert.step.captured import CapturedStep, synthetic_batch, warm_up
@@ -30,24 +30,9 @@ def test_captured_is_bit_equal_to_eager_on_the_same_batches(tiny_config, archite
     steps = range(1, 13)
     with captured.step:
         assert captured.losses(steps, to_smallest) == eager.losses(steps, to_smallest)
+        steps = range(13, 16)  # batches that were padded to no shape run as they are
+        assert captured.losses(steps) == eager.losses(steps)
     assert torch.equal(captured.weights, eager.weights)
-
-
-def test_padding_to_capacity_changes_nothing_but_rounding(tiny_config):
-    unpadded, padded = Run(tiny_config, *DROPOUT), captured_run(tiny_config, *DROPOUT)
-    steps = range(1, 21)
-    found, expected = padded.losses(steps, to_large), unpadded.losses(steps)
-    assert expected[0] - min(expected) > 0.1  # it learns
-    assert found == pytest.approx(expected, rel=0, abs=1e-5)
-
-
-def test_batches_that_no_capacity_holds_run_unpadded(tiny_config):
-    eager, captured = (
-        Run(tiny_config, *DROPOUT),
-        captured_run(tiny_config, *DROPOUT, shapes=(SMALL,)),
-    )
-    steps = range(1, 4)
-    assert captured.losses(steps) == eager.losses(steps)
 
 
 @contextmanager
@@ -112,14 +97,6 @@ def test_an_update_without_memory_names_its_size(tiny_config, shapes, size, monk
         warm_up(run.config, run.step, run.model, run.optimizer, CPU)
     assert str(raised.value).startswith("parallel.local_batch_size: 4: no memory left")
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
-
-
-def test_dropout_is_the_same_under_accumulation(tiny_config):
-    accumulating = Run(tiny_config, *DROPOUT, "parallel.grad_accum_steps=2")
-    whole = Run(tiny_config, *DROPOUT)
-    steps = range(1, 9)
-    cut_up = [float(accumulating.step(step, halves_of(step)).loss) for step in steps]
-    assert cut_up == pytest.approx(whole.losses(steps), rel=0, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,14 +32,18 @@ def test_without_cuda_every_call_runs_the_function():
 def events(monkeypatch):
     """The calls of the part of torch.cuda that a replay uses, in order."""
     found = []
+
+    def note(event):
+        return lambda *_: found.append(event)
+
     for name, value in (
         ("Stream", lambda: Stream("new", found)),
-        ("CUDAGraph", lambda: Graph(found)),
+        ("CUDAGraph", lambda: SimpleNamespace(replay=note("replay"), reset=note("reset"))),
         ("stream", on_stream),
         ("graph", Capture),
         ("device", nullcontext),
         ("current_stream", lambda: Stream("current", found)),
-        ("synchronize", lambda _: found.append("synchronize")),
+        ("synchronize", note("synchronize")),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
     return found
@@ -60,17 +65,6 @@ def on_stream(stream):
         yield
     finally:
         stream.events.append(f"off {stream.name}")
-
-
-class Graph:
-    def __init__(self, events):
-        self.events = events
-
-    def replay(self):
-        self.events.append("replay")
-
-    def reset(self):
-        self.events.append("reset")
 
 
 class Capture:
