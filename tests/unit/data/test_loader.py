@@ -12,7 +12,7 @@ import torch
 import dali_stand_in
 from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.data.balance import StepPlanner
-from mlperf_bert.data.batch import blank, make_batch, pad
+from mlperf_bert.data.batch import make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader, Staging
@@ -144,14 +144,6 @@ def test_all_ranks_choose_the_shape_that_the_longest_needs():
     assert shape_of(one_long, (SMALL, LARGE)) is LARGE
     too_long = replace(plan, num_tokens=np.array([[19], [49]]))
     assert shape_of(too_long, (SMALL, LARGE)) is None
-
-
-def test_a_blank_batch_has_the_sizes_of_a_padded_one():
-    padded, empty = pad(batch_of([10, 12]), SMALL), blank(SMALL, CPU)
-    assert empty.shape is SMALL
-    empty.block.copy_(padded.block)
-    for name in ("input_ids", "cu_seqlens", "labels", "next_sentence_label", "nsp_denominator"):
-        assert torch.equal(getattr(empty, name), getattr(padded, name))
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
