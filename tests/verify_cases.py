@@ -44,15 +44,15 @@ def write_text(path, name):
     return path
 
 
-def make_pair(directory):
+def make_pair(directory, **changes):
     """`directory/pair` with train (three shards) and eval (one shard and a baseline)."""
     texts = {name: write_text(directory / f"{name}.txt", name) for name in TEXTS}
-    (directory / "pair").mkdir()
-    vocab = write_vocabulary(directory / "words.txt")
+    pair, vocab = directory / "pair", write_vocabulary(directory / "words.txt")
+    pair.mkdir()
     train = [texts[name] for name in ("a", "b", "c")]
-    prepare_set(train, directory / "pair" / "train", vocab=vocab)
-    prepare_set([texts["held"]], directory / "pair" / "eval", vocab=vocab, with_baseline=True)
-    return directory / "pair"
+    prepare_set(train, pair / "train", vocab=vocab, **changes)
+    prepare_set([texts["held"]], pair / "eval", vocab=vocab, with_baseline=True, **changes)
+    return pair
 
 
 def copy_of(pair, target):

@@ -51,6 +51,7 @@ def compile_in(home, script):
     return Path(where)
 
 
+@pytest.mark.longest  # compiles from cold, three times
 @needs_root
 def test_what_another_user_has_prepared_is_not_read(tmp_path):
     home, script, mark = tmp_path / "home", tmp_path / "program.py", tmp_path / "came"
@@ -70,10 +71,18 @@ def test_what_another_user_has_prepared_is_not_read(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []  # of that process only
 
 
-def test_nothing_is_kept_beside_the_source(tmp_path, monkeypatch, capsys):
-    """There numba looks when it cannot use the directory of the user."""
-    unusable = {"NUMBA_CACHE_DIR": Path("/proc/nothing")}
+@pytest.mark.parametrize("is_beside_the_source", [True, False])
+def test_nothing_is_kept_beside_the_source(tmp_path, monkeypatch, capsys, is_beside_the_source):
+    """There numba looks when it cannot use the directory of the user, and then gives up."""
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "file").touch()
+    unusable = {"NUMBA_CACHE_DIR": tmp_path / "file" / "none"}
     monkeypatch.setattr(compiled, "set_code_caches", lambda: unusable)
+    if not is_beside_the_source:
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # with which numba tries to write
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")  # put back afterwards
     (tmp_path / "program.py").write_text(PROGRAM)
     runpy.run_path(str(tmp_path / "program.py"))
@@ -99,13 +108,8 @@ def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsy
         named.chmod(mode)
         error = refusal(capsys, "config", "show", "nowhere.toml")
         assert error == f"mlperf_bert: error: {problem}, or unset TRITON_CACHE_DIR\n"
-
-
-def test_what_is_made_in_a_directory_is_not_for_others_to_write(nothing_named):
-    (nothing_named / "mine").mkdir()
-    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "mine")
-    for mode, umask in ((0o755, 0o002), (0o710, 0o007), (0o701, 0o020)):
-        (nothing_named / "mine").chmod(mode)
+    for mode, umask in ((0o755, 0o002), (0o710, 0o007), (0o701, 0o020)):  # what is made in it
+        named.chmod(mode)
         set_code_caches()
         before = os.umask(umask)
         try:
@@ -143,14 +147,23 @@ def file(cache):
 
 
 def no_home(cache):
-    os.environ["HOME"] = "/proc/nothing"
+    cache.parents[1].joinpath("file").touch()
+    os.environ["HOME"] = str(cache.parents[1] / "file")
 
 
 def relative(cache):
     os.environ["XDG_CACHE_HOME"] = "caches"
 
 
-@pytest.mark.parametrize("prepare", [link, writable_above, file, no_home, relative])
+def theirs(cache):
+    cache.mkdir(parents=True)
+    os.chown(cache, SOMEBODY, SOMEBODY)
+
+
+KINDS = [link, writable_above, file, no_home, relative, pytest.param(theirs, marks=needs_root)]
+
+
+@pytest.mark.parametrize("prepare", KINDS)
 def test_what_is_not_safe_is_passed_over(nothing_named, prepare):
     prepare(nothing_named / ".cache/mlperf_bert")
     found = set_code_caches()
@@ -163,19 +176,16 @@ def test_what_is_not_safe_is_passed_over(nothing_named, prepare):
 
 
 @needs_root
-def test_nobody_else_may_own_what_is_above(nothing_named):
-    theirs = nothing_named / "theirs"
-    theirs.mkdir()
-    os.chown(theirs, SOMEBODY, SOMEBODY)
-    os.environ["NUMBA_CACHE_DIR"] = str(theirs / "mine")
+def test_nobody_else_may_own_what_is_above_though_anybody_may_write_where_it_is_sticky(
+    nothing_named,
+):
+    above = nothing_named / "above"
+    above.mkdir()
+    os.environ["NUMBA_CACHE_DIR"] = str(above / "mine")
+    os.chown(above, SOMEBODY, SOMEBODY)
     for mode in (0o755, 0o1777):
-        theirs.chmod(mode)
+        above.chmod(mode)
         with pytest.raises(ConfigError, match=r"NUMBA_CACHE_DIR: .* which belongs to somebody"):
             set_code_caches()
-
-
-def test_a_sticky_directory_above_is_as_safe_as_any(nothing_named):
-    (nothing_named / "shared").mkdir()
-    (nothing_named / "shared").chmod(0o1777)
-    os.environ["NUMBA_CACHE_DIR"] = str(nothing_named / "shared/mine")
-    assert set_code_caches()["NUMBA_CACHE_DIR"] == nothing_named / "shared/mine"
+    os.chown(above, 0, 0)
+    assert set_code_caches()["NUMBA_CACHE_DIR"] == above / "mine"

@@ -45,19 +45,18 @@ def machine(monkeypatch, tmp_path):
     return tmp_path / "bin"
 
 
-def test_it_needs_the_package(machine, monkeypatch):
-    program(machine / "gcc")
-    assert why_triton_cannot_compile() is None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert why_triton_cannot_compile() == "triton is not installed"
-
-
 @pytest.mark.parametrize("name", ["gcc", "clang"])
-def test_it_needs_a_c_compiler(machine, name):
+def test_it_needs_the_package_a_c_compiler_and_the_headers_of_python(
+    machine, tmp_path, monkeypatch, name
+):
     program(machine / "cc")  # which Triton does not look for
     assert "no C compiler: neither gcc nor clang" in str(why_triton_cannot_compile())
     program(machine / name)
     assert why_triton_cannot_compile() is None
+    (tmp_path / "include/Python.h").unlink()
+    assert f"{tmp_path}/include/Python.h is missing" in str(why_triton_cannot_compile())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert why_triton_cannot_compile() == "triton is not installed"
 
 
 def test_a_compiler_may_be_named(machine, tmp_path, monkeypatch):
@@ -68,12 +67,6 @@ def test_a_compiler_may_be_named(machine, tmp_path, monkeypatch):
         monkeypatch.setenv("CC", wrong)
         program(machine / "gcc")  # is not searched for then
         assert f"CC is {wrong!r}, and there is no such" in str(why_triton_cannot_compile())
-
-
-def test_it_needs_the_headers_of_python(machine, tmp_path):
-    program(machine / "gcc")
-    (tmp_path / "include/Python.h").unlink()
-    assert f"{tmp_path}/include/Python.h is missing" in str(why_triton_cannot_compile())
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "a compiler", "the headers"])

@@ -11,57 +11,43 @@ import torch
 
 import dali_stand_in
 from bert_tools.bench.training_run import synthetic_samples
-from mlperf_bert.data.balance import StepPlanner
 from mlperf_bert.data.batch import make_batch, pad
 from mlperf_bert.data.capacity import StaticShape, plan_shapes, shape_of
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.loader import PREFETCHED_STEPS, DaliCopy, DirectSource, Loader, Staging
-from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from plan_cases import planner_of
-from shard_sets import assert_same_batch, write_set
+from shard_sets import MAX_LENGTH, MAX_PREDICTIONS, assert_same_batch, write_set
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def index(synthetic_data):
-    return LengthIndex.open(synthetic_data / "train")
+@pytest.fixture(scope="module")
+def a_set(tmp_path_factory):
+    set_dir = tmp_path_factory.mktemp("loader") / "set"
+    return set_dir, write_set(set_dir, [(40, "<u2"), (30, "<u4"), (20, "<u2")], seed=1)
 
 
 @pytest.fixture
-def planner(index):
-    return StepPlanner(
-        UniformSampler(index.manifest.num_samples, 16, seed=1),
-        index.lengths,
-        index.masked_counts,
-        world_size=2,
-        grad_accum_steps=2,
-    )
+def planner(a_set):
+    index = LengthIndex.open(a_set[0])
+    shape = {"world_size": 2, "grad_accum_steps": 2}
+    return planner_of(index.lengths, 16, masked_counts=index.masked_counts, **shape)
 
 
 @pytest.fixture
-def reader(synthetic_data, index):
-    return SampleReader(synthetic_data / "train", index.manifest)
-
-
-def sequence(batch, number):
-    start, stop = batch.cu_seqlens[number : number + 2].tolist()
-    return batch.input_ids[start:stop].tolist()
+def reader(a_set):
+    return SampleReader(*a_set)
 
 
 def test_batches_hold_the_planned_samples(planner, reader):
     with Loader(planner, DirectSource(reader, 1), CPU, first_step=3) as loader:
-        batches = iter(loader)
-        for step in (3, 4):
-            batch = next(batches)
+        for step, batch in zip((3, 4), loader, strict=False):
             assert batch.plan.step == step
-            assert len(batch.micro_batches) == 2
-            for forward, micro_batch in enumerate(batch.micro_batches):
-                for number, sample in enumerate(planner.plan(step).ids_of(1, forward)):
-                    alone = reader.read(np.array([sample]))
-                    assert sequence(micro_batch, number) == alone.input_ids.tolist()
+            forwards = planner.plan(step).forwards_of(1)
+            for found, (ids, denominators) in zip(batch.micro_batches, forwards, strict=True):
+                assert_same_batch(found, make_batch(reader.read(ids), ids, **denominators))
 
 
 def test_nothing_is_read_before_the_first_batch(planner, reader, monkeypatch):
@@ -148,19 +134,15 @@ def test_all_ranks_choose_the_shape_that_the_longest_needs():
 
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("is_real", [False, True])
-def test_batches_by_dali_are_the_same_bit_for_bit(tmp_path, monkeypatch, is_real, is_padded):
+def test_batches_by_dali_are_the_same_bit_for_bit(planner, reader, monkeypatch, is_real, is_padded):
     if is_real:
         pytest.importorskip("nvidia.dali", reason="nvidia-dali is not installed")
     else:
         dali_stand_in.install(monkeypatch)
-    manifest = write_set(tmp_path / "set", [(9, "<u2"), (8, "<u4"), (7, "<u2")], seed=1)
-    index = LengthIndex.open(tmp_path / "set")
-    planner = planner_of(index.lengths, 8, masked_counts=index.masked_counts, grad_accum_steps=2)
-    limits = {"max_seqlen": manifest.max_seq_length, "max_masked": manifest.max_predictions}
+    limits = {"max_seqlen": MAX_LENGTH, "max_masked": MAX_PREDICTIONS}
     shapes = plan_shapes(planner, 8, **limits) if is_padded else ()
-    copy = DaliCopy(CPU)
-    staging = Staging(CPU, copy, shapes)
-    source = DirectSource(SampleReader(tmp_path / "set", manifest), 0)
+    staging = Staging(CPU, DaliCopy(CPU), shapes)
+    source = DirectSource(reader, 0)
     with Loader(planner, source, CPU, staging=staging) as loader:
         # All are kept until the end: none may lie in memory that a later one overwrites.
         steps = [step for _, step in zip(range(8), loader, strict=False)]

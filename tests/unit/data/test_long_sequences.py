@@ -13,8 +13,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_tools.common.length_histogram import run_shapes
 from bert_tools.own_text.prepare import OwnText
-from foreign_files import examples_of, write_fixed
-from import_cases import bring
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import IGNORED, make_batch
@@ -26,8 +24,8 @@ from mlperf_bert.data.set_checks import open_index
 from mlperf_bert.data.shards import SampleReader
 from own_texts import WORDS, make
 from resume_cases import run_train
-from support import metrics_losses, prepare_small, refusal
-from verify_cases import problems, sign, write_vocabulary
+from support import metrics_losses, refusal
+from verify_cases import problems, sign
 
 LONGEST, MOST, RATE = 8192, 2458, 0.3
 DOCUMENTS = 16
@@ -205,21 +203,3 @@ def test_a_count_above_the_most_is_one_line(pair, tmp_path, config_file, capsys)
     words = ("train", "--config", config_file, "--data", spoiled, "--run-dir", tmp_path / "run")
     assert problem in refusal(capsys, *words)
     assert problem in problems(spoiled / "train", full=True)
-
-
-def test_pairs_and_examples_of_others_may_have_more_than_255(tmp_path):
-    limits = {"max_seq_length": 2100, "max_predictions": 320}
-    lines = (f"w{n % 40} w{n * n % 40} w{n % 7}\n" for n in range(9000))
-    text = "".join(line + "\n" * (n % 3000 == 2999) for n, line in enumerate(lines))
-    (tmp_path / "pairs.txt").write_text(text)
-    vocab = write_vocabulary(tmp_path / "words.txt")
-    prepare_small([tmp_path / "pairs.txt"], vocab, tmp_path / "set", dupe_factor=9, **limits)
-    shard = tmp_path / "set" / "shards" / "pairs.hdf5"
-    wanted = LengthIndex.open(tmp_path / "set").masked_counts
-    assert wanted.max() == round(0.15 * 2100)
-    path = tmp_path / "others.hdf5"
-    write_fixed(path, examples_of(shard), 2100, 320)
-    bring([path], tmp_path / "imported", vocab=vocab, **limits)
-    found = LengthIndex.open(tmp_path / "imported")
-    assert found.masked_counts.tolist() == wanted.tolist()
-    assert found.manifest.format_version == 3

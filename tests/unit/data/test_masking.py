@@ -24,7 +24,6 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from plain_masking import plain_masks
-from plan_cases import is_likely
 from shard_sets import MAX_LENGTH, write_set
 
 RATE = 0.3
@@ -169,40 +168,6 @@ def test_special_tokens_stay_and_are_never_put_in(a_set):
     assert not np.isin(drawn.labels.numpy(), special).any()
     inputs = drawn.input_ids[drawn.masked_token_index].numpy()
     assert set(inputs[np.isin(inputs, special)]) == {4}
-
-
-def test_positions_and_outcomes_have_their_chances():
-    """Chi-square: every place is as likely as another, and 80/10/10 with words all alike."""
-    num, length, count, vocab_size = 4000, 22, 5, 30
-    special = np.array([0, 2, 3, 29])
-    words = np.setdiff1d(np.arange(vocab_size), special)
-    sequence = np.concatenate(([2], np.resize(words, length - 2), [3]))
-    tokens = np.tile(sequence, num)
-    positions, labels = np.zeros((2, num * count), dtype=np.int64)
-    offsets, counts = np.arange(num + 1, dtype=np.int32) * length, np.full(num, count)
-    done = draw_masks(
-        *(tokens, offsets, np.arange(num), counts, special),
-        *(29, vocab_size, 6, 1234, positions, labels),
-    )
-    assert done == ALL_DRAWN
-    drawn = np.bincount(positions, minlength=length)
-    assert drawn[0] == drawn[-1] == 0
-    even = np.full(length - 2, num * count / (length - 2))
-    assert is_likely(drawn[1:-1], even)
-    inputs = tokens[np.repeat(offsets[:-1], count) + positions]
-    is_mask, is_kept = inputs == 29, inputs == labels
-    is_other = ~is_mask & ~is_kept
-    outcomes = np.array([is_mask.sum(), is_kept.sum(), is_other.sum()])
-    by_chance = 0.1 / len(words)
-    expected = num * count * np.array([0.8, 0.1 + by_chance, 0.1 - by_chance])
-    assert is_likely(outcomes, expected)
-    replaced, put_in = (
-        np.bincount(each[is_other], minlength=vocab_size) for each in (labels, inputs)
-    )
-    assert not put_in[special].any()
-    # A word is put in for each of the others alike.
-    alike = (replaced.sum() - replaced[words]) / (len(words) - 1)
-    assert is_likely(put_in[words], alike)
 
 
 @pytest.mark.parametrize("special_per_sequence", [2, 3])

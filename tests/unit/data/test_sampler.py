@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import chdtrc
 
 from bert_tools.common.length_histogram import wikipedia_lengths
 from mlperf_bert.__main__ import main
@@ -214,32 +213,16 @@ def test_epochs_and_rounds_differ():
         assert not np.array_equal(first[kinds == kind], second[kinds == kind])
 
 
-def wikipedia_order():
-    """How many published samples have each length, and their numbers, which are by length."""
-    histogram = wikipedia_lengths()
-    counts = np.zeros(histogram.max_length + 1, dtype=np.int64)
-    counts[histogram.lengths] = histogram.counts
-    return counts, np.arange(histogram.num_sequences, dtype=np.uint32)
-
-
-def test_mean_lengths_of_the_published_counts():
-    histogram, order = wikipedia_order()
-    strata = Strata.of(order, histogram.tolist())
-    assert round(strata.mean_length, 2) == 255.83
-    for name, mean_length in (("strata_6_3_2_5", 254.98), ("strata_4_2_2_4", 271.69)):
-        counts = PUBLISHED_COUNTS[name]
-        sampler = PublishedStrataSampler(strata, counts, sum(counts), seed=1)
-        assert round(sampler.mean_length, 2) == mean_length
-
-
 @pytest.mark.parametrize(
     ("name", "is_unbiased"), [("uniform", True), ("quantile", True), ("strata_4_2_2_4", False)]
 )
 def test_drawn_lengths_against_those_of_the_data(name, is_unbiased):
-    histogram, order = wikipedia_order()
+    published = wikipedia_lengths()
+    histogram = np.zeros(published.max_length + 1, dtype=np.int64)
+    histogram[published.lengths] = published.counts
     sampler = make_sampler(
         name,
-        order_by_length=order,
+        order_by_length=np.arange(published.num_sequences, dtype=np.uint32),  # numbered by length
         length_histogram=histogram.tolist(),
         global_batch_size=16_464,  # 7 * 16 * 3 * 49
         seed=7,
@@ -337,17 +320,3 @@ def test_permutations_are_their_definitions(data, groups, size, seed):
     index = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
     expected = [plain_permute(one, size, (seed, 7)) for one in index]
     assert permute(np.array(index), size, (seed, 7)).tolist() == expected
-
-
-def test_every_place_gets_every_image_equally_often():
-    size = 50
-    counts = np.zeros((2, size, size), dtype=np.int64)
-    everyone, sizes = np.arange(size), np.full(size, size)
-    for number in range(20 * size):
-        counts[0, everyone, permute(everyone, size, (7, number))] += 1
-        numbers = np.full(size, number)
-        counts[1, everyone, permute_many(everyone, sizes, numbers, (7,))] += 1
-    # A table of places and images has (size - 1)**2 degrees of freedom, as its margins are fixed,
-    # and the statistic of permutations is size / (size - 1) times that of a multinomial table.
-    statistic = ((counts - 20) ** 2 / 20).sum(axis=(1, 2)) * (size - 1) / size
-    assert (chdtrc((size - 1) ** 2, statistic) > 1e-3).all()

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.data.batch import make_batch
@@ -31,23 +33,33 @@ def set_dir(tmp_path_factory):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def index(set_dir):
     return LengthIndex.open(set_dir)
 
 
-def held_out(index, set_dir, rank, world_size):
-    reader = SampleReader(set_dir, index.manifest)
+@pytest.fixture(scope="module")
+def reader(set_dir, index):
+    return SampleReader(set_dir, index.manifest)
+
+
+def held_out(index, reader, rank=0, world_size=1):
     return HeldOutBatches(
         index, reader, num_tokens=256, rank=rank, world_size=world_size, device=CPU
     )
+
+
+def stored(reader, ids):
+    return make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
 
 
 def tokens(index, ids):
     return int(index.lengths[ids].sum(dtype=np.int64))
 
 
-@pytest.mark.parametrize("num_tokens", [1, MAX_LENGTH, 256, 1000, 10**6])
+@given(num_tokens=st.integers(1, 10_000) | st.just(10**6))
+@example(num_tokens=MAX_LENGTH)
+@settings(max_examples=40, deadline=None)
 def test_every_sample_is_in_one_batch_of_about_equal_tokens(index, num_tokens):
     batches = cut_by_tokens(index, num_tokens)
     assert np.array_equal(np.concatenate(batches), index.order_by_length)
@@ -61,12 +73,12 @@ def test_every_sample_is_in_one_batch_of_about_equal_tokens(index, num_tokens):
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 5])
-def test_ranks_get_the_batches_in_turn(index, set_dir, world_size):
+def test_ranks_get_the_batches_in_turn(index, reader, world_size):
     cut = cut_by_tokens(index, 256)
     most_apart = max(tokens(index, ids) for ids in cut) + len(cut) // world_size * MAX_LENGTH
     found, loads = [], []
     for rank in range(world_size):
-        static = held_out(index, set_dir, rank, world_size).static
+        static = held_out(index, reader, rank, world_size).static
         sizes = [len(batch.input_ids) for batch in static]
         assert sizes == sorted(sizes, reverse=True)
         found += [(batch.lengths, batch.masked_counts) for batch in static]
@@ -80,24 +92,21 @@ def test_ranks_get_the_batches_in_turn(index, set_dir, world_size):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_filling_keeps_every_tensor_in_its_place(index, set_dir, ahead):
-    batches = held_out(index, set_dir, 1, 2)
+def test_filling_keeps_every_tensor_in_its_place(index, reader, ahead):
+    batches = held_out(index, reader, 1, 2)
     places = [batch.labels.data_ptr() for batch in batches.static]
     assert not any(batch.labels.any() for batch in batches.static)
     if ahead:
         batches.read_ahead()
     batches.fill()
-    reader = SampleReader(set_dir, index.manifest)
     for place, batch in zip(places, batches.static, strict=True):
-        ids = batch.sample_ids.numpy()
-        expected = make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
-        assert_same_batch(batch, expected)
+        assert_same_batch(batch, stored(reader, batch.sample_ids.numpy()))
         assert batch.labels.data_ptr() == place
 
 
-def test_blank_batches_are_valid_and_need_no_shard(index, set_dir, monkeypatch):
+def test_blank_batches_are_valid_and_need_no_shard(index, reader, monkeypatch):
     monkeypatch.delattr(Shard, "arrays")
-    for batch in held_out(index, set_dir, 0, 1).static:
+    for batch in held_out(index, reader).static:
         ends = np.cumsum(batch.lengths)
         assert batch.cu_seqlens.tolist() == [0, *ends.tolist()]
         assert len(batch.input_ids) == ends[-1] and len(batch.labels) == sum(batch.masked_counts)
@@ -106,11 +115,11 @@ def test_blank_batches_are_valid_and_need_no_shard(index, set_dir, monkeypatch):
         assert np.bincount(owner, minlength=len(ends)).tolist() == list(batch.masked_counts)
 
 
-def test_a_wrong_index_is_one_clear_error(index, set_dir):
+def test_a_wrong_index_is_one_clear_error(index, reader):
     lengths = index.lengths.copy()
     first, last = index.order_by_length[[0, -1]]
     lengths[first], lengths[last] = lengths[last], lengths[first]
-    batches = held_out(replace(index, lengths=lengths), set_dir, 0, 1)
+    batches = held_out(replace(index, lengths=lengths), reader)
     batches.read_ahead()
     with pytest.raises(DataError, match="other sizes than its index says"):
         batches.fill()
@@ -135,12 +144,7 @@ def test_counts_are_those_of_one_sample_at_a_time(model, synthetic_data):
     model.eval()
     right, total, right_at_mask, at_mask = 0, 0, 0, 0
     for sample in range(index.manifest.num_samples):
-        batch = make_batch(
-            reader.read(np.array([sample])),
-            np.array([sample]),
-            mlm_denominator=1.0,
-            nsp_denominator=1.0,
-        )
+        batch = stored(reader, np.array([sample]))
         with torch.no_grad():
             guesses = model(batch).mlm.argmax(dim=-1)
         hit = guesses == batch.labels
@@ -161,9 +165,7 @@ def test_ranks_share_the_set_without_overlap(model, synthetic_data, monkeypatch)
     monkeypatch.setattr("torch.distributed.all_reduce", shares.append)
     for rank in range(3):
         evaluator_of(synthetic_data, 300, rank=rank, world_size=3)(model)
-    assert torch.stack(shares).sum(dim=0).tolist() == [
-        *(whole.correct, whole.masked_tokens, whole.correct_at_mask, whole.mask_inputs)
-    ]
+    assert Accuracy(*torch.stack(shares).sum(dim=0).tolist()) == whole
 
 
 def test_a_prepared_evaluation_follows_the_weights_of_its_own_model(model, synthetic_data):

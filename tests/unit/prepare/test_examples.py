@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 
@@ -11,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.prepare import examples
 from mlperf_bert.prepare.examples import between, make_examples, new_stream, shuffle, uniform
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
 from plain_examples import as_documents, plain_examples
+
+SIZES = {"max_seq_length": 64, "max_predictions": 10}
 
 
 def vocabulary_of(size):
@@ -44,7 +48,7 @@ TEXT_SHAPE = st.lists(st.lists(SENTENCE_LENGTHS, min_size=1, max_size=9), min_si
     shape=TEXT_SHAPE,
     vocab_size=st.sampled_from(sorted(VOCABULARIES)),
     max_seq_length=st.one_of(st.integers(8, 64), st.sampled_from([128, 512, 65_535])),
-    max_predictions=st.integers(1, 255),
+    max_predictions=st.integers(1, 400),
     dupe_factor=st.integers(1, 4),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -58,11 +62,28 @@ def test_any_text(shape, vocab_size, seed, **sizes):
 
 
 def test_the_longest_examples():
-    length = 65_535
-    documents = [[[7] * 70_000], [[5]]]
-    options = {"max_seq_length": length, "max_predictions": 255, "dupe_factor": 2, "seed": 0}
-    examples = assert_both_agree(documents, 1000, **options)
-    assert np.diff(examples.offsets).max() == length
+    sizes = {"max_seq_length": 65_535, "max_predictions": 255}
+    made = assert_both_agree([[[7] * 70_000], [[5]]], 1000, dupe_factor=2, seed=0, **sizes)
+    assert np.diff(made.offsets).max() == 65_535
+
+
+def test_an_interrupt_waits_for_compiled_code(monkeypatch):
+    """There it would crash the process."""
+    add_pass, done = examples.add_pass, []
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(add_pass(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(examples, "add_pass", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            assert_both_agree([[[7] * 9], [[5]]], 1000, dupe_factor=2, seed=0, **SIZES)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(done) == 1
 
 
 COMPILE = """

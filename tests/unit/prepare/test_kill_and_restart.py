@@ -1,7 +1,6 @@
 """`mlperf_bert prepare` killed at any moment and started again gives the same bytes."""
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -13,35 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from support import contents, prepare_small, write_synthetic_text
-
-NUM_TEXTS = 4
-
-# Runs the command line, and says when a pass over a text of more than two documents begins.
-WITH_PASSES_ANNOUNCED = """
-import runpy
-from mlperf_bert.prepare import examples
-add_pass = examples.add_pass
-def announced(work, found, count):
-    if len(work.order) > 2:
-        print("pass", flush=True)
-    return add_pass(work, found, count)
-examples.add_pass = announced
-runpy.run_module("mlperf_bert", run_name="__main__", alter_sys=True)
-"""
+from support import contents, write_synthetic_text
+from verify_cases import prepare_set, write_text, write_vocabulary
 
 
 def command(texts, vocab, out):
-    options = {"max-seq-length": 64, "max-predictions": 10, "dupe-factor": 40, "workers": 2}
     words = [sys.executable, "-m", "mlperf_bert", "prepare", "--text", *texts]
-    words += ["--vocab", vocab, "--out", out]
-    for name, value in options.items():
-        words += [f"--{name}", value]
-    return [str(word) for word in words]
-
-
-def finished_shards(out):
-    return len(list(out.glob("shards/*.json")))
+    words += ["--vocab", vocab, "--out", out, "--max-seq-length", 64, "--max-predictions", 10]
+    return [str(word) for word in (*words, "--dupe-factor", 40, "--workers", 2)]
 
 
 def kill_when(words, is_time):
@@ -63,39 +41,17 @@ def kill_when(words, is_time):
     return False
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """Texts of different sizes, so that their shards do not all end at once."""
-    directory = tmp_path_factory.mktemp("texts")
-    paths = [directory / f"part-{number}.txt" for number in range(NUM_TEXTS)]
-    for number, path in enumerate(paths):
+@pytest.mark.longest
+def test_killed_at_one_moment_after_the_other_and_restarted(tmp_path):
+    vocab, out = write_vocabulary(tmp_path / "words.txt"), tmp_path / "set"
+    texts = [tmp_path / f"part-{number}.txt" for number in range(4)]
+    for number, path in enumerate(texts):  # of different sizes: not all shards end at once
         write_synthetic_text(path, num_documents=400 + 250 * number, seed=number)
-    return paths
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = random.Random(1).sample(range(64), 50)  # some words are unknown
-    path.write_text("\n".join([*special, *(f"w{word}" for word in words)]) + "\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def undisturbed(texts, vocab, tmp_path_factory):
-    out = tmp_path_factory.mktemp("undisturbed") / "set"
-    subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
-    return contents(out)
-
-
-def test_killed_at_one_moment_after_the_other_and_restarted(texts, vocab, undisturbed, tmp_path):
-    out = tmp_path / "set"
     moments = {
         "directory made": lambda: (out / "vocab.txt").exists(),
         "in the middle": lambda: any(out.glob("shards/.*.tmp")),
-        "one done": lambda: finished_shards(out) >= 1,
-        "most done": lambda: finished_shards(out) >= NUM_TEXTS - 1,
+        "one done": lambda: any(out.glob("shards/*.json")),
+        "most done": lambda: len(list(out.glob("shards/*.json"))) >= len(texts) - 1,
     }
     for moment, is_time in moments.items():
         for _ in range(5):  # a busy machine may sleep through a short moment
@@ -103,9 +59,10 @@ def test_killed_at_one_moment_after_the_other_and_restarted(texts, vocab, undist
                 break
             shutil.rmtree(out)
         assert is_time(), moment
-        assert contents(out) != undisturbed
-    subprocess.run(command(texts, vocab, out), check=True, capture_output=True)
-    assert contents(out) == undisturbed
+        assert not (out / "index" / "dataset.json").exists()
+    for directory in (out, tmp_path / "undisturbed"):
+        subprocess.run(command(texts, vocab, directory), check=True, capture_output=True)
+    assert contents(out) == contents(tmp_path / "undisturbed")
 
 
 def killed_before_rename(number, prepare):
@@ -130,14 +87,15 @@ def killed_before_rename(number, prepare):
     return status != 0
 
 
-def test_killed_before_every_single_rename(texts, vocab, tmp_path):
+def test_killed_before_every_single_rename(tmp_path):
     # One worker, so that one process makes all renames: each completes a file.
-    sizes = {"max_seq_length": 64, "max_predictions": 10, "dupe_factor": 1}
+    vocab = write_vocabulary(tmp_path / "words.txt")
+    texts = [write_text(tmp_path / f"{name}.txt", name) for name in ("a", "b")]
     sets = []
     was_killed = True
     while was_killed:
         out = tmp_path / f"after-{len(sets)}-renames"
-        prepare = partial(prepare_small, texts[:2], vocab, out, **sizes)
+        prepare = partial(prepare_set, texts, out, vocab=vocab)
         was_killed = killed_before_rename(len(sets), prepare)
         if was_killed:
             prepare()
@@ -145,28 +103,3 @@ def test_killed_before_every_single_rename(texts, vocab, tmp_path):
     undisturbed = sets.pop()
     assert len(sets) == len(undisturbed)
     assert all(found == undisturbed for found in sets)
-
-
-def test_interrupted_in_compiled_code_and_restarted(vocab, tmp_path):
-    text, out = tmp_path / "long.txt", tmp_path / "set"
-    write_synthetic_text(text, num_documents=20_000, seed=1)  # a pass takes a while
-    words = [*command([text], vocab, out)[3:], "--workers", "1", "--dupe-factor", "20"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", WITH_PASSES_ANNOUNCED, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A background job may have started these tests with Ctrl-C ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "pass\n"
-    time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, printed, errors) == (130, "", "mlperf_bert: interrupted\n")
-    assert contents(out).keys() == {"vocab.txt"}
-    for directory in (out, tmp_path / "undisturbed"):
-        again = [word if word != str(out) else str(directory) for word in words]
-        subprocess.run([sys.executable, "-m", "mlperf_bert", *again], check=True)
-    assert contents(out) == contents(tmp_path / "undisturbed")

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from import_cases import VOCAB, shard_of
+from import_cases import NAMES, VOCAB, shard_of
 from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
-from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.data.shards import SampleReader, Shard
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.cli import add_arguments, run
@@ -31,23 +31,18 @@ def expected_examples(text):
 
 
 def test_the_set_holds_the_examples_of_its_texts(from_text, texts):
-    index = LengthIndex.open(from_text)
-    reader = SampleReader(from_text, index.manifest)
-    samples = reader.read(np.arange(index.manifest.num_samples))
     parts = [expected_examples(text) for text in texts]
-    for ours, theirs in (
-        (samples.input_ids, [part.input_ids for part in parts]),
-        (samples.lengths, [np.diff(part.offsets) for part in parts]),
-        (samples.segment_b_start, [part.segment_b_start for part in parts]),
-        (samples.masked_positions, [part.masked_lm_positions for part in parts]),
-        (samples.masked_ids, [part.masked_lm_ids for part in parts]),
-        (samples.masked_counts, [np.diff(part.masked_lm_offsets) for part in parts]),
-        (samples.next_sentence_label, [part.next_sentence_label for part in parts]),
+    for name, part in zip(NAMES, parts, strict=True):
+        arrays = Shard(shard_of(from_text, name)).arrays()
+        for field in arrays.__slots__:
+            np.testing.assert_array_equal(getattr(arrays, field), getattr(part, field))
+    index = LengthIndex.open(from_text)
+    for found, name in (
+        (index.lengths, "offsets"),
+        (index.masked_counts, "masked_lm_offsets"),
     ):
-        assert ours.dtype == np.int64
-        np.testing.assert_array_equal(ours, np.concatenate(theirs))
-    np.testing.assert_array_equal(index.lengths, samples.lengths)
-    np.testing.assert_array_equal(index.masked_counts, samples.masked_counts)
+        expected = np.concatenate([np.diff(getattr(part, name)) for part in parts])
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_workers_do_not_change_a_byte(prepare, from_text, texts, tmp_path):
@@ -139,44 +134,26 @@ def test_baseline_is_what_it_says(prepare, texts, tmp_path):
     assert (baseline.masked_tokens, baseline.mask_inputs) == (len(labels), len(at_mask))
 
 
-@pytest.mark.parametrize(
-    ("bad", "problem", "workers"),
-    [
-        (None, "No such file", 1),
-        (b"", "is empty", 1),
-        (b" \n\n \n", "is empty", 1),
-        (b"Fine.\n\nNot \xff fine.\n", "not UTF-8 at byte 11", 1),
-        (b"Fine.\n\nNot \xff fine.\n", "not UTF-8 at byte 11", 2),
-        (b"Only one.\nDocument here.\n", "has 1 documents", 1),
-        (b"\x01\n\n\x02\n", "has 0 documents", 1),
-    ],
-)
-def test_bad_text_is_a_clear_error_and_leaves_no_set(
-    prepare,
-    texts,
-    tmp_path,
-    bad,
-    problem,
-    workers,
-):
-    path = tmp_path / "part-2.txt"
-    if bad is not None:
-        path.write_bytes(bad)
-    with pytest.raises(DataError, match=f"part-2.*{problem}"):
-        prepare([*texts, path], workers=workers)
-    left = contents(tmp_path / "set") if (tmp_path / "set").exists() else {}
-    assert not [name for name in left if "part-2" in name or name.startswith("index")]
-    assert not [name for name in left if name.endswith(".tmp")]
-
-
-def test_two_texts_of_one_name(prepare, texts, tmp_path):
-    with pytest.raises(DataError, match="same stem"):
-        prepare([*texts, Path(shutil.copy(texts[0], tmp_path / "part-0.text"))])
+SPECIAL = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n"
+NO_FILE = object()
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        ({"text": NO_FILE}, "part-2.*No such file"),
+        ({"text": b""}, "part-2.*is empty"),
+        ({"text": b" \n\n \n"}, "part-2.*is empty"),
+        ({"text": b"Fine.\n\nNot \xff fine.\n"}, "part-2.*not UTF-8 at byte 11"),
+        ({"text": b"Fine.\n\nNot \xff fine.\n", "workers": 2}, "part-2.*not UTF-8 at byte 11"),
+        ({"text": b"Only one.\nDocument here.\n"}, "part-2.*has 1 documents"),
+        ({"text": b"\x01\n\n\x02\n"}, "part-2.*has 0 documents"),
+        ({"vocab": NO_FILE}, "No such file"),
+        ({"vocab": SPECIAL + b"a\n"}, r"no token \[MASK\]"),
+        ({"vocab": SPECIAL + b"[MASK]\na\nb\na\n"}, "line 8: repeats 'a' of line 6"),
+        ({"vocab": SPECIAL + b"[MASK]\n"}, "only the special tokens"),
+        ({"vocab": b"[PAD]\n\n[UNK]\n"}, "line 2: is empty"),
+        ({"vocab": b"[PAD]\n\xff\n"}, "not UTF-8 at byte 6"),
         ({"max_seq_length": 7}, "max_seq_length: is 7"),
         ({"max_predictions": 65_536}, "max_predictions: is 65536"),
         ({"dupe_factor": 0}, "dupe_factor: is 0"),
@@ -184,9 +161,25 @@ def test_two_texts_of_one_name(prepare, texts, tmp_path):
         ({"pick_eval": 5}, "picks out of one text file, 2 given"),
     ],
 )
-def test_options_out_of_range(prepare, texts, change, problem):
-    with pytest.raises(ConfigError, match=problem):
-        prepare(texts, **change)
+def test_what_cannot_be_prepared_is_said_and_leaves_no_set(
+    prepare, texts, tmp_path, change, problem
+):
+    files = {"text": tmp_path / "part-2.txt", "vocab": tmp_path / "words.txt"}
+    for name in files.keys() & change.keys():
+        if change[name] is not NO_FILE:
+            files[name].write_bytes(change[name])
+        change = {**change, name: files[name]}
+    paths = [*texts, change.pop("text")] if "text" in change else texts
+    with pytest.raises((DataError, ConfigError), match=problem):
+        prepare(paths, **change)
+    left = contents(tmp_path / "set").keys()
+    assert not [name for name in left if name.startswith("index") or name.endswith(".tmp")]
+    assert not [name for name in left if "part-2" in name or paths is texts]
+
+
+def test_two_texts_of_one_name(prepare, texts, tmp_path):
+    with pytest.raises(DataError, match="same stem"):
+        prepare([*texts, Path(shutil.copy(texts[0], tmp_path / "part-0.text"))])
 
 
 def test_failure_while_writing_leaves_nothing(prepare, texts, tmp_path, monkeypatch):
@@ -206,26 +199,6 @@ def test_paragraphs_are_split_into_sentences(prepare, tmp_path):
     sentences.write_text("\n One is here. Two is\nwrapped over lines.\n\n\nThree. ends it! Four.")
     found = prepare([sentences], out=tmp_path / "b", split_sentences=True)
     assert [shard.sha256 for shard in found.shards] == [shard.sha256 for shard in expected.shards]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "problem"),
-    [
-        (None, "No such file"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no token \[MASK\]"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8: repeats 'a' of line 6"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "only the special tokens"),
-        (b"[PAD]\n\n[UNK]\n", "line 2: is empty"),
-        (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
-    ],
-)
-def test_bad_vocabulary(prepare, texts, tmp_path, vocabulary, problem):
-    path = tmp_path / "words.txt"
-    if vocabulary is not None:
-        path.write_bytes(vocabulary)
-    with pytest.raises(DataError, match=problem):
-        prepare(texts, vocab=path)
-    assert not (tmp_path / "set").exists()
 
 
 LEFT_BY_KILLED_RUNS = [
@@ -267,24 +240,17 @@ def test_text_with_defaults(texts, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--text", "a.txt", "--out", "d"], "--vocab: is missing"),
-        (
-            ["--text", "a.txt", "--vocab", "v", "--out", "d", "--config", "c.toml"],
-            "--config: does not",
-        ),
-        (["--embedded", "--out", "d"], "--config: is missing"),
-        (
-            ["--embedded", "--config", "c.toml", "--out", "d", "--workers", "2"],
-            "--workers: does not",
-        ),
-        (["--embedded", "--config", "c.toml", "--out", "d", "--dupe-factor", "2"], "--dupe-factor"),
-        (["--hdf5", "a", "--vocab", "v", "--out", "d", "--seed", "1"], "--seed: does not go with"),
-        (["--text", "a", "--vocab", str(VOCAB), "--out", "d", "--workers", "0"], "workers: is 0"),
+        ("--text a.txt --out d", "--vocab: is missing"),
+        ("--text a.txt --vocab v --out d --config c.toml", "--config: does not"),
+        ("--embedded --out d", "--config: is missing"),
+        ("--embedded --config c.toml --out d --workers 2", "--workers: does not"),
+        ("--embedded --config c.toml --out d --dupe-factor 2", "--dupe-factor"),
+        ("--hdf5 a --vocab v --out d --seed 1", "--seed: does not go with"),
     ],
 )
 def test_options_that_do_not_go_together(words, problem):
     with pytest.raises(ConfigError, match=problem):
-        call(*words)
+        call(*words.split())
 
 
 @pytest.mark.parametrize("module", ["prepare.cli", "cli.verify"])

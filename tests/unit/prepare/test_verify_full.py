@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from mlperf_bert.data.index import (
-    INDEX_ARRAYS,
-    masked_count_table,
-    read_sidecar,
-)
+from mlperf_bert.data.index import masked_count_table, read_sidecar
 from verify_cases import (
-    VOCAB_SIZE,
     check,
     flip,
     prepare_set,
@@ -83,14 +78,9 @@ def shift_offset(arrays):
 
 
 FORGERIES = {
-    "labels 0": (put("next_sentence_label", slice(None), 0), "is 0 in all "),
-    "label 2": (put("next_sentence_label", 5, 2), "sample 5"),
     "position on [CLS]": (put("masked_lm_positions", 0, 0), "on [CLS]"),
     "position outside": (put("masked_lm_positions", -1, 63), "outside"),
-    "position far off": (put("masked_lm_positions", -1, 65_535), "outside"),
     "unsorted": (swap_positions, "masked_lm_positions does not ascend: sample 0"),
-    "token": (put("input_ids", 1, VOCAB_SIZE), "input_ids is not within"),
-    "label": (put("masked_lm_ids", 0, VOCAB_SIZE), "masked_lm_ids is not within"),
     "no [CLS]": (put("input_ids", 0, 7), "begin with [CLS]: sample 0"),
     "no last [SEP]": (put("input_ids", -1, 7), "end with [SEP]"),
     "no middle [SEP]": (without_sep_before_b, "before segment B: sample 3"),
@@ -124,7 +114,7 @@ def test_offsets_that_lead_out_of_the_shard(pair):
         place = read_sidecar(shard(pair)).datasets[name]
         array = np.memmap(shard(pair), "<i8", mode="r+", offset=place.offset, shape=(place.count,))
         before = array[1]
-        for value in (0, -1, 65, 2**62, -(2**63)):
+        for value in (0, limit + 1, -(2**63)):
             array[1] = value
             array.flush()
             sign(pair / "train")
@@ -146,19 +136,6 @@ def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair):
         sign(pair / "train")
         found += str(shard(pair)) in problems(pair / "train", full=True)
     assert found == 20
-
-
-def test_an_index_that_does_not_fit_the_shards(pair):
-    for name, dtype in INDEX_ARRAYS[2]:
-        path = pair / "train" / "index" / name
-        values = np.memmap(path, dtype, mode="r+")
-        places = [0, int(np.flatnonzero(values != values[0])[0])]
-        values[places] = values[places[::-1]]
-        values.flush()
-        sign(pair / "train")
-        assert problems(pair) == ""
-        assert str(path) in problems(pair / "train", full=True)
-        values[places] = values[places[::-1]]
 
 
 def test_a_vocabulary_for_another_text(tmp_path, made):

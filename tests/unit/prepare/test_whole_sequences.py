@@ -13,33 +13,19 @@ from mlperf_bert.data.index import LengthIndex, masked_count_table
 from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.whole_sequences import cut
-from support import prepare_small, write_synthetic_text
-from verify_cases import problems, spoil, write_vocabulary
+from verify_cases import make_pair, prepare_set, problems, spoil
 
 SIZES = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return write_vocabulary(tmp_path_factory.mktemp("words") / "words.txt")
+def pair(tmp_path_factory):
+    """Three texts to train on, one held out; not to be changed."""
+    return make_pair(tmp_path_factory.mktemp("single"), **SIZES)
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("texts")
-    paths = [directory / f"part-{number}.txt" for number in range(3)]
-    for number, path in enumerate(paths):
-        write_synthetic_text(path, 30, seed=number)
-    return paths
-
-
-@pytest.fixture(scope="module")
-def pair(vocabulary, texts, tmp_path_factory):
-    """Two texts to train on, one held out; not to be changed."""
-    out = tmp_path_factory.mktemp("pair")
-    prepare_small(texts[:2], vocabulary, out / "train", **SIZES)
-    prepare_small(texts[2:], vocabulary, out / "eval", with_baseline=True, **SIZES)
-    return out
+def texts_of(pair):
+    return [pair.parent / f"{name}.txt" for name in ("a", "b", "c")]
 
 
 def samples_of(set_dir, first=0, count=None):
@@ -85,12 +71,12 @@ def test_cuts_equal_the_plain_rule(documents, room):
     assert np.diff(np.concatenate(([0], ends))).tolist() == plain_cut(documents, room)
 
 
-def test_every_word_is_there_once_in_its_order(pair, texts):
+def test_every_word_is_there_once_in_its_order(pair):
     samples = samples_of(pair / "train")
     sequences = np.split(text_of(samples), np.cumsum(samples.lengths)[:-1])
     assert {(each[0], each[-1]) for each in sequences} == {(2, 3)}  # [CLS] and [SEP]
     words = [token for each in sequences for token in each[1:-1].tolist()]
-    written = [word for path in texts[:2] for word in path.read_text(encoding="utf-8").split()]
+    written = [word for path in texts_of(pair) for word in path.read_text(encoding="utf-8").split()]
     assert words == [5 + int(word[1:]) for word in written]
     assert samples.lengths.max() <= SIZES["max_seq_length"]
     assert samples.segment_b_start.tolist() == samples.lengths.tolist()
@@ -102,7 +88,7 @@ def test_every_word_is_there_once_in_its_order(pair, texts):
 def test_the_set_says_what_it_is_and_passes_verification(pair):
     manifest = LengthIndex.open(pair / "train").manifest
     assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
-    assert b'"segments": "single"' in (pair / "train/shards/part-0.hdf5.json").read_bytes()
+    assert b'"segments": "single"' in (pair / "train/shards/a.hdf5.json").read_bytes()
     assert problems(pair, full=True) == ""
 
 
@@ -124,7 +110,7 @@ def test_what_is_no_sequence_is_found(pair, tmp_path, words):
         place = int(unmasked[1]) if name == "input_ids" else row
         arrays[name][place] = change(arrays[name][place])
 
-    spoil(set_dir / "shards/part-2.hdf5", spoiled)
+    spoil(set_dir / "shards/held.hdf5", spoiled)
     assert words in problems(set_dir, full=True)
     if name != "segment_b_start":
         return
@@ -133,19 +119,17 @@ def test_what_is_no_sequence_is_found(pair, tmp_path, words):
         reader.read(ids)
 
 
-def test_a_set_of_pairs_is_written_as_ever(vocabulary, texts, tmp_path):
-    prepare_small(texts[:1], vocabulary, tmp_path / "set", **{**SIZES, "segments": "pair"})
-    for file in ("index/dataset.json", "shards/part-0.hdf5.json"):
+def test_a_set_of_pairs_is_written_as_ever(pair, tmp_path):
+    prepare_set(texts_of(pair)[:1], tmp_path / "set")
+    for file in ("index/dataset.json", "shards/a.hdf5.json"):
         contents = (tmp_path / "set" / file).read_bytes()
         assert b"segments" not in contents and b"vocabulary_file" not in contents
 
 
-def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(
-    vocabulary, texts, pair, tmp_path
-):
+def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(pair, tmp_path):
     made = {"once": samples_of(pair / "train")}
     for name, options in {"twice": {"dupe_factor": 2}, "by two": {"workers": 2}}.items():
-        prepare_small(texts[:2], vocabulary, tmp_path / name, **{**SIZES, **options})
+        prepare_set(texts_of(pair), tmp_path / name, **{**SIZES, **options})
         made[name] = samples_of(tmp_path / name)
     for field in fields(Samples):
         once, by_two = (getattr(made[name], field.name) for name in ("once", "by two"))
@@ -161,21 +145,20 @@ def test_passes_differ_in_their_masks_alone_and_workers_in_nothing(
     assert np.array_equal(first.masked_positions, once.masked_positions[:of_first])
 
 
-def test_texts_do_not_share_their_masks(vocabulary, tmp_path):
+def test_texts_do_not_share_their_masks(tmp_path):
     """Their first sequences have the same number and lengths, and the same seed."""
     sentence = " ".join(f"w{number}" for number in range(22))
     for name in ("a", "b"):
         text = tmp_path / f"{name}.txt"
         text.write_text((f"{sentence}\n" * 40) + f"\n{name}\n")
-        prepare_small([text], vocabulary, tmp_path / name, **SIZES)
+        prepare_set([text], tmp_path / name, **SIZES)
     first, second = (samples_of(tmp_path / name) for name in ("a", "b"))
     assert first.lengths.tolist() == second.lengths.tolist()
     assert not np.array_equal(first.masked_positions, second.masked_positions)
 
 
-def test_a_text_without_words_is_one_line(vocabulary, tmp_path):
+def test_a_text_without_words_is_one_line(tmp_path):
     path = tmp_path / "nothing.txt"
     path.write_text("\x00\x00\n")
-    with pytest.raises(DataError) as caught:
-        prepare_small([path], vocabulary, tmp_path / "set", **SIZES)
-    assert "0 documents with words" in str(caught.value)
+    with pytest.raises(DataError, match="0 documents with words"):
+        prepare_set([path], tmp_path / "set", **SIZES)

@@ -1,15 +1,13 @@
 """Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
 
 import json
-import shutil
 import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.documents import tokenize_documents
@@ -20,16 +18,17 @@ from mlperf_bert.vocabulary.any_vocabulary import (
 )
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 from own_texts import encode_lines
-from resume_cases import MISSED, run_train
-from support import metrics_losses, prepare_small, run_cli
+from support import prepare_small, run_cli
 from verify_cases import problems
 
 LINES = ["The model was trained on text.", "It was a text, it was: a model!", "</s> [MASK] <mask>"]
+TEXT = "\u00e9\u4e00 a text, and a \ufdfa"
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 HUGE = 2**31 - 1
 SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
-def byte_level(special=("<s>", "<pad>", "</s>", "<unk>", "<mask>")):
+def byte_level(special=SPECIAL):
     """As RoBERTa's, with a few hundred tokens."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,18 +62,66 @@ def unigram():
     """As XLM-R's or ALBERT's."""
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=special, unk_token="<unk>", show_progress=False
+        vocab_size=60, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False
     )
     made.train_from_iterator(LINES[:2] * 9, trainer)
     return made
 
 
+def of_steps(**members):
+    """A tokenizer of a few dozen tokens with these members of its file."""
+    made = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=list(SPECIAL), show_progress=False)
+    made.train_from_iterator([TEXT] * 3, trainer)
+    return Tokenizer.from_str(json.dumps({**json.loads(made.to_str()), **members}))
+
+
+def in_turn(key, *steps):
+    """Steps one after the other."""
+    return {"type": "Sequence", key: list(steps)}
+
+
+def replace(pattern, content):
+    """A step that exchanges text."""
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+IN_USE = {
+    "as Llama's of 2023": {
+        "normalizer": in_turn(
+            "normalizers",
+            {"type": "Prepend", "prepend": "\u2581"},
+            replace({"String": " "}, "\u2581"),
+        )
+    },
+    "as ALBERT's": {
+        "normalizer": in_turn(
+            "normalizers",
+            replace({"String": "``"}, '"'),
+            replace({"String": "''"}, '"'),
+            {"type": "NFKD"},
+            {"type": "StripAccents"},
+            {"type": "Lowercase"},
+            replace({"Regex": " {2,}"}, " "),
+        ),
+        "pre_tokenizer": in_turn("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE),
+    },
+    "many splits": {
+        "pre_tokenizer": in_turn(
+            "pretokenizers",
+            *[{"type": "Digits", "individual_digits": True}] * 20,
+            {"type": "ByteLevel", **BYTE_LEVEL},
+        )
+    },
+}
 MADE = {
     "byte level": byte_level,
     "word pieces": word_pieces,
     "unigram": unigram,
+    **{name: partial(of_steps, **members) for name, members in IN_USE.items()},
 }
 
 
@@ -95,21 +142,23 @@ def test_lines_are_split_as_the_library_does(tmp_path, kind):
         written = {"cls": "<s>", "sep": "</s>"}.get(name, f"<{name}>")
         wanted = f"[{name.upper()}]" if kind == "word pieces" else written
         assert getattr(found, f"{name}_id") == tokenizer.token_to_id(wanted)
-    plain = [
-        tokenizer.encode(line, add_special_tokens=False).ids for line in (*LINES[:2], "", "model")
-    ]
-    lines = encode_lines(found, [*LINES[:2], "", "model"])
-    assert [line.tolist() for line in lines] == plain
-    assert {line.dtype for line in lines} == {np.dtype(np.uint16)}
+    lines = [*LINES[:2], "", "model", TEXT]
+    plain = [tokenizer.encode(line, add_special_tokens=False).ids for line in lines]
+    found_lines = encode_lines(found, lines)
+    assert [line.tolist() for line in found_lines] == plain
+    assert {line.dtype for line in found_lines} == {np.dtype(np.uint16)}
     # Special tokens in the text are text.
     (ids,) = encode_lines(found, [LINES[2] + " model [SEP] <s>"])
     special = [found.pad_id, found.cls_id, found.sep_id, found.mask_id]
     assert len(ids) and not np.isin(ids, special).any()
-    # Truncation and padding of the file do not count.
+    # Truncation, padding and what is put around the text do not count.
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=40)
-    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
-    assert encode_lines(found, LINES[:1])[0].tolist() == plain[0]
+    text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
+    repeating = {"post_processor": {"type": "TemplateProcessing", **template}}
+    path = saved(tmp_path / "tokenizer.json", tokenizer, lambda values: values.update(repeating))
+    assert encode_lines(load_tokenizer_file(path), LINES[:1])[0].tolist() == plain[0]
 
 
 def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path):
@@ -125,9 +174,8 @@ def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path):
 def test_a_sentence_within_a_document_follows_white_space(tmp_path):
     path = saved(tmp_path / "tokenizer.json", byte_level())
     vocabulary = load_any_vocabulary(path)
-    documents = tokenize_documents(
-        "was it\nwas it\n\nwas it", make_encoder(vocabulary), split=False
-    )
+    text = "was it\nwas it\n\nwas it"
+    documents = tokenize_documents(text, make_encoder(vocabulary), split=False)
     sentences = np.split(documents.tokens, documents.sentence_offsets[1:-1])
     plain = [
         byte_level().encode(text, add_special_tokens=False).ids for text in ("was it", " was it")
@@ -136,48 +184,27 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path):
     assert [each.tolist() for each in sentences] == [plain[0], plain[1], plain[0]]
 
 
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory):
-    """Train and eval of single segments, beside the tokenizer they were made with."""
-    directory = tmp_path_factory.mktemp("made")
-    path = saved(directory / "mine.json", byte_level())
-    for name in ("train", "eval"):
-        text = directory / f"{name}.txt"
-        text.write_text("\n\n".join(f"{LINES[0]}\n{LINES[1]} {name}" for _ in range(20)))
-        prepare_small([text], path, directory / "sets" / name, **SINGLE)
-    return directory / "sets"
-
-
-def test_a_set_of_it_keeps_it_and_passes_verification(sets, tmp_path):
-    manifest = LengthIndex.open(sets / "eval").manifest
+def test_a_set_of_it_keeps_it_and_passes_verification(tmp_path):
+    path = saved(tmp_path / "mine.json", byte_level())
+    text, made = tmp_path / "text.txt", tmp_path / "set"
+    text.write_text("\n\n".join(f"{LINES[0]}\n{LINES[1]}" for _ in range(20)))
+    manifest = prepare_small([text], path, made, **SINGLE)
     assert (manifest.vocabulary_file, manifest.unk_id) == ("tokenizer.json", 3)
-    kept = sets / "eval" / "tokenizer.json"
-    assert kept.read_bytes() == (sets.parent / "mine.json").read_bytes()
-    assert not (sets / "eval" / "vocab.txt").exists()
-    assert problems(sets / "eval", full=True) == ""
-    reader = SampleReader(sets / "eval", manifest)
-    assert reader.read(np.arange(2)).input_ids[0] == manifest.cls_id
-    copy = Path(shutil.copytree(sets / "eval", tmp_path / "eval"))
-    with (copy / "tokenizer.json").open("a") as file:
+    assert (made / "tokenizer.json").read_bytes() == path.read_bytes()
+    assert not (made / "vocab.txt").exists()
+    assert problems(made, full=True) == ""
+    assert SampleReader(made, manifest).read(np.arange(2)).input_ids[0] == manifest.cls_id
+    with (made / "tokenizer.json").open("a") as file:
         file.write(" ")
-    assert "vocabulary" in problems(copy)
-
-
-def test_a_set_of_it_is_trained_on(sets, tiny_config, tmp_path):
-    size = LengthIndex.open(sets / "train").manifest.vocab_size
-    settings = ("model.objective=mlm", f"model.vocab_size={size}", "run.max_steps=2")
-    settings += ("data.masking=dynamic", "checkpoint.interval_steps=never")
-    assert run_train(tiny_config, sets, tmp_path / "run", *settings) == MISSED
-    assert metrics_losses(tmp_path / "run")
+    assert "vocabulary" in problems(made)
 
 
 def without(*names):
-    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return lambda: byte_level(tuple(name for name in special if name not in names))
+    return byte_level(tuple(name for name in SPECIAL if name not in names))
 
 
 def test_a_vocabulary_of_bytes_needs_no_unknown_word(tmp_path):
-    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", without("<unk>")()))
+    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", without("<unk>")))
     assert found.unk_id == found.pad_id
 
 
@@ -204,7 +231,7 @@ def refusal(path):
 def test_what_is_no_tokenizer_for_this_is_one_line(tmp_path):
     path = tmp_path / "tokenizer.json"
     for name in ("<s>", "</s>", "<pad>", "<mask>"):
-        line = refusal(saved(path, without(name)()))
+        line = refusal(saved(path, without(name)))
         assert "has no" in line and name in line
     for change in CHANGED.values():
         refusal(saved(path, byte_level(), change))
@@ -238,82 +265,3 @@ def test_without_the_package_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"tools/venv\.sh tokenizers"):
         load_tokenizer_file(path)
-
-
-TEXT = "\u00e9\u4e00 a text, and a \ufdfa"
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
-BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
-
-
-def in_turn(key, *steps):
-    """Steps one after the other."""
-    return {"type": "Sequence", key: list(steps)}
-
-
-def replace(pattern, content):
-    """A step that exchanges text."""
-    return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-def written(path, **members):
-    """A tokenizer of a few dozen tokens with these members."""
-    made = Tokenizer(models.BPE())
-    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
-    made.train_from_iterator([TEXT] * 3, trainer)
-    values = {**json.loads(made.to_str()), **members}
-    path.write_text(json.dumps(values), encoding="utf-8")
-    return path
-
-
-IN_USE = {
-    "as GPT-2's": {"pre_tokenizer": {"type": "ByteLevel", **BYTE_LEVEL}},
-    "as Llama's of 2023": {
-        "normalizer": in_turn(
-            "normalizers",
-            {"type": "Prepend", "prepend": "\u2581"},
-            replace({"String": " "}, "\u2581"),
-        )
-    },
-    "as ALBERT's": {
-        "normalizer": in_turn(
-            "normalizers",
-            replace({"String": "``"}, '"'),
-            replace({"String": "''"}, '"'),
-            {"type": "NFKD"},
-            {"type": "StripAccents"},
-            {"type": "Lowercase"},
-            replace({"Regex": " {2,}"}, " "),
-        ),
-        "pre_tokenizer": in_turn("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE),
-    },
-    "as BERT's": {
-        "normalizer": {"type": "BertNormalizer", **BERT},
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-    },
-    "many splits": {
-        "pre_tokenizer": in_turn(
-            "pretokenizers",
-            *[{"type": "Digits", "individual_digits": True}] * 20,
-            {"type": "ByteLevel", **BYTE_LEVEL},
-        )
-    },
-}
-
-
-def test_steps_of_tokenizers_in_use_are_accepted(tmp_path):
-    for name, members in IN_USE.items():
-        path = written(tmp_path / "tokenizer.json", **members)
-        theirs = Tokenizer.from_file(str(path)).encode(TEXT, add_special_tokens=False).ids
-        (ids,) = encode_lines(load_tokenizer_file(path), [TEXT])
-        assert ids.tolist() == theirs, name
-
-
-def test_a_template_that_repeats_the_text_does_not_count(tmp_path):
-    text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    template = {"single": [text] * 50, "pair": [text, other], "special_tokens": {}}
-    plain = encode_lines(load_tokenizer_file(written(tmp_path / "plain.json")), [TEXT])[0]
-    members = {"post_processor": {"type": "TemplateProcessing", **template}}
-    path = written(tmp_path / "tokenizer.json", **members)
-    assert encode_lines(load_tokenizer_file(path), [TEXT])[0].tolist() == plain.tolist()
