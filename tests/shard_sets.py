@@ -7,7 +7,7 @@ import torch
 
 from bert_tools.bench.training_run import synthetic_samples
 from bert_tools.common.length_histogram import SHORTEST
-from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.data.index import Manifest, ShardEntry, ShardSettings, write_index
 from mlperf_bert.data.shards import ShardArrays
 from mlperf_bert.prepare.build import write_shard
@@ -73,6 +73,14 @@ def write_set(set_dir, shards, seed):
     return write_index(
         set_dir, manifest, lengths.astype(np.uint16), masked_counts.astype(np.uint16)
     )
+
+
+def originals(batch):
+    """The tokens of a batch before masking; it may be padded."""
+    is_used = batch.labels != IGNORED
+    found = batch.input_ids.clone()
+    found[batch.masked_token_index[is_used]] = batch.labels[is_used]
+    return found
 
 
 def assert_same_batch(batch, expected):

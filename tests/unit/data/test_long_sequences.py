@@ -9,22 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bert_tools.common.length_histogram import run_shapes
-from bert_tools.own_text.prepare import OwnText
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.capacity import plan_shapes
-from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings, masked_count_table
+from mlperf_bert.data.index import LengthIndex, Manifest, masked_count_table
 from mlperf_bert.data.loader import DirectSource, Loader, Staging
 from mlperf_bert.data.masking import DynamicMasks
-from mlperf_bert.data.set_checks import open_index
+from mlperf_bert.data.set_checks import open_data, open_index
 from mlperf_bert.data.shards import SampleReader
-from own_texts import WORDS, make
+from mlperf_bert.errors import DataError
+from own_texts import WORDS
 from resume_cases import run_train
-from support import metrics_losses, refusal
+from shard_sets import originals
+from support import metrics_losses, prepare_small
 from verify_cases import problems, sign
 
 LONGEST, MOST, RATE = 8192, 2458, 0.3
@@ -33,47 +34,23 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 OPENINGS = [f"opening{name}" for name in "abcdefghijklmnop"]
 CPU = torch.device("cpu")
 
-CONFIG = f"""
-[run]
-max_steps = 2
-seed = 11
-device = "cpu"
-step_mode = "captured"
-log_interval_steps = 1
-[model]
-vocab_size = {len(SPECIAL) + 1 + len(WORDS) + DOCUMENTS}
-hidden_size = 8
-num_layers = 1
-num_heads = 1
-intermediate_size = 8
-max_position_embeddings = {LONGEST}
-objective = "mlm"
-[data]
-max_seq_length = {LONGEST}
-max_predictions = {MOST}
-masking = "dynamic"
-masking_rate = {RATE}
-[parallel]
-local_batch_size = 2
-[optim]
-name = "adamw"
-learning_rate = 1e-3
-[schedule]
-decay_steps = 2
-[eval]
-target_accuracy = "none"
-interval_samples = 4
-[mlperf]
-enforce_rules = false
-"""
+SETTINGS = (
+    *("run.max_steps=2", "run.step_mode=captured", "parallel.local_batch_size=2"),
+    *("model.num_layers=1", "model.num_heads=1", "model.hidden_size=8"),
+    *("model.intermediate_size=8", f"model.vocab_size={6 + len(WORDS) + DOCUMENTS}"),
+    *("model.objective=mlm", f"model.max_position_embeddings={LONGEST}"),
+    *(f"data.max_seq_length={LONGEST}", f"data.max_predictions={MOST}"),
+    *("data.masking=dynamic", f"data.masking_rate={RATE}"),
+    *("schedule.warmup_steps=0", "schedule.decay_steps=2"),
+    *("eval.target_accuracy=none", "eval.interval_samples=4"),
+)
 
 
 def document(number, num_sentences):
     """Sentences that all begin with the document's own word."""
     rng = random.Random(number)
-    opening = OPENINGS[number % DOCUMENTS].capitalize()
     lines = (rng.choices(WORDS, k=rng.randint(8, 30)) for _ in range(num_sentences))
-    return " ".join(f"{opening} {' '.join(words)}." for words in lines)
+    return "".join(f"{OPENINGS[number]} {' '.join(words)}.\n" for words in lines)
 
 
 @pytest.fixture(scope="module")
@@ -82,40 +59,21 @@ def pair(tmp_path_factory):
     directory = tmp_path_factory.mktemp("long")
     words = [*SPECIAL, ".", *WORDS, *OPENINGS]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "text").mkdir()
-    for number in range(DOCUMENTS):
-        text = document(number, 3 if number % 4 == 3 else 440)
-        (directory / "text" / f"{number:02}.txt").write_text(text)
-    wanted = OwnText(
-        source=directory / "text",
-        documents="file",
-        text_field="text",
-        vocab_path=directory / "tokenizer.json",
-        vocab_size=300,
-        settings=ShardSettings(
-            max_seq_length=LONGEST,
-            max_predictions=MOST,
-            dupe_factor=1,
-            seed=12345,
-            segments="single",
-        ),
-    )
-    return make(wanted, directory / "out")
+    documents = [document(number, 3 if number % 4 == 3 else 440) for number in range(DOCUMENTS)]
+    limits = {"max_seq_length": LONGEST, "max_predictions": MOST, "segments": "single"}
+    for name, part, passes in (("train", documents[4:], 1), ("eval", documents[:4], 2)):
+        text = directory / f"{name}.txt"
+        text.write_text("\n".join(part))
+        places = ([text], directory / "tokenizer.json", directory / "pair" / name)
+        prepare_small(*places, **limits, dupe_factor=passes, with_baseline=name == "eval")
+    return directory / "pair"
 
 
 @pytest.fixture
-def config_file(tmp_path):
-    path = tmp_path / "long.toml"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture
-def config(config_file):
-    return load_config(config_file)
+def config(tiny_config):
+    return load_config(tiny_config, SETTINGS)
 
 
 def reader_of(set_dir):
@@ -126,14 +84,6 @@ def read(reader, ids):
     return make_batch(reader.read(ids), ids, mlm_denominator=1.0, nsp_denominator=1.0)
 
 
-def original(batch):
-    """The tokens before masking."""
-    is_used = batch.labels != IGNORED
-    found = batch.input_ids.clone()
-    found[batch.masked_token_index[is_used]] = batch.labels[is_used]
-    return found
-
-
 def test_sentences_of_one_document_fill_a_sequence(pair):
     assert problems(pair, full=True) == ""
     openings = 6 + len(WORDS) + np.arange(DOCUMENTS)
@@ -142,7 +92,7 @@ def test_sentences_of_one_document_fill_a_sequence(pair):
         reader, index = reader_of(pair / name), LengthIndex.open(pair / name)
         for sample in range(reader.manifest.num_samples):
             batch = read(reader, np.array([sample]))
-            (of_document,) = np.intersect1d(original(batch), openings)  # of one alone
+            (of_document,) = np.intersect1d(originals(batch), openings)  # of one alone
             rests[of_document] += index.lengths[sample] < LONGEST - 32  # a sentence would fit
         assert max(rests.values()) == passes
         table = masked_count_table(LONGEST, MOST, 0.15)
@@ -177,14 +127,14 @@ def test_dynamic_masks_are_planned_drawn_and_padded(pair, config):
             assert torch.equal(batch.labels[is_used], unpadded.labels)
             assert torch.equal(batch.masked_token_index[is_used], unpadded.masked_token_index)
             stored = read(reader, ids)
-            assert torch.equal(original(unpadded), original(stored))
-            assert torch.equal(original(batch)[: len(stored.input_ids)], original(stored))
+            assert torch.equal(originals(unpadded), originals(stored))
+            assert torch.equal(originals(batch)[: len(stored.input_ids)], originals(stored))
             assert len(batch.labels) == batch.shape.masked >= plan.num_masked.item()
 
 
-def test_a_run_trains_and_evaluates(pair, config_file, tmp_path):
-    assert run_train(config_file, pair, tmp_path / "run") == 0
-    guess = np.log(len(SPECIAL) + 1 + len(WORDS) + DOCUMENTS)
+def test_a_run_trains_and_evaluates(pair, tiny_config, tmp_path):
+    assert run_train(tiny_config, pair, tmp_path / "run", *SETTINGS) == 0
+    guess = np.log(6 + len(WORDS) + DOCUMENTS)
     assert metrics_losses(tmp_path / "run") == pytest.approx([guess, guess], rel=0.02)
 
 
@@ -194,12 +144,12 @@ def test_published_lengths_are_planned_with_the_rate(config):
     assert masked == pytest.approx(2 * fewer, rel=0.01)
 
 
-def test_a_count_above_the_most_is_one_line(pair, tmp_path, config_file, capsys):
+def test_a_count_above_the_most_is_one_line(pair, tmp_path, config):
     spoiled = Path(shutil.copytree(pair, tmp_path / "pair"))
     path = spoiled / "train" / "index" / "masked_counts.u16"
     path.write_bytes(b"\x9b\x09" + path.read_bytes()[2:])  # 2,459
     sign(spoiled / "train")
     problem = "masked_counts.u16: holds numbers outside 1 .. 2458"
-    words = ("train", "--config", config_file, "--data", spoiled, "--run-dir", tmp_path / "run")
-    assert problem in refusal(capsys, *words)
+    with pytest.raises(DataError, match=problem):
+        open_data(config, spoiled, 0)
     assert problem in problems(spoiled / "train", full=True)

@@ -24,7 +24,7 @@ from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from plain_masking import plain_masks
-from shard_sets import MAX_LENGTH, write_set
+from shard_sets import MAX_LENGTH, originals, write_set
 
 RATE = 0.3
 MOST = 9  # fewer than 30 % of the longest: the limit is met
@@ -44,12 +44,6 @@ def masks_of(a_set, seed=3):
 def read(a_set, ids):
     samples = SampleReader(*a_set).read(ids)
     return make_batch(samples, ids, mlm_denominator=7.0, nsp_denominator=0.3)
-
-
-def originals(batch):
-    text = batch.input_ids.clone()
-    text[batch.masked_token_index] = batch.labels
-    return text
 
 
 def masked_rows(batch):

@@ -65,7 +65,7 @@ def epochs_of(sampler, num_samples, batch):
     return epochs
 
 
-@given(num_samples=st.integers(1, 500), batch=st.integers(1, 40), seed=SEEDS)
+@given(num_samples=st.integers(1, 300), batch=st.integers(1, 40), seed=SEEDS)
 @settings(max_examples=40, deadline=None)
 def test_each_sample_once_an_epoch(num_samples, batch, seed):
     order = strata_of([num_samples]).order_by_length

@@ -3,51 +3,19 @@
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from import_cases import NAMES, VOCAB, shard_of
-from mlperf_bert.data.index import LengthIndex, Manifest, ShardSettings
-from mlperf_bert.data.shards import SampleReader, Shard
+from import_cases import VOCAB, shard_of
+from mlperf_bert.data.index import Manifest
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import measure_baseline
 from mlperf_bert.prepare.cli import add_arguments, run
-from mlperf_bert.prepare.documents import read_text, tokenize_documents
-from mlperf_bert.prepare.examples import make_examples
-from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
 from support import contents
-
-
-def expected_examples(text):
-    vocabulary = load_vocabulary(VOCAB)
-    documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
-    settings = ShardSettings(max_seq_length=64, max_predictions=10, seed=12345, dupe_factor=5)
-    return make_examples(documents, vocabulary, settings)
-
-
-def test_the_set_holds_the_examples_of_its_texts(from_text, texts):
-    parts = [expected_examples(text) for text in texts]
-    for name, part in zip(NAMES, parts, strict=True):
-        arrays = Shard(shard_of(from_text, name)).arrays()
-        for field in arrays.__slots__:
-            np.testing.assert_array_equal(getattr(arrays, field), getattr(part, field))
-    index = LengthIndex.open(from_text)
-    for found, name in (
-        (index.lengths, "offsets"),
-        (index.masked_counts, "masked_lm_offsets"),
-    ):
-        expected = np.concatenate([np.diff(getattr(part, name)) for part in parts])
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_workers_do_not_change_a_byte(prepare, from_text, texts, tmp_path):
-    prepare(texts[::-1], workers=2)
-    assert contents(tmp_path / "set") == contents(from_text)
 
 
 def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
@@ -251,15 +219,3 @@ def test_text_with_defaults(texts, tmp_path, capsys):
 def test_options_that_do_not_go_together(words, problem):
     with pytest.raises(ConfigError, match=problem):
         call(*words.split())
-
-
-@pytest.mark.parametrize("module", ["prepare.cli", "cli.verify"])
-def test_building_the_parser_imports_nothing_heavy(module):
-    code = (
-        "import argparse, sys\n"
-        f"from mlperf_bert.{module} import add_arguments\n"
-        "add_arguments(argparse.ArgumentParser())\n"
-        "print({'torch', 'numpy', 'numba', 'h5py', 'rich'} & set(sys.modules))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"

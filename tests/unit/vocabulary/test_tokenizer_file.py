@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
@@ -28,52 +28,50 @@ HUGE = 2**31 - 1
 SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
+def trained(model, trainer, lines=LINES[:2], **steps):
+    """A tokenizer of as many tokens as these lines give."""
+    made = Tokenizer(model)
+    for name, step in steps.items():
+        setattr(made, name, step)
+    made.train_from_iterator(lines * 9, trainer)
+    return made
+
+
 def byte_level(special=SPECIAL):
-    """As RoBERTa's, with a few hundred tokens."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """As RoBERTa's."""
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(LINES[:2] * 9, trainer)
-    if "</s>" in special and "<s>" in special:
-        ids = made.get_vocab()
-        made.post_processor = processors.RobertaProcessing(
-            ("</s>", ids["</s>"]), ("<s>", ids["<s>"])
-        )
-    return made
+    return trained(models.BPE(), trainer, pre_tokenizer=pre_tokenizers.ByteLevel(False))
 
 
 def word_pieces():
     """As BERT's."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=special, show_progress=False)
-    made.train_from_iterator(LINES[:2] * 9, trainer)
-    return made
+    return trained(
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        normalizer=normalizers.BertNormalizer(),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+    )
 
 
 def unigram():
     """As XLM-R's or ALBERT's."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=60, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(LINES[:2] * 9, trainer)
-    return made
+    return trained(models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace())
 
 
 def of_steps(**members):
-    """A tokenizer of a few dozen tokens with these members of its file."""
-    made = Tokenizer(models.BPE())
+    """A tokenizer with these members of its file."""
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=list(SPECIAL), show_progress=False)
-    made.train_from_iterator([TEXT] * 3, trainer)
+    made = trained(models.BPE(), trainer, [TEXT])
     return Tokenizer.from_str(json.dumps({**json.loads(made.to_str()), **members}))
 
 

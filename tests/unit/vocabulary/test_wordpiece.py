@@ -1,12 +1,12 @@
 """Word pieces: the definition's rules, the fast way equal to it, and a vocabulary's training."""
 
 import sys
-from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.implementations import BertWordPieceTokenizer
 
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.train_vocabulary import train_vocabulary
@@ -104,16 +104,12 @@ def test_known_words_are_forgotten_before_they_fill_the_memory(letters, monkeypa
     assert encoded(tokenizer, line) == plain.encode(line)
 
 
-def test_library_agrees_on_ascii(letters):
-    # An implementation by others; on ASCII there is nothing for the two to differ about.
-    from tokenizers.implementations import BertWordPieceTokenizer
-
+@settings(max_examples=100, deadline=None)
+@given(line=st.text(st.characters(max_codepoint=127)))
+def test_library_agrees_on_ascii(letters, line):
+    """An implementation by others; on ASCII there is nothing for the two to differ about."""
     library = BertWordPieceTokenizer(vocab=letters.ids, lowercase=True)
-    words = ["The", "thing's", "abcab,", "e.g.", "(x+1)", "[CL]", "$5^2~", "a_b-c", "cABC", "!?"]
-    for first, second in product(words, repeat=2):
-        line = f"{first} {second}{first}\t{second}"
-        ids = library.encode(line, add_special_tokens=False).ids
-        assert encoded(Tokenizer(letters), line) == ids
+    assert encoded(Tokenizer(letters), line) == library.encode(line, add_special_tokens=False).ids
 
 
 LINES = ["the thing sings the song", "the Thing! thinks; the things sing", "oh, oh oh."]
