@@ -1,5 +1,6 @@
 """Samplers: each sample once an epoch, shares and counts as they say, orders by definition."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -65,12 +66,25 @@ def epochs_of(sampler, num_samples, batch):
     return epochs
 
 
-@given(num_samples=st.integers(1, 300), batch=st.integers(1, 40), seed=SEEDS)
-@settings(max_examples=40, deadline=None)
-def test_each_sample_once_an_epoch(num_samples, batch, seed):
-    order = strata_of([num_samples]).order_by_length
+BATCHES = st.integers(1, 40) | st.integers(1, 700)
+
+
+@given(num_samples=st.integers(1, 300), batch=BATCHES, seed=SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_each_sample_comes_once_an_epoch_and_a_row_has_one_of_each_quantile(
+    num_samples, batch, seed
+):
+    """Where quantiles do not divide the samples, those with one more share the last row."""
     epochs_of(UniformSampler(num_samples, batch, seed), num_samples, batch)
-    epochs_of(QuantileSampler(order, batch, seed), num_samples, batch)
+    quantiles = max(q for q in range(1, MOST_QUANTILES + 1) if batch % q == 0)
+    assert num_quantiles(batch) == quantiles
+    order = strata_of([num_samples]).order_by_length
+    epoch = epochs_of(QuantileSampler(order, batch, seed), num_samples, batch)[0]
+    ends = np.arange(1, quantiles) * num_samples // quantiles
+    quantile = np.searchsorted(ends, np.argsort(order)[epoch], side="right").tolist()
+    for begin in range(0, num_samples, quantiles):
+        row = quantile[begin : begin + quantiles]
+        assert len(set(row)) == len(row)
 
 
 @given(
@@ -85,36 +99,14 @@ def test_each_sample_once_an_epoch(num_samples, batch, seed):
 def test_phases_of_other_batches_see_what_one_order_holds(
     num_samples, small, steps, large, seed, name
 ):
-    """Whatever the sampler: the second phase begins where the first one stopped."""
-    order = strata_of([num_samples]).order_by_length
-
-    def sampler(batch, skip=0):
-        return make_sampler(
-            name,
-            order_by_length=order,
-            length_histogram=(0, num_samples),
-            global_batch_size=batch,
-            seed=seed,
-            skip_samples=skip,
-        )
-
-    later = draws(sampler(large, small * steps), 3 * num_samples // large + 1)
-    chained = np.concatenate([draws(sampler(small), steps), later])
-    assert np.array_equal(chained, draws(sampler(64), len(chained) // 64))
-
-
-@given(num_samples=st.integers(1, 300), batch=st.integers(1, 700), seed=SEEDS)
-@settings(max_examples=60, deadline=None)
-def test_rows_of_an_epoch_have_one_sample_of_each_quantile(num_samples, batch, seed):
-    """Where quantiles do not divide the samples, those with one more share the last row."""
-    quantiles = max(q for q in range(1, MOST_QUANTILES + 1) if batch % q == 0)
-    assert num_quantiles(batch) == quantiles
-    sampler = QuantileSampler(np.arange(num_samples), batch, seed)  # numbered by length
-    epoch = epochs_of(sampler, num_samples, batch)[0]
-    ends = np.arange(1, quantiles) * num_samples // quantiles
-    for begin in range(0, num_samples, quantiles):
-        row = np.searchsorted(ends, epoch[begin : begin + quantiles], side="right").tolist()
-        assert len(set(row)) == len(row)
+    """The second phase begins where the first one stopped."""
+    data = {"order_by_length": np.arange(num_samples), "length_histogram": (0, num_samples)}
+    sampler = partial(make_sampler, name, **data, seed=seed)
+    later = sampler(global_batch_size=large, skip_samples=small * steps)
+    first, second = draws(sampler(global_batch_size=small), steps), draws(later, 6)
+    chained = np.concatenate([first, second])
+    one = draws(sampler(global_batch_size=64), len(chained) // 64)
+    assert np.array_equal(chained, one)
 
 
 def test_neighbours_in_a_batch_come_from_quantiles_far_apart():

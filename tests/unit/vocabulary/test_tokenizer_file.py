@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -28,12 +27,12 @@ HUGE = 2**31 - 1
 SINGLE = {"max_seq_length": 24, "max_predictions": 4, "dupe_factor": 1, "segments": "single"}
 
 
-def trained(model, trainer, lines=LINES[:2], **steps):
-    """A tokenizer of as many tokens as these lines give."""
+def trained(model, trainer, **steps):
+    """A tokenizer of as many tokens as two lines give."""
     made = Tokenizer(model)
     for name, step in steps.items():
         setattr(made, name, step)
-    made.train_from_iterator(lines * 9, trainer)
+    made.train_from_iterator(LINES[:2] * 9, trainer)
     return made
 
 
@@ -68,59 +67,7 @@ def unigram():
     return trained(models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace())
 
 
-def of_steps(**members):
-    """A tokenizer with these members of its file."""
-    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=list(SPECIAL), show_progress=False)
-    made = trained(models.BPE(), trainer, [TEXT])
-    return Tokenizer.from_str(json.dumps({**json.loads(made.to_str()), **members}))
-
-
-def in_turn(key, *steps):
-    """Steps one after the other."""
-    return {"type": "Sequence", key: list(steps)}
-
-
-def replace(pattern, content):
-    """A step that exchanges text."""
-    return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
-IN_USE = {
-    "as Llama's of 2023": {
-        "normalizer": in_turn(
-            "normalizers",
-            {"type": "Prepend", "prepend": "\u2581"},
-            replace({"String": " "}, "\u2581"),
-        )
-    },
-    "as ALBERT's": {
-        "normalizer": in_turn(
-            "normalizers",
-            replace({"String": "``"}, '"'),
-            replace({"String": "''"}, '"'),
-            {"type": "NFKD"},
-            {"type": "StripAccents"},
-            {"type": "Lowercase"},
-            replace({"Regex": " {2,}"}, " "),
-        ),
-        "pre_tokenizer": in_turn("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE),
-    },
-    "many splits": {
-        "pre_tokenizer": in_turn(
-            "pretokenizers",
-            *[{"type": "Digits", "individual_digits": True}] * 20,
-            {"type": "ByteLevel", **BYTE_LEVEL},
-        )
-    },
-}
-MADE = {
-    "byte level": byte_level,
-    "word pieces": word_pieces,
-    "unigram": unigram,
-    **{name: partial(of_steps, **members) for name, members in IN_USE.items()},
-}
+MADE = {"byte level": byte_level, "word pieces": word_pieces, "unigram": unigram}
 
 
 def saved(path, tokenizer, change=None):
