@@ -16,7 +16,7 @@ from mlperf_bert.data.index import (
     write_index,
 )
 from mlperf_bert.data.shards import Shard, ShardArrays
-from mlperf_bert.files import write_json
+from mlperf_bert.files import file_sha256, write_json
 from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.prepare.verify import verify
 from support import NUM_WORDS, prepare_small, write_synthetic_text
@@ -122,19 +122,15 @@ def sign(set_dir):
     manifest = Manifest.load(set_dir)
     paths = [set_dir / "shards" / entry.file for entry in manifest.shards]
     for path in paths:
-        sidecar = dataclasses.replace(read_sidecar(path), shard_sha256=sha256(path))
+        sidecar = dataclasses.replace(read_sidecar(path), shard_sha256=file_sha256(path))
         sidecar_path(path).write_bytes(sidecar.to_json())
     files = tuple(
-        dataclasses.replace(file, sha256=sha256(set_dir / "index" / file.file))
+        dataclasses.replace(file, sha256=file_sha256(set_dir / "index" / file.file))
         for file in manifest.index_files
     )
     shards = tuple(ShardEntry.of(path) for path in paths)
     changed = dataclasses.replace(manifest, index_files=files, shards=shards)
     (set_dir / "index" / "dataset.json").write_bytes(changed.to_json())
-
-
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_signed(path, values):

@@ -1,4 +1,4 @@
-"""Balance policies: nothing lost, the published deals by definition, loads within proven bounds."""
+"""Balance policies: the published deals by definition, loads within proven bounds."""
 
 import heapq
 from typing import get_args
@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_tools.common.length_histogram import wikipedia_lengths
-from mlperf_bert.config.sections import BalancePolicy, CountsPerRank
+from mlperf_bert.config.sections import CountsPerRank
 from mlperf_bert.data.balance import RESOLUTION, Balance, even_slots
 
 LENGTHS = st.integers(1, 512)
@@ -47,26 +47,6 @@ def dealt_by_hand(cost, num_hands):
             dealt[hand].append(cards.pop(0))
         walk.reverse()
     return dealt
-
-
-@given(
-    case=drawn_costs(),
-    policy=st.sampled_from(get_args(BalancePolicy)),
-    counts=st.sampled_from(get_args(CountsPerRank)),
-)
-@settings(max_examples=100, deadline=None)
-def test_every_sample_goes_to_one_forward(policy, counts, case):
-    cost, ranks_per_node = case
-    ranks, forwards, size = cost.shape
-    balance = Balance(policy=policy, ranks_per_node=ranks_per_node, counts=counts)
-    assignment = balance(cost)
-    assert np.array_equal(np.sort(assignment.places), np.arange(cost.size))
-    assert assignment.counts.shape == (ranks, forwards)
-    assert assignment.counts.sum() == cost.size
-    if counts == "equal" or policy != "presort_global":
-        assert (assignment.counts == size).all()
-    else:
-        assert assignment.counts.min() >= 1  # a rank without a sample would have no gradient
 
 
 @given(
