@@ -129,73 +129,54 @@ def problem_of(path):
     return str(raised.value)
 
 
-def changed(name, change):
-    """A change of the dataset of this name, in place or by what is returned."""
+def put(place, value):
+    def change(values):
+        values[place] = value
+        return values
 
-    def function(path):
-        with h5py.File(path, "r+") as file:
-            values = file[name][()]
-            result = change(values)
-            del file[name]
-            file[name] = values if result is None else np.asarray(result)
-
-    return function
+    return change
 
 
-def put(name, place, value):
-    return changed(name, lambda values: values.__setitem__(place, value))
-
-
-def without(name):
-    def function(path):
-        with h5py.File(path, "r+") as file:
-            del file[name]
-
-    return function
-
-
-def ragged(name):
+def ragged(rows):
     """Rows of their own lengths, as packed and unpadded files have them."""
-
-    def function(path):
-        with h5py.File(path, "r+") as file:
-            rows = file[name][()]
-            del file[name]
-            file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(np.int32))
-            for number, row in enumerate(rows):
-                file[name][number] = row
-
-    return function
+    found = np.empty(len(rows), dtype=h5py.vlen_dtype(np.int32))
+    for number, row in enumerate(rows):
+        found[number] = row
+    return found
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("name", "change", "problem"),
     [
-        (put("input_ids", (3, 1), 480), r"row 3: has input_ids outside the vocabulary"),
-        (put("masked_lm_positions", (5, 0), 64), r"row 5: has masked_lm_positions outside"),
-        (put("input_mask", ..., 0), r"row 0: has something else than zeros where"),
-        (put("segment_ids", (4, 0), 1), r"row 4: has segment_ids that are not zeros"),
-        (put("next_sentence_labels", ..., 2), r"row 0: has a next_sentence_labels other"),
-        (put("input_ids", (6, 0), 7), r"does not begin with \[CLS\]: sample 6"),
-        (put("masked_lm_positions", ..., 0), "row 0: has something else than zeros after"),
-        (put("masked_lm_ids", (2, 0), 480), r"row 2: has masked_lm_ids outside the vocabulary"),
-        (put("masked_lm_ids", (2, 0), -1), r"row 2: has masked_lm_ids outside the vocabulary"),
-        (put("input_mask", (3, 1), 0), "row 3: has an input_mask that is not ones and then zeros"),
-        (put("input_mask", (3, slice(4, None)), 0), "row 3: has something else than zeros where"),
-        (put("next_sentence_labels", ..., 0), "next_sentence_label: is 0 in all "),
-        (changed("input_ids", lambda ids: ids + np.int64(2**40)), "row 0: has input_ids outside"),
-        (changed("input_ids", lambda ids: ids[:, :-1]), "input_mask has the shape"),
-        (changed("input_ids", lambda ids: ids[None]), "input_ids has the shape"),
-        (changed("input_ids", lambda ids: ids + 0.5), "input_ids holds no integers"),
-        (changed("masked_lm_ids", lambda ids: ids[:, :-1]), "masked_lm_ids has the shape"),
-        (changed("next_sentence_labels", lambda labels: labels[1:]), "another number of rows"),
-        (without("input_mask"), "cannot be read .*input_mask"),
-        (ragged("segment_ids"), "segment_ids holds no integers in rows of one length"),
+        ("input_ids", put((3, 1), 480), r"row 3: has input_ids outside the vocabulary"),
+        ("masked_lm_positions", put((5, 0), 64), r"row 5: has masked_lm_positions outside"),
+        ("input_mask", put(..., 0), r"row 0: has something else than zeros where"),
+        ("segment_ids", put((4, 0), 1), r"row 4: has segment_ids that are not zeros"),
+        ("next_sentence_labels", put(..., 2), r"row 0: has a next_sentence_labels other"),
+        ("input_ids", put((6, 0), 7), r"does not begin with \[CLS\]: sample 6"),
+        ("masked_lm_positions", put(..., 0), "row 0: has something else than zeros after"),
+        ("masked_lm_ids", put((2, 0), 480), r"row 2: has masked_lm_ids outside the vocabulary"),
+        ("masked_lm_ids", put((2, 0), -1), r"row 2: has masked_lm_ids outside the vocabulary"),
+        ("input_mask", put((3, 1), 0), "row 3: has an input_mask that is not ones and then zeros"),
+        ("input_mask", put((3, slice(4, None)), 0), "row 3: has something else than zeros where"),
+        ("next_sentence_labels", put(..., 0), "next_sentence_label: is 0 in all "),
+        ("input_ids", lambda ids: ids + np.int64(2**40), "row 0: has input_ids outside"),
+        ("input_ids", lambda ids: ids[:, :-1], "input_mask has the shape"),
+        ("input_ids", lambda ids: ids[None], "input_ids has the shape"),
+        ("input_ids", lambda ids: ids + 0.5, "input_ids holds no integers"),
+        ("masked_lm_ids", lambda ids: ids[:, :-1], "masked_lm_ids has the shape"),
+        ("next_sentence_labels", lambda labels: labels[1:], "another number of rows"),
+        ("input_mask", lambda _: None, "cannot be read .*input_mask"),
+        ("segment_ids", ragged, "segment_ids holds no integers in rows of one length"),
     ],
 )
-def test_a_wrong_row_is_named(foreign, tmp_path, change, problem):
+def test_a_wrong_row_is_named(foreign, tmp_path, name, change, problem):
     path = Path(shutil.copy(foreign["fixed.hdf5"][0], tmp_path))
-    change(path)
+    with h5py.File(path, "r+") as file:
+        values = change(file[name][()])
+        del file[name]
+        if values is not None:
+            file[name] = values
     line = problem_of(path)
     assert line.startswith(f"{path}") and line.isprintable()
     assert re.search(problem, line)
