@@ -148,6 +148,7 @@ def published_costs(num_slots, mean_count):
     share=st.floats(0, 1),
 )
 @example(cost=[900, 1, 2, 3, 4, 5, 6, 7], share=3 / 8)
+@example(cost=[31, 31, 74, 29, 44, 89], share=2 / 6)  # only a true heap of loads does it
 def test_slots_hold_every_sample_and_lengths_never_worse_than_longest_first(cost, share):
     num_slots, costs = max(1, round(share * len(cost))), np.array(cost, dtype=np.float64)
     order, slot = even_slots(costs, num_slots)

@@ -47,15 +47,6 @@ def waste(capacity, sizes):
     return float(capacity / sizes.mean() - 1)
 
 
-def test_an_exact_capacity_is_the_smallest_that_holds_every_step():
-    plans = planned(planner("uniform", batch=3, balance=UNEQUAL), 100)
-    assert CapacityPlan.of_sizes(sizes_of(plans), 100) == CapacityPlan(
-        tokens=max(plan.num_tokens.max() for plan in plans),
-        sequences=max(plan.counts.max() for plan in plans),
-        masked=max(plan.num_masked.max() for plan in plans),
-    )
-
-
 @pytest.mark.parametrize(
     ("sampler", "policy"),
     [("uniform", "none"), ("quantile", "presort_global"), ("strata_6_3_2_5", "presort_global")],
@@ -109,10 +100,13 @@ def drawn_sizes(draw):
 @given(sizes=drawn_sizes())
 @settings(max_examples=60, deadline=None)
 def test_shapes_of_a_short_run_hold_each_of_its_steps(sizes):
+    tokens, sequences, masked = sizes.max(axis=(1, 2)).tolist()
+    exact = CapacityPlan(tokens=tokens, sequences=sequences, masked=masked)
+    assert CapacityPlan.of_sizes(sizes, sizes.shape[1]) == exact
     shapes = shapes_of_sizes(sizes, sizes.shape[1], **LIMITS)
     assert 1 <= len(shapes) <= LADDER_CAPACITIES
-    tokens = [shape.tokens for shape in shapes]
-    assert tokens == sorted(set(tokens)) and not any(each % TOKEN_MULTIPLE for each in tokens)
+    rooms = [shape.tokens for shape in shapes]
+    assert rooms == sorted(set(rooms)) and not any(room % TOKEN_MULTIPLE for room in rooms)
     for step in sizes.swapaxes(0, 1):
         of_step = dict(zip(("tokens", "sequences", "masked"), step, strict=True))
         assert any(shape.holds(**of_step) for shape in shapes)
