@@ -31,12 +31,14 @@ def documents_in(path):
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
-    """The sets of a third of the library's text, which takes seconds to collect."""
+    """The sets of a third of the library's files, which take seconds to read."""
     out_dir = tmp_path_factory.mktemp("embedded")
-    documents = collect_documents()
-    assert len(documents) > 3500
+    files = corpus._source_files
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(corpus, "collect_documents", lambda: documents[::3])
+        patched.setattr(corpus, "_source_files", lambda root: files(root)[::3])
+        documents = collect_documents()
+        assert len(documents) > 1200
+        patched.setattr(corpus, "collect_documents", lambda: documents)
         assert prepare_embedded(out_dir, 2048, SETTINGS)
         yield out_dir
 
