@@ -25,13 +25,7 @@ SMALL = ModelSection(
 NONE = np.zeros(0, dtype=np.int64)
 
 
-def windows_of(
-    input_ids,
-    lengths,
-    segment_b_start,
-    starts,
-    ends,
-):
+def windows_of(input_ids, lengths, segment_b_start, starts, ends):
     """Windows of no text."""
     return Windows(
         input_ids=input_ids,

@@ -63,15 +63,6 @@ def test_the_best_start_and_end():
         assert one(WHOLE, scores, scores).text == "t5"
 
 
-def test_no_answer_is_the_lowest_of_the_windows():
-    starts = scores_of(THREE, at0=4, at8=1, at16=2)
-    ends = scores_of(THREE, at0=3, at8=2, at16=0.5)
-    assert one(THREE, starts, ends).no_answer_score == 2.5  # of 7, 3 and 2.5
-    # The end is the first text token of the next window: seven tokens later, but not the same text.
-    starts, ends = scores_of(THREE, at4=3), scores_of(THREE, at11=3)
-    assert one(THREE, starts, ends).text == "t1"  # an answer stays in its window
-
-
 def test_a_start_counts_where_there_is_most_text_around_it():
     # t3 is the last token of the first window and the first of the second: no text on one side in
     # either, both windows equally long, so the first window counts.
@@ -114,7 +105,7 @@ def test_a_text_without_tokens_has_no_answer():
     stride=st.integers(1, 24),
     longest=st.integers(1, 12),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_equal_to_looking_at_every_pair(seed, texts, max_length, stride, longest):
     rng = np.random.default_rng(seed)
     contexts = [" ".join(f"t{word}" for word in rng.integers(10, size=size)) for size in texts]
@@ -125,18 +116,6 @@ def test_equal_to_looking_at_every_pair(seed, texts, max_length, stride, longest
     found = find_answers(questions, windows, both(starts, ends), longest)
     expected = plain_answers(questions, windows, starts.tolist(), ends.tolist(), longest)
     assert [(each.text, each.score, each.no_answer_score) for each in found] == expected
-
-
-def test_right_scores_give_the_right_answers():
-    questions = questions_of(
-        (TEXT, [qa("q1", "who", ("t3 t4", 9)), qa("q2", "who"), qa("q3", "who", ("t9", 27))])
-    )
-    windows = make_windows(questions, VOCABULARY, max_length=12, stride=4)
-    starts, ends = np.zeros((2, len(windows.input_ids)))
-    starts[windows.offsets[:-1] + windows.starts] = 1
-    ends[windows.offsets[:-1] + windows.ends] = 1
-    found = find_answers(questions, windows, both(starts, ends))
-    assert texts(questions, found) == {"q1": "t3 t4", "q2": "", "q3": "t9"}
 
 
 CONTEXT = "the cat sat on a mat. The an, a! Cat"
@@ -182,16 +161,11 @@ CAT, CAT_SAT, MAT = ("cat", 4), ("cat sat", 4), ("mat", 17)
         # Right has 2 words, the answer 4, of which 1 is right: precision 1/4, recall 1/2,
         # F1 = 2 (1/4 x 1/2) / (3/4) = 1/3.
         (["black cat"], "cat on some mat", 0, 1 / 3),
-        # The article is no word: right has 1, the answer 1, both the same.
-        (["a mat"], "the mat", 1, 1),
         # A word counts as often as in both: right has "two" twice, the answer three times, so 2 are
         # common: precision 2/3, recall 2/2, F1 = 2 (2/3) / (5/3) = 4/5.
         (["two two"], "two two two", 0, 0.8),
         (["cat black"], "black cat", 0, 1),  # F1 knows no order
         (["cat"], "", 0, 0),
-        ([""], "cat", 0, 0),
-        ([""], "", 1, 1),
-        ([""], "the", 1, 1),  # the answer normalises to nothing, too
         (["cat"], "a", 0, 0),
         (["cat", "mat"], "mat", 1, 1),  # the best of several: equal to the second
         # Against "cat" F1 is 0; against "cat sat", with 1 word of 1 right of 2, 2 x 1/2 / 3/2.
@@ -206,8 +180,6 @@ CAT, CAT_SAT, MAT = ("cat", 4), ("cat sat", 4), ("mat", 17)
         (["The", "cat"], "cat", 1, 1),
         # Nothing is left, so the empty text is right.
         (["The", "The an, a!"], "", 1, 1),
-        (["The"], "The", 1, 1),
-        (["The"], "cat", 0, 0),
     ],
 )
 def test_the_best_of_the_right_answers(right, answer, exact, words):
@@ -237,11 +209,7 @@ def test_means_by_kind():
     assert score(asked(), {"q": ""})["answerable"] == none
 
 
-def found_of(*pairs):
-    """Texts with the score of no answer, theirs being 0."""
-    return [FoundAnswer(text, 0.0, no_answer) for text, no_answer in pairs]
-
-
 def test_a_text_is_given_unless_no_answer_scores_more():
-    found = found_of(("cat", -1.0), ("mat", 0.5), ("sat", 0.25), ("on", 0.0))
+    pairs = (("cat", -1.0), ("mat", 0.5), ("sat", 0.25), ("on", 0.0))
+    found = [FoundAnswer(text, 0.0, no_answer) for text, no_answer in pairs]
     assert texts(FOUR, found) == {"q1": "cat", "q2": "", "q3": "", "q4": "on"}

@@ -38,13 +38,8 @@ def rates(value):
 
 def row_of(comparison, engine, batch=16):
     """What a comparison says of an engine."""
-    (row,) = (
-        row
-        for row in comparison["engines"]
-        if (row["engine"], row["global_batch"]) == (engine, batch)
-    )
-    assert isinstance(row, dict)
-    return row
+    rows = {(row["engine"], row["global_batch"]): row for row in comparison["engines"]}
+    return rows[engine, batch]
 
 
 def mean(comparison, engine, key, batch=16):
@@ -93,6 +88,8 @@ def test_efficiency_and_goodput_by_hand(tmp_path, noise):
 
 
 def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path):
+    for ranks, device, comparable in ((2, "cpu", True), (4, "cpu", False), (8, "cuda", True)):
+        assert is_comparable(run_of(tmp_path, ranks=ranks, device=device)) is comparable
     runs = [run_of(tmp_path), run_of(tmp_path, "pipeline:4", ranks=4)]
     comparison = compare_runs(runs, M0)
     row = row_of(comparison, "pipeline:4")
@@ -101,8 +98,7 @@ def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path):
     assert row["loss_difference"] == 0.0
     json.dumps(comparison, allow_nan=False)
     # Nor does anything compare with a first engine that is not comparable.
-    comparison = compare_runs(runs[::-1], M0)
-    row = row_of(comparison, "single")
+    row = row_of(compare_runs(runs[::-1], M0), "single")
     assert row["comparable"] is True and row["over_first"] is None
 
 
@@ -134,31 +130,15 @@ def test_runs_that_differ_in_more_than_the_engine_are_refused(tmp_path, changes)
         compare_runs(runs, M0)
 
 
-def test_the_same_seed_twice_or_no_run_is_no_comparison(tmp_path):
+def test_what_is_no_comparison_is_refused(tmp_path):
     with pytest.raises(DataError, match="two runs with seed 1"):
         compare_runs([run_of(tmp_path), run_of(tmp_path)], M0)
     with pytest.raises(ConfigError):
         compare_runs([], M0)
-
-
-def test_runs_that_fill_their_cores_are_comparable(tmp_path):
-    for ranks, device, comparable in (
-        (1, "cpu", True),
-        (2, "cpu", True),
-        (4, "cpu", False),
-        (8, "cuda", True),  # each has its own
-    ):
-        assert is_comparable(run_of(tmp_path, ranks=ranks, device=device)) is comparable
-
-
-def test_a_record_of_another_version_is_refused(tmp_path):
-    with pytest.raises(DataError, match=f"{RESULT}: schema_version is 2"):
-        read_run(write_record(tmp_path, record(schema_version=2)))
-
-
-def test_a_run_that_has_not_ended_is_named(tmp_path):
     with pytest.raises(DataError, match="has not ended"):
         read_run(tmp_path)
+    with pytest.raises(DataError, match=f"{RESULT}: schema_version is 2"):
+        read_run(write_record(tmp_path, record(schema_version=2)))
 
 
 def make_runs(directory, **changes):
@@ -236,14 +216,9 @@ def test_it_says_that_equal_batches_are_equally_efficient_but_not_of_a_sweep(tmp
     assert " 0.619 " in line
 
 
-def as_svg(figure):
-    page = io.StringIO()
-    figure.savefig(page, format="svg")
-    return page.getvalue()
-
-
 def test_the_picture_marks_it_too(tmp_path, runs):
-    timeline = as_svg(timeline_figure(runs))
-    assert "4 ranks on 2 cores: not comparable" in timeline
-    assert "bubble 30.0% measured" in timeline
+    page = io.StringIO()
+    timeline_figure(runs).savefig(page, format="svg")
+    assert "4 ranks on 2 cores: not comparable" in page.getvalue()
+    assert "bubble 30.0% measured" in page.getvalue()
     assert timeline_figure(make_runs(tmp_path / "none", timeline=[])) is None

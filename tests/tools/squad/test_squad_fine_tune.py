@@ -107,18 +107,14 @@ def test_a_model_that_is_there_is_refused_and_left(run, inputs, tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_a_run_that_diverged_has_no_result(inputs, tmp_path):
+def test_what_cannot_be_run_has_no_result(inputs, checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="--engine: ddp:2 is of 2 ranks"):
+        tune(inputs, tmp_path, "ddp:2")
+    with pytest.raises(ConfigError, match="--max-length: is 33, the model reads 32 tokens"):
+        tune(inputs, tmp_path, init_checkpoint=checkpoint, max_length=33)
     with pytest.raises(ConfigError, match=r"--learning-rate: is 1e\+30, .* diverged"):
         tune(inputs, tmp_path, learning_rate=1e30, updates=3)
     assert os.listdir(tmp_path) == []
-
-
-def test_what_does_not_fit_is_refused_and_nothing_written(inputs, checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="--engine: ddp:2 is of 2 ranks"):
-        tune(inputs, tmp_path / "run", "ddp:2")
-    with pytest.raises(ConfigError, match="--max-length: is 33, the model reads 32 tokens"):
-        tune(inputs, tmp_path / "run", init_checkpoint=checkpoint, max_length=33)
-    assert not (tmp_path / "run").exists() or os.listdir(tmp_path / "run") == []
 
 
 def test_a_signal_ends_it_and_nothing_is_written(inputs, tmp_path, monkeypatch, capfd):
@@ -161,12 +157,6 @@ def checkpoint(inputs, tmp_path_factory):
     return pretrained(tmp_path_factory.mktemp("pretrained"), inputs)
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(inputs, tmp_path):
-    modern = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
-    with pytest.raises(ConfigError, match="is of another model than BERT"):
-        start_from(pretrained(tmp_path, inputs, *modern), None, seed=1)
-
-
 def test_a_run_begins_with_a_checkpoints_weights(inputs, checkpoint, tmp_path):
     stored = load_file(checkpoint / "model.safetensors")
     words, start = start_from(checkpoint, None, seed=1)
@@ -184,18 +174,17 @@ def test_a_run_begins_with_a_checkpoints_weights(inputs, checkpoint, tmp_path):
     assert not torch.equal(learnt[min(own)], start.weights[min(own)])
 
 
-def test_damaged_or_other_checkpoints_are_refused(checkpoint, tmp_path):
+def test_damaged_or_other_checkpoints_are_refused(inputs, checkpoint, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS[::-1]]) + "\n")
     with pytest.raises(CheckpointError, match="is not the vocabulary"):
         start_from(checkpoint, tmp_path / "vocab.txt", seed=1)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in checkpoint.iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
     save_file({"other": torch.zeros(1)}, copy / "model.safetensors")
     with pytest.raises(CheckpointError, match="differs from its digest"):
         start_from(copy, None, seed=1)
+    modern = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
+    with pytest.raises(ConfigError, match="is of another model than BERT"):
+        start_from(pretrained(tmp_path, inputs, *modern), None, seed=1)
 
 
 def test_progress_says_rate_and_time_left(inputs, tmp_path, capfd, monkeypatch):

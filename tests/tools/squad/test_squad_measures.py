@@ -3,7 +3,6 @@
 from itertools import product
 from time import perf_counter
 
-import numpy as np
 import pytest
 
 from bert_tools.squad.measures import (
@@ -64,42 +63,6 @@ def test_estimates_invert_the_expected_squares():
     assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
     assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
     assert noise_scale([estimate(13.0, 4, 5.0, 20)]) == pytest.approx(40 / 3)
-
-
-def test_forwards_of_unequal_numbers_are_off_by_what_the_page_says():
-    """|G|^2 = 3, tr(Sigma) = 40, forwards of 4 and of 12 samples, whose sums S are divided by the
-    16 of the update and counted twice: E|2 S / 16|^2 = (k^2 3 + k 40) / 64 of k samples.
-    """
-    small = sum((k * k * 3 + k * 40) / 64 for k in (4, 12)) / 2
-    found = noise_scale([estimate(small, 8, 3 + 40 / 16, 16)])
-    spread = 0.25  # (4 / 8)^2
-    assert found == pytest.approx((40 / 3 + spread * 16) / (1 - spread))
-
-
-def test_known_noise_of_a_quadratic_problem_is_recovered():
-    """Loss x'Hx / 2, at a fixed x: G = Hx. A sample's gradient is Hx + A z, z standard normal, so
-    Sigma = AA' and phi = tr(AA') / |H x|^2. Each update has 8 ranks of 6.
-    """
-    draw = np.random.default_rng(5)
-    dimensions, ranks, batch = 30, 8, 6
-    hessian = np.diag(np.linspace(0.1, 2.0, dimensions))
-    mixing = draw.normal(size=(dimensions, dimensions)) * np.linspace(0.2, 1.0, dimensions)
-    mixing *= 5.0
-    gradient = hessian @ draw.normal(scale=3.0, size=dimensions)
-    true_trace = float(np.trace(mixing @ mixing.T))
-    true_square = float(np.sum(gradient**2))
-
-    noise = []
-    for _ in range(3000):
-        samples = gradient + draw.normal(size=(ranks, batch, dimensions)) @ mixing.T
-        of_ranks = samples.mean(axis=1)
-        small = float(np.mean(np.sum(of_ranks**2, axis=1)))
-        big = float(np.sum(of_ranks.mean(axis=0) ** 2))
-        noise.append(estimate(small, batch, big, ranks * batch))
-
-    assert 10 < true_trace / true_square < 50  # one update of 48 says little, 3,000 say much
-    found = noise_scale(noise, decay=0.999)
-    assert found == pytest.approx(true_trace / true_square, rel=0.1)
 
 
 def test_an_estimate_counts_decay_times_as_much_as_the_next():

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_tools.squad.batches import (
-    UpdatePlan,
-    WindowReader,
-    evaluation_batches,
-    span_loss_sum,
-)
+from bert_tools.squad.batches import UpdatePlan, WindowReader, evaluation_batches, span_loss_sum
 from bert_tools.squad.engines import Team, make_engine
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.measures import StageClock
@@ -119,41 +114,12 @@ def test_dropout_goes_by_window_and_update_not_by_batch():
     assert part(None, reader.batch([0, 1, 2]), "loss_sum").item() != pytest.approx(together)
 
 
-def test_with_other_dropout_the_losses_are_the_same_in_expectation():
-    # What holds where dropout is not keyed, as in attention kernels of a GPU: the mean over many
-    # draws, each of its own, of two parts one behind the other and of the whole. No timing and no
-    # chance in it: the seeds are fixed.
-    batch, draws = batch_of(5), 150
-    model = replace(WIDE, hidden_dropout=0.3, attention_dropout=0.3)
-    alone = make_part(model, whole(model), WEIGHTS, CPU, "fp64", 1)
-    parts = [make_part(model, Part(*cut, 4), WEIGHTS, CPU, "fp64", 2) for cut in ((0, 2), (2, 4))]
-    found = [[], []]
-    with torch.no_grad():
-        plain = alone.eval()(None, batch, "loss_sum").item()
-        alone.train()
-        for draw in range(draws):
-            for part in (alone, *parts):
-                part.update.fill_(draw)
-            found[0].append(alone(None, batch, "loss_sum").item())
-            found[1].append(parts[1](parts[0](None, batch, "loss_sum"), batch, "loss_sum").item())
-    means, errors = [np.mean(each) for each in found], [np.std(each, ddof=1) for each in found]
-    error = float(np.hypot(*errors)) / draws**0.5
-    assert not set(found[0]) & set(found[1])
-    assert abs(means[0] - means[1]) < 3 * error
-    assert abs(means[0] - plain) > 6 * error  # so dropout that one of them leaves out would be seen
-
-
 def same_length():
     """Without padding `transformers`' loss is over the same tokens as ours."""
     windows = made_up_windows(40)
     count = int(windows.lengths.sum()) // 8
-    return windows_of(
-        windows.input_ids[: 8 * count],
-        torch.full((count,), 8).numpy(),
-        torch.full((count,), 3).numpy(),
-        (torch.arange(count) % 8).numpy(),
-        torch.full((count,), 7).numpy(),
-    )
+    lengths, segments, ends = (np.full(count, value) for value in (8, 3, 7))
+    return windows_of(windows.input_ids[: 8 * count], lengths, segments, np.arange(count) % 8, ends)
 
 
 def test_updates_are_those_of_plain_torch(saved):

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import BertWordPieceTokenizer
 
 from bert_tools.squad.answers import find_answers, score, texts
 from bert_tools.squad.questions import read_questions
-from bert_tools.squad.settings import QUICK, QUICK_DEV, QUICK_TRAIN
+from bert_tools.squad.settings import QUICK
 from bert_tools.squad.windows import make_offset_encoder, make_windows
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, basic_words
@@ -50,7 +49,6 @@ def test_windows_laid_out_by_hand():
     assert windows.first_piece.tolist() == [0, 3, 6]
     assert windows.piece_starts.tolist() == [3 * number for number in range(10)]
     assert windows.piece_ends.tolist() == [3 * number + 2 for number in range(10)]
-    assert {str(each.dtype) for each in (windows.input_ids, windows.starts)} == {"int64"}
     assert windows.remarks == ()
 
 
@@ -62,11 +60,8 @@ LOST = "set.json: 1 answers stand in no window of 9 tokens and a stride of 3"
     [
         # In two windows: last of the first window, first of the second.
         ([("t3", 9)], [7, 4, 0], [7, 4, 0]),
-        # t3 t4: the first window ends with t3, the second begins with it (token 4).
-        ([("t3 t4", 9)], [0, 4, 0], [0, 5, 0]),
-        # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6; nor has one all.
+        # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6.
         ([("t2 t3 t4 t5", 6)], [0, 0, 0], [0, 0, 0]),
-        ([(TEXT, 0)], [0, 0, 0], [0, 0, 0]),
         ([], [0, 0, 0], [0, 0, 0]),  # impossible: no answer to lose
         ([("t1", 3), ("t0 t1", 0)], [5, 0, 0], [5, 0, 0]),  # of several, the first is trained
         # Half a word is its token: "2 t" touches t2 and t3, of both one character.
@@ -102,28 +97,12 @@ def test_a_question_is_cut_at_its_end():
     assert second[:4] == [CLS, 5, 6, SEP]
 
 
-def test_no_token_is_passed_over_by_a_stride_longer_than_the_room():
-    windows = make_windows(asked(), VOCABULARY, max_length=9, stride=100)
-    assert [row[4:-1] for row in rows(windows)] == [
-        [10, 11, 12, 13],
-        [14, 15, 16, 17],
-        [18, 19],
-    ]
-
-
 def test_a_text_without_tokens_has_one_window_without_text():
     questions = questions_of(("\u00ad", [qa("q", "who")]), (TEXT, [qa("r", "who", ("t9", 27))]))
     windows = make_windows(questions, VOCABULARY)
     assert rows(windows)[0] == [CLS, 5, SEP, SEP]
     assert windows.question_of.tolist() == [0, 1]
     assert windows.starts.tolist() == [0, 12]  # [CLS] who [SEP] t0 ... t9: position 3 + 9
-
-
-def test_questions_of_one_text_share_its_characters():
-    questions = questions_of((TEXT, [qa("q1", "who"), qa("q2", "leads")]), ("x y", [qa("q3", "z")]))
-    windows = make_windows(questions, VOCABULARY)
-    assert windows.first_piece.tolist() == [0, 0, 10]
-    assert len(windows.piece_starts) == 12
 
 
 def test_lengths_that_leave_no_text_are_refused():
@@ -138,7 +117,7 @@ def test_lengths_that_leave_no_text_are_refused():
     stride=st.integers(1, 40),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_window_is_what_it_says(texts, max_length, stride, data):
     paragraphs = []
     for number, text in enumerate(texts):
@@ -179,9 +158,7 @@ def sets():
     return {name: read_questions(QUICK / f"{name}.json") for name in ("train", "dev")}
 
 
-def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(
-    sets,
-):
+def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(sets):
     every = [*sets["train"], *sets["dev"]]
     assert len(every) >= 60
     assert 3 * sum(question.is_impossible for question in every) == len(every)
@@ -194,8 +171,7 @@ def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(
 
 def test_every_answer_is_held_by_a_window_and_can_be_given(sets):
     for questions in sets.values():
-        words = {word: None for text in texts_of(questions) for word in basic_words(text)}
-        windows = make_windows(questions, vocabulary_of(*words), max_length=64, stride=16)
+        windows = make_windows(questions, words_of(questions), max_length=64, stride=16)
         assert len(windows) > len(questions) and not windows.remarks
         starts, ends = np.zeros((2, len(windows.input_ids)))
         starts[windows.offsets[:-1] + windows.starts] = 1
@@ -208,34 +184,15 @@ def test_every_answer_is_held_by_a_window_and_can_be_given(sets):
         assert (scored["exact_match"], scored["f1"]) == (100.0, 100.0)
 
 
-def test_windows_are_those_of_the_tokenizers_library(sets):
-    # Its stride is the overlap: the room for the text less ours. The set has no character on which
-    # the library cuts words otherwise.
-    words = {word: None for text in texts_of(sets["dev"]) for word in basic_words(text)}
-    vocabulary = vocabulary_of(*words)
-    library = BertWordPieceTokenizer(vocabulary.ids)
-    max_length, stride = 48, 16
-    windows = make_windows(sets["dev"], vocabulary, max_length=max_length, stride=stride)
-    expected = []
-    for question in sets["dev"]:
-        num_words = len(basic_words(question.question))
-        library.enable_truncation(
-            max_length, stride=max_length - 3 - num_words - stride, strategy="only_second"
-        )
-        first = library.encode(question.question, question.context)
-        expected += [each.ids for each in (first, *first.overflowing)]
-    assert rows(windows) == expected
-
-
 def texts_of(questions):
     """Every context and question."""
     return [text for each in questions for text in (each.context, each.question)]
 
 
-def quick_texts():
-    """Every context and question of the quick set."""
-    questions = [each for path in (QUICK_TRAIN, QUICK_DEV) for each in read_questions(path)]
-    return [text for each in questions for text in (each.context, each.question)]
+def words_of(questions):
+    """A vocabulary of all their words."""
+    words = {word: None for text in texts_of(questions) for word in basic_words(text)}
+    return vocabulary_of(*words)
 
 
 def pieces_of(texts):
@@ -248,16 +205,17 @@ def pieces_of(texts):
     return vocabulary_of(*found)
 
 
-SENTENCES = ["The model reads the text.", "A node, two nodes: a cluster!", "Café au lait 漢字."]
-OTHERS = (
-    *SENTENCES,
+OTHERS = [
+    "The model reads the text.",
+    "A node, two nodes: a cluster!",
+    "Café au lait 漢字.",
     "ÉTÉ, Ångström; naïve (İstanbul) ΣΟΦός",
     "「漢字」 a_b $5 50% [SEP]\u00a0x\ty",
-)
+]
 
 
-@pytest.mark.parametrize("texts", [quick_texts(), OTHERS], ids=["quick", "others"])
-def test_word_pieces_are_those_of_prepare(texts):
+def test_word_pieces_are_those_of_prepare(sets):
+    texts = OTHERS + texts_of([*sets["train"], *sets["dev"]])
     vocabulary = pieces_of(texts)
     plain, encode = PlainTokenizer(vocabulary), make_offset_encoder(vocabulary)
     for text in texts:
