@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 
 import support
 from bert_tools.own_text.prepare import OwnText, prepare_own_text
@@ -52,6 +53,15 @@ def own_text(path, texts):
     )
 
 
+def write_parquet(path, text, **options):
+    """A file of columns id and text."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"id": range(len(text)), "text": text}), path, **options)
+    return path
+
+
 def make(wanted, out, workers=1):
     assert prepare_own_text(wanted, out, workers=workers)
     return out
@@ -68,3 +78,19 @@ def encode_lines(file, lines):
     """Token ids of each line, as `prepare` has them of a tokenizer's file."""
     encoder = FileEncoder(file)
     return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]
+
+
+def save_byte_level(path, lines):
+    """A vocabulary as `tokenizers` trains one: nothing stands around a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<s>", "<pad>", "</s>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(lines, trainer)
+    made.save(str(path))
+    return path

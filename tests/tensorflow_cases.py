@@ -106,8 +106,6 @@ def odd_values():
     }
 
 
-# What its converter exchanges in names (tensorflow/models, tf1_checkpoint_converter_lib), in order.
-
 PARTITIONED = {"rows": (3, 0), "columns": (2, 1)}  # parts, axis
 
 

@@ -16,3 +16,11 @@ def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain") / "bert"
     save_theirs(folder, "BertForPreTraining")
     return folder
+
+
+@pytest.fixture(scope="session")
+def modern(tmp_path_factory):
+    """A saved ModernBertForMaskedLM, which tests must not change."""
+    folder = tmp_path_factory.mktemp("modern") / "theirs"
+    save_theirs(folder, "ModernBertForMaskedLM")
+    return folder

@@ -1,12 +1,14 @@
 """Small models in Hugging Face's form, and batches of the synthetic data for both sides."""
 
+import json
 import os
+import shutil
 import tomllib
 from dataclasses import replace
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bert_tools.bench.peer import padded_inputs
 from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
@@ -89,6 +91,23 @@ def save_theirs(directory, form, **settings):
     return model
 
 
+def restated(source, folder, without=(), **more):
+    """The same weights under a config without some keys, and with others."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    stated = {k: v for k, v in json.loads(path.read_text()).items() if k not in without}
+    path.write_text(json.dumps(stated | more))
+    return folder
+
+
+def with_tensors(source, folder, change):
+    """The same config beside other tensors."""
+    shutil.copytree(source, folder)
+    tensors = change(tensors_of(source))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 def convert(source, out, words, missing="refuse"):
     """As the command does."""
     conversion = plan_conversion(open_huggingface(source), words, missing)
@@ -108,14 +127,16 @@ def tensors_of(checkpoint):
     return load_file(checkpoint / "model.safetensors")
 
 
-def a_batch(data, count=16):
-    """Held-out sequences, without padding and as `transformers` takes them."""
+def a_batch(data, form="Bert", count=16):
+    """Held-out sequences, without padding and as a form of `transformers` takes them."""
     index = LengthIndex.open(data / "eval")
     ids = np.arange(count)
     samples = SampleReader(data / "eval", index.manifest).read(ids)
     batch = make_batch(samples, ids, mlm_denominator=1.0, nsp_denominator=1.0)
     padded = padded_inputs(batch, batch.max_seqlen)
-    wanted = ("input_ids", "attention_mask", "token_type_ids")
+    wanted = ["input_ids", "attention_mask"]
+    if form.startswith("Bert"):
+        wanted.append("token_type_ids")
     return batch, {name: padded[name] for name in wanted}
 
 

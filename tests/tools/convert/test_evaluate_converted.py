@@ -11,7 +11,6 @@ import torch
 from huggingface_cases import convert, make_theirs, save_theirs
 
 from bert_tools.bench.peer import padded_inputs
-from forked_ranks import run_ranks
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.cli import evaluate as evaluate_cli
@@ -19,6 +18,7 @@ from mlperf_bert.data.batch import IGNORED, make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import TARGET_MISSED
+from support import metrics_records, refusal
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,7 @@ def result(checkpoint, synthetic_data):
     """The result of `evaluate` on one rank."""
     with redirect_stdout(StringIO()) as printed:
         assert evaluate(checkpoint, synthetic_data, "--json") == 0
-    found = json.loads(printed.getvalue())
-    return found
+    return json.loads(printed.getvalue())
 
 
 def test_the_accuracy_is_theirs(result, synthetic_data):
@@ -58,16 +57,6 @@ def test_the_accuracy_is_theirs(result, synthetic_data):
     assert result["correct"] == int((guesses == labels)[used].sum()) > 0
     assert result["sequences"] == len(ids) and result["ranks"] == 1
     assert result["origin"]["format"] == "huggingface"
-
-
-def test_ranks_share_the_work(result, checkpoint, synthetic_data):
-    options = ("evaluate", "--checkpoint", checkpoint, "--data", synthetic_data, "--json")
-    statuses, printed = run_ranks("mlperf_bert", options, 2)
-    assert statuses == [0, 0], printed
-    together = json.loads(printed.splitlines()[-1])
-    assert together["ranks"] == 2
-    of_ranks = {name: together[name] for name in ("ranks", "seconds")}
-    assert result | of_ranks == together
 
 
 def test_it_says_how_far_it_is(checkpoint, synthetic_data, capsys, monkeypatch):
@@ -90,53 +79,40 @@ def test_what_was_drawn_is_said(tmp_path, words, synthetic_data, capsys):
 def test_other_data_is_told_in_words_of_the_checkpoint(
     checkpoint, synthetic_data, tmp_path, capsys
 ):
-    shutil.copytree(checkpoint, tmp_path / "small")
-    path = tmp_path / "small" / "manifest.json"
-    whole = path.read_text()
-    sizes = {"data": {"max_seq_length": 8, "max_predictions": 1}, "model": {"vocab_size": 60}}
-    for section, settings in sizes.items():
-        for setting, smaller in settings.items():
-            values = json.loads(whole)
-            values["config"][section][setting] = smaller
-            path.write_text(json.dumps(values))
-            assert evaluate(tmp_path / "small", synthetic_data) == 2
-            error = capsys.readouterr().err
-            problem = f"{section}.{setting} of the checkpoint is {smaller}, the data in"
-            assert f"--data: {problem}" in error
-            assert f"give data that was prepared for {tmp_path / 'small'}" in error
+    small = shutil.copytree(checkpoint, tmp_path / "small")
+    whole = (small / "manifest.json").read_text()
+    for section, setting, smaller in (
+        ("data", "max_seq_length", 8),
+        ("data", "max_predictions", 1),
+        ("model", "vocab_size", 60),
+    ):
+        values = json.loads(whole)
+        values["config"][section][setting] = smaller
+        (small / "manifest.json").write_text(json.dumps(values))
+        given = ("--checkpoint", small, "--data", synthetic_data)
+        error = refusal(capsys, "evaluate", *given)
+        assert f"--data: {section}.{setting} of the checkpoint is {smaller}, the data in" in error
+        assert f"give data that was prepared for {small}" in error
 
 
 def test_a_run_begins_from_it_and_does_not_go_on_from_it(
-    result,
-    checkpoint,
-    synthetic_data,
-    tiny_config,
-    tmp_path,
-    capsys,
+    result, checkpoint, synthetic_data, tiny_config, tmp_path, capsys
 ):
     still = ["run.max_steps=1", "run.warm_up_steps=0", "optim.learning_rate=0.0"]
     still += ["model.num_heads=4", "model.intermediate_size=48", "model.layer_norm_epsilon=1e-7"]
-    options = ["--config", str(tiny_config), "--data", str(synthetic_data)]
-    options += [word for setting in still for word in ("--set", setting)]
-    begun = ["--run-dir", str(tmp_path / "begun"), "--init-checkpoint", str(checkpoint)]
-    assert main(["train", *options, *begun]) == TARGET_MISSED
-    lines = (tmp_path / "begun" / "run_0" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["mlm_accuracy"] == result["mlm_accuracy"]
+    options = ["train", "--config", str(tiny_config), "--data", str(synthetic_data)]
+    options += [f"--set={setting}" for setting in still]
+    begin = ["--init-checkpoint", str(checkpoint)]
+    assert main([*options, *begin, "--run-dir", str(tmp_path / "begun")]) == TARGET_MISSED
+    assert metrics_records(tmp_path / "begun")[-1]["mlm_accuracy"] == result["mlm_accuracy"]
+    saved = tmp_path / "begun" / "run_0" / "checkpoints"
+    assert read_manifest(resolve(saved)).origin == {"initialized_from": "huggingface, theirs"}
+    other = ("--run-dir", tmp_path / "other")
     for setting, stated in (("num_heads=2", 4), ("layer_norm_epsilon=1e-6", 1e-7)):
-        again = ["--set", f"model.{setting}", *begun[2:], "--run-dir", str(tmp_path / setting)]
-        capsys.readouterr()
-        assert main(["train", *options, *again]) == 2
-        error = capsys.readouterr().err
+        error = refusal(capsys, *options, *begin, *other, "--set", f"model.{setting}")
         assert f"have {stated}; set it to {stated}" in error
-    saved = read_manifest(resolve(tmp_path / "begun" / "run_0" / "checkpoints"))
-    assert saved.origin == {"initialized_from": "huggingface, theirs"}
-    more = ["run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume"]
-    more += [str(tmp_path / "begun" / "run_0" / "checkpoints")]
-    assert main(["train", *options, "--set", *more]) == TARGET_MISSED
+    assert "--init-checkpoint" in refusal(capsys, *options, *other, "--resume", checkpoint)
+    more = ["--set=run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume", str(saved)]
+    assert main([*options, *more]) == TARGET_MISSED
     later = read_manifest(resolve(tmp_path / "more" / "run_0" / "checkpoints"))
-    assert (later.step, later.origin) == (2, saved.origin)
-    capsys.readouterr()
-    on = ["--run-dir", str(tmp_path / "on"), "--resume", str(checkpoint)]
-    assert main(["train", *options, *on]) == 2
-    error = capsys.readouterr().err
-    assert "--init-checkpoint" in error and error.count("\n") == 1
+    assert (later.step, later.origin) == (2, read_manifest(resolve(saved)).origin)

@@ -14,43 +14,70 @@ from huggingface_cases import (
     convert,
     load_ours,
     real_rows,
+    restated,
     save_theirs,
     tensors_of,
+    with_tensors,
 )
-from safetensors.torch import load_file, save_file
 
-from bert_tools.huggingface.weights import PADDING_BIAS
+from bert_tools.huggingface.export import export_huggingface
+from bert_tools.huggingface.weights import FAMILIES, PADDING_BIAS
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import CheckpointError
 
-FORMS = ("BertForPreTraining", "BertForMaskedLM", "BertModel")
 
-
-@pytest.mark.parametrize("form", FORMS)
-def test_hidden_states_and_scores_are_theirs(form, tmp_path, words, synthetic_data):
-    theirs = save_theirs(tmp_path / "theirs", form)
-    missing = "draw" if form == "BertModel" else "refuse"
-    found = convert(tmp_path / "theirs", tmp_path / "ours", words, missing)
-    ours = load_ours(tmp_path / "ours")
-    batch, inputs = a_batch(synthetic_data)
-    with torch.inference_mode():
-        expected = theirs(**inputs, output_hidden_states=True)
-        hidden = ours.bert(batch, None)
-        scores = ours(batch)
-    assert (hidden - real_rows(expected.hidden_states[-1], inputs)).abs().max() < 1e-5
+@pytest.mark.parametrize(
+    "form",
+    [
+        "BertForPreTraining",
+        "BertForMaskedLM",
+        "BertModel",
+        "ModernBertForMaskedLM",
+        "ModernBertModel",
+        "ModernBertForSequenceClassification",
+    ],
+)
+def test_hidden_states_and_scores_are_theirs_and_it_goes_out_as_it_came(
+    form, tmp_path, words, synthetic_data
+):
+    source, out = tmp_path / "theirs", tmp_path / "ours"
+    theirs = save_theirs(source, form)
+    family = FAMILIES["modern" if form.startswith("Modern") else "bert"]
+    is_whole = form.endswith(("ForPreTraining", "ForMaskedLM"))
+    if not is_whole:
+        with pytest.raises(CheckpointError, match="has no masked-LM head"):
+            convert(source, out, words)
+    found = convert(source, out, words, "refuse" if is_whole else "draw")
     assert found.source.form == form
-    if form == "BertModel":
-        assert len(found.drawn) == 5
-        assert all(name.startswith("cls.predictions.") for name in found.drawn)
-        return
-    assert not found.drawn
-    mlm = expected.prediction_logits if form == "BertForPreTraining" else expected.logits
-    wanted = real_rows(mlm, inputs)[batch.masked_token_index]
-    assert (scores.mlm[:, :NUM_WORDS] - wanted).abs().max() < 1e-5
+    written = tensors_of(out)
+    heads = {name for name in written if name.startswith(family.head)}
+    assert set(found.drawn) == (set() if is_whole else heads)
+    assert not written[family.words][NUM_WORDS:].any()
+    assert written[family.word_bias][NUM_WORDS:].tolist() == [PADDING_BIAS] * (PADDED - NUM_WORDS)
+    ours = load_ours(out)
+    batch, inputs = a_batch(synthetic_data, form)
+    with torch.inference_mode():
+        hidden = real_rows(theirs.base_model(**inputs).last_hidden_state, inputs)
+        assert (ours.body(batch, None) - hidden).abs().max() < 1e-5
+        scores, expected = ours(batch), theirs(**inputs)
+    assert not scores.mlm.softmax(-1)[:, NUM_WORDS:].any()
     if form == "BertForPreTraining":
         assert (scores.nsp - expected.seq_relationship_logits).abs().max() < 1e-5
-    else:
-        assert scores.nsp is None
+    if not is_whole:
+        return
+    wanted = real_rows(expected[0], inputs)[batch.masked_token_index]
+    assert wanted.std() > 0.1
+    assert (scores.mlm[:, :NUM_WORDS] - wanted).abs().max() < 1e-5
+    assert (scores.nsp is None) is ("MaskedLM" in form)
+    export_huggingface(out, tmp_path / "out")
+    assert_same(tensors_of(tmp_path / "out"), tensors_of(source))
+    stated, given = (
+        json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out")
+    )
+    assert given["vocab_size"] == NUM_WORDS
+    if form.startswith("Modern"):
+        stated |= {f"{role}_token_id": None for role in ("bos", "eos", "cls", "sep")}
+    assert {key: stated.get(key, value) for key, value in given.items()} == given
 
 
 def test_rows_that_pad_never_matter(plain, tmp_path, words):
@@ -85,35 +112,20 @@ def old_names(tensors):
 
 
 def test_older_names_are_the_same_weights(plain, tmp_path, words):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "model.safetensors"
-    save_file(old_names(load_file(path)), path)
-    found = convert(tmp_path / "other", tmp_path / "ours", words)
+    found = convert(with_tensors(plain, tmp_path / "other", old_names), tmp_path / "ours", words)
     convert(plain, tmp_path / "plain", words)
     assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
     assert len(found.ignored) == 3
 
 
-def test_one_weight_in_two_spellings_is_refused(plain, tmp_path, words):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "model.safetensors"
-    tensors = load_file(path)
-    name = "bert.embeddings.LayerNorm.weight"
-    tensors[name.replace("weight", "gamma")] = tensors[name] + 1
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=f"holds {name} twice"):
-        convert(tmp_path / "other", tmp_path / "ours", words)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_of_other_widths(plain, tmp_path, words, dtype):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "model.safetensors"
-    rounded = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
-    save_file(rounded, path)
-    convert(tmp_path / "other", tmp_path / "ours", words)
+    def rounded(tensors):
+        return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+    convert(with_tensors(plain, tmp_path / "other", rounded), tmp_path / "ours", words)
     found = tensors_of(tmp_path / "ours")
-    for name, tensor in rounded.items():
+    for name, tensor in rounded(tensors_of(plain)).items():
         assert torch.equal(found[name][: len(tensor)], tensor.float())
 
 
@@ -142,10 +154,8 @@ def test_the_vocabulary_beside_the_weights(plain, tmp_path, words):
 def test_a_form_is_one_line_and_told_by_the_model_where_it_has_no_name(
     plain, tmp_path, words, named, form
 ):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
-    assert convert(tmp_path / "other", tmp_path / "ours", words).source.form == form
+    other = restated(plain, tmp_path / "other", architectures=named)
+    assert convert(other, tmp_path / "ours", words).source.form == form
 
 
 def assert_same(ours, theirs):

@@ -1,42 +1,88 @@
-"""Refusals of files that only look like a Hugging Face BERT: one line, and nothing written."""
+"""Refusals of files that only look like a BERT of Hugging Face: one line, and nothing written."""
 
 import errno
-import json
 import os
 import shutil
 
 import pytest
 import torch
-from huggingface_cases import WORD_BIAS, WORDS, make_theirs, save_theirs
-from safetensors.torch import load_file, save_file
+from huggingface_cases import (
+    NUM_WORDS,
+    WORD_BIAS,
+    WORDS,
+    make_theirs,
+    restated,
+    with_tensors,
+)
+from safetensors.torch import save_file
 
 from bert_tools.huggingface.reader import read_safetensors
-from mlperf_bert.__main__ import main
 from mlperf_bert.errors import CheckpointError
+from support import refusal
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("model_type", "roberta"),
-        ("hidden_act", "gelu_new"),
-        ("position_embedding_type", "relative_key"),
-        ("is_decoder", True),
-        ("add_cross_attention", True),
-        ("tie_word_embeddings", False),
-        ("layer_norm_eps", 2.0),
-        ("layer_norm_eps", "small"),
-        ("num_attention_heads", 5),
-        ("num_hidden_layers", 3),
-        ("hidden_size", 64),
-        ("type_vocab_size", 1),
-    ],
+@pytest.fixture
+def assert_refused(tmp_path, words, capsys):
+    """That a folder below `tmp_path` is refused in a line with these words, and nothing new there.
+
+    `out` and `vocabulary` are given to the command.
+    """
+
+    def check(problem, name="other", out="ours", vocabulary=words):
+        before = sorted(tmp_path.rglob("*"))
+        options = ("--from", "huggingface", "--vocab", vocabulary, "--out", tmp_path / out)
+        assert problem in refusal(capsys, "convert", tmp_path / name, *options)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return check
+
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+PATTERN = "is not full_attention in the first layer"
+OTHER_MODELS = (
+    ("plain", "model_type", "roberta", "not bert or modernbert"),
+    ("plain", "hidden_act", "gelu_new", "computes 'gelu' only"),
+    ("plain", "position_embedding_type", "relative_key", "computes 'absolute' only"),
+    ("plain", "is_decoder", True, "computes False only"),
+    ("plain", "add_cross_attention", True, "computes False only"),
+    ("plain", "tie_word_embeddings", False, "computes True only"),
+    ("plain", "layer_norm_eps", 2.0, "layer_norm_epsilon: is 2.0"),
+    ("plain", "layer_norm_eps", "small", "layer_norm_eps"),
+    ("plain", "num_attention_heads", 5, "does not divide"),
+    ("plain", "num_hidden_layers", 3, "is missing"),
+    ("plain", "hidden_size", 64, "has the shape"),
+    ("plain", "type_vocab_size", 1, "type_vocab_size"),
+    *(
+        ("modern", f"{name}_bias", True, "computes False only")
+        for name in ("norm", "attention", "mlp", "classifier")
+    ),
+    ("modern", "decoder_bias", False, "computes True only"),
+    ("modern", "tie_word_embeddings", False, "computes True only"),
+    ("modern", "hidden_activation", "silu", "computes 'gelu' only"),
+    ("modern", "classifier_activation", "relu", "computes 'gelu' only"),
+    ("modern", "mlp_dropout", 0.1, "is 0.1, not 0.0 as elsewhere"),
+    ("modern", "layer_types", [FULL, LOCAL, LOCAL, FULL], PATTERN),
+    ("modern", "layer_types", [FULL, LOCAL], PATTERN),
+    ("modern", "global_attn_every_n_layers", 3, "every 3 on"),
+    ("modern", "global_attn_every_n_layers", 0, "is 0, not an integer of at least 1"),
+    ("modern", "local_attention", 0, "is 0, not an integer of at least 1"),
+    ("modern", "rope_parameters", {"rope_theta": 50.0}, "no kind of this model's layers"),
+    ("modern", "rope_parameters", {FULL: {"rope_type": "yarn", "factor": 4.0}}, "does not compute"),
+    ("modern", "rope_parameters", {FULL: {"rope_theta": -1.0}}, "rope_base_global"),
+    ("modern", "rope_scaling", {"factor": 2.0}, "does not compute"),
+    ("modern", "head_dim", 16, "does not compute"),
+    ("modern", "norm_eps", 2.0, "layer_norm_epsilon: is 2.0"),
+    ("modern", "intermediate_size", 64, "has the shape [96, 32], the model's is [128, 32]"),
+    ("modern", "num_attention_heads", 5, "does not divide"),
+    ("modern", "num_hidden_layers", 3, PATTERN),
+    ("modern", "model_type", "modernbert-decoder", "not bert or modernbert"),
 )
-def test_another_model_is_refused(plain, tmp_path, words, capsys, setting, value):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {setting: value}))
-    assert_refused(tmp_path, words, capsys, "other", "")
+
+
+@pytest.mark.parametrize(("source", "setting", "value", "said"), OTHER_MODELS)
+def test_another_model_is_refused(request, tmp_path, assert_refused, source, setting, value, said):
+    restated(request.getfixturevalue(source), tmp_path / "other", **{setting: value})
+    assert_refused(said)
 
 
 def without(part):
@@ -47,80 +93,80 @@ def with_one(name, make):
     return lambda tensors: {**tensors, name: make(tensors)}
 
 
+def with_ones(name, *shape):
+    return with_one(name, lambda _: torch.ones(shape))
+
+
 def a_third_sentence(tensors):
-    third = {"cls.seq_relationship.third.bias": torch.ones(2)}
-    return without("cls.seq_relationship.")(tensors) | third
+    return with_ones("cls.seq_relationship.third.bias", 2)(
+        without("cls.seq_relationship.")(tensors)
+    )
 
 
 DENSE = "bert.encoder.layer.1.output.dense.weight"
+NORM = "bert.embeddings.LayerNorm"
+NO_PART = "is no part of the"
 WRONG_TENSORS = {
-    "untied": (with_one("cls.predictions.decoder.weight", lambda t: t[WORDS] + 1e-3), "not equal"),
-    "diverged": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS] / 0), "not finite"),
-    "quantised": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS].to(torch.int8)), "int8"),
-    "adapted": (
-        with_one("bert.encoder.layer.0.adapter.weight", lambda _: torch.ones(3)),
-        "adapter",
-    ),
-    "a second pooler": (
-        with_one("bert.pooler.second.weight", lambda _: torch.ones(32, 32)),
-        "is no part of the BERT",
-    ),
-    "a third sentence": (a_third_sentence, "cls.seq_relationship.weight is missing"),
-    "halved": (with_one(DENSE, lambda t: t[DENSE][:16].clone()), "[16, 48]"),
-    "without a bias": (without(WORD_BIAS), "missing"),
-    "without a layer": (without("layer.0"), "is missing"),
-    "without words": (without(WORDS), f"{WORDS} is missing"),
+    "plain": {
+        "untied": (
+            with_one("cls.predictions.decoder.weight", lambda t: t[WORDS] + 1e-3),
+            "not equal",
+        ),
+        "diverged": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS] / 0), "not finite"),
+        "quantised": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS].to(torch.int8)), "int8"),
+        "adapted": (with_ones("bert.encoder.layer.0.adapter.weight", 3), "adapter"),
+        "a second pooler": (with_ones("bert.pooler.second.weight", 32, 32), f"{NO_PART} BERT"),
+        "a third sentence": (a_third_sentence, "cls.seq_relationship.weight is missing"),
+        "two spellings": (
+            with_one(f"{NORM}.gamma", lambda t: t[f"{NORM}.weight"] + 1),
+            f"holds {NORM}.weight twice",
+        ),
+        "halved": (with_one(DENSE, lambda t: t[DENSE][:16].clone()), "[16, 48]"),
+        "without a bias": (without(WORD_BIAS), "missing"),
+        "without a layer": (without("layer.0"), "is missing"),
+        "without words": (without(WORDS), f"{WORDS} is missing"),
+        "without a head": (without("cls."), "--missing draw"),
+    },
+    "modern": {
+        "untied": (with_ones("decoder.weight", NUM_WORDS, 32), "is not equal to"),
+        "a bias": (with_ones("model.layers.1.attn_norm.bias", 32), f"{NO_PART} ModernBERT"),
+        "a first norm": (with_ones("model.layers.0.attn_norm.weight", 32), f"{NO_PART} ModernBERT"),
+        "turned": (with_ones("model.layers.1.mlp.Wi.weight", 32, 96), "has the shape [32, 96]"),
+        "half a head": (without("head.dense.weight"), "head.dense.weight is missing"),
+        "without the last norm": (without("final_norm"), "model.final_norm.weight is missing"),
+        "without a bias": (without("decoder.bias"), "has no masked-LM head"),
+    },
 }
 
 
-@pytest.mark.parametrize(("change", "problem"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
-def test_wrong_tensors_are_refused(plain, tmp_path, words, capsys, change, problem):
-    shutil.copytree(plain, tmp_path / "other")
-    path = tmp_path / "other" / "model.safetensors"
-    save_file(change(load_file(path)), path)
-    assert_refused(tmp_path, words, capsys, "other", problem)
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [(source, name) for source, cases in WRONG_TENSORS.items() for name in cases],
+)
+def test_wrong_tensors_are_refused(request, tmp_path, assert_refused, source, name):
+    change, said = WRONG_TENSORS[source][name]
+    with_tensors(request.getfixturevalue(source), tmp_path / "other", change)
+    assert_refused(said)
 
 
-def test_other_words_are_refused(plain, tmp_path, words, capsys):
+def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeypatch):
+    shutil.copytree(plain, tmp_path / "bert")
     more = tmp_path / "more.txt"
     more.write_text(words.read_text() + "another\n")
-    shutil.copytree(plain, tmp_path / "bert")
-    assert_refused(tmp_path, more, capsys, "bert", "its vocabulary 70")
-
-
-def test_a_pickle_is_refused(plain, tmp_path, words, capsys):
-    shutil.copytree(plain, tmp_path / "old")
-    (tmp_path / "old" / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
-    assert_refused(tmp_path, words, capsys, "old", "is a pickle")
-
-
-def test_a_head_is_not_invented(tmp_path, words, capsys):
-    save_theirs(tmp_path / "bare", "BertModel")
-    assert_refused(tmp_path, words, capsys, "bare", "--missing draw")
-
-
-def test_several_files_are_refused(tmp_path, words, capsys):
+    assert_refused("its vocabulary 70", "bert", vocabulary=more)
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
-    assert_refused(tmp_path, words, capsys, "cut", "model.safetensors: is missing")
+    assert_refused("model.safetensors: is missing", "cut")
+    assert_refused("is there already", "bert", out="cut")
 
-
-def test_what_is_there_is_not_written_over(plain, tmp_path, words, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "kept").write_text("kept")
-    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(tmp_path / "out")]
-    assert main(["convert", str(plain), *options]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
-
-
-def test_a_full_disk_leaves_nothing(plain, tmp_path, words, capsys, monkeypatch):
     def fail(path, *_):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
-    shutil.copytree(plain, tmp_path / "bert")
-    assert_refused(tmp_path, words, capsys, "bert", "No space left")
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
+        assert_refused("No space left", "bert")
+    (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "bert" / "pytorch_model.bin")
+    assert_refused("is a pickle", "bert")
 
 
 @pytest.mark.timeout(60)
@@ -141,14 +187,3 @@ def test_truncations_are_refused(tmp_path):
     path.write_bytes(contents + b"\0")
     with pytest.raises(CheckpointError, match="is no whole safetensors file"):
         read_safetensors(path)
-
-
-def assert_refused(folder, words, capsys, name, problem):
-    """One line, status 2, and nothing new in the folder."""
-    before = sorted(path.name for path in folder.iterdir())
-    capsys.readouterr()
-    options = ["--from", "huggingface", "--vocab", str(words), "--out", str(folder / "ours")]
-    assert main(["convert", str(folder / name), *options]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and problem in error, error
-    assert sorted(path.name for path in folder.iterdir()) == before

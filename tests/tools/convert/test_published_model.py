@@ -18,6 +18,7 @@ from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
 from mlperf_bert.config.files import load_config
 from support import REPOSITORY
 
+pytestmark = pytest.mark.longest
 WORDS = FAMILIES["bert"].words
 PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
 SHORT = {

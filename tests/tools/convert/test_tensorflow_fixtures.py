@@ -13,15 +13,10 @@ import pytest
 
 from bert_tools.convert.tensorflow import open_tensorflow
 from support import REPOSITORY
-from tensorflow_cases import (
-    FIXTURES,
-    SCORES,
-    V2,
-    V2_SHARDS,
-)
+from tensorflow_cases import FIXTURES, SCORES, V2, V2_SHARDS
 
+pytestmark = [pytest.mark.longest, pytest.mark.timeout(2400)]
 MAKERS = REPOSITORY / "tests" / "convert_fixtures"
-PACKAGES = ("tensorflow-cpu==2.21.0",)
 NAMES = {path.relative_to(FIXTURES) for path in FIXTURES.rglob("*") if path.is_file()}
 
 
@@ -31,7 +26,7 @@ def tensorflow_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensorflow")
     python = folder / "environment" / "bin" / "python"
     _run(sys.executable, "-m", "venv", folder / "environment")
-    _run(python, "-m", "pip", "install", "--quiet", *PACKAGES)
+    _run(python, "-m", "pip", "install", "--quiet", "tensorflow-cpu==2.21.0")
     return python
 
 
@@ -52,8 +47,6 @@ def _make(python, script, *arguments):
     _run(python, MAKERS / script, *arguments, PYTHONPATH=str(REPOSITORY / "tests"))
 
 
-@pytest.mark.longest
-@pytest.mark.timeout(2400)
 def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python, tmp_path):
     anew = tmp_path / "fixtures"
     anew.mkdir()
@@ -67,12 +60,9 @@ def test_the_fixtures_are_what_tensorflow_writes(tensorflow_python, tmp_path):
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-12)
 
 
-@pytest.mark.longest
-@pytest.mark.timeout(2400)
 def test_bert_large_is_read_in_the_memory_of_one_tensor(tensorflow_python, tmp_path):
     _make(tensorflow_python, "make_large_checkpoint.py", tmp_path / "model.ckpt")
     found = json.loads(_run(sys.executable, MAKERS / "read_checkpoint.py", tmp_path / "model.ckpt"))
-    print(json.dumps(found))
     assert (found["tensors"], found["gigabytes"]) == (398, 1.345)
     assert found["largest_mib"] <= found["growth_mib"] < 1.5 * found["largest_mib"]
     for path in tmp_path.iterdir():

@@ -12,7 +12,7 @@ from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
-from own_texts import encode_lines
+from own_texts import encode_lines, save_byte_level
 
 PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one"
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
@@ -103,32 +103,16 @@ def test_a_list_alone_does_not_split_as_it_did(theirs, tmp_path, setting):
     assert converted(theirs, tmp_path / "ours", Path(given)).name == "vocab.txt"
 
 
-def byte_level(path):
-    """As `tokenizers` trains one: nothing stands around a text."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
-
-    made = Tokenizer(BPE())
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<mask>"]
-    trainer = BpeTrainer(special_tokens=special, show_progress=False)
-    made.train_from_iterator(["a word and another word", "a"] * 9, trainer)
-    made.save(str(path))
-
-
 def test_a_byte_level_export_splits_as_training_did(tmp_path):
     import transformers
 
-    given = tmp_path / "tokenizer.json"
-    byte_level(given)
+    given = save_byte_level(tmp_path / "tokenizer.json", ["a word and another word", "a"] * 9)
     vocabulary = load_any_vocabulary(given)
     run = trained(tmp_path / "run", given, f"model.vocab_size={len(vocabulary)}")
     export_huggingface(run, tmp_path / "out", given)
     texts = ("a word and another", "a [MASK] and another [MASK] word", "[MASK] and")
     wanted = [
-        [vocabulary.cls_id, *vocabulary_ids(vocabulary, texts[0]), vocabulary.sep_id],
+        [vocabulary.cls_id, *encode_lines(vocabulary, texts[:1])[0], vocabulary.sep_id],
         *(tokens_of(text, vocabulary, 100) for text in texts[1:]),
     ]
     theirs = tuple(text.replace("[MASK]", "<mask>") for text in texts)
@@ -138,15 +122,9 @@ def test_a_byte_level_export_splits_as_training_did(tmp_path):
     found = convert(tmp_path / "out", tmp_path / "again", given).vocabulary
     assert found.sha256 == vocabulary.sha256
     # What has all that already stays as it is, byte for byte.
-    complete = shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json")
-    words = f"model.vocab_size={len(vocabulary)}"
-    run = trained(tmp_path / "other", Path(complete), words)
-    export_huggingface(run, tmp_path / "same", Path(complete))
-    assert (tmp_path / "same" / "tokenizer.json").read_bytes() == Path(complete).read_bytes()
+    complete = Path(shutil.copy(tmp_path / "out" / "tokenizer.json", tmp_path / "complete.json"))
+    run = trained(tmp_path / "other", complete, f"model.vocab_size={len(vocabulary)}")
+    export_huggingface(run, tmp_path / "same", complete)
+    assert (tmp_path / "same" / "tokenizer.json").read_bytes() == complete.read_bytes()
     again = converted(tmp_path / "same", tmp_path / "same_again")
-    assert again.read_bytes() == Path(complete).read_bytes()
-
-
-def vocabulary_ids(vocabulary, line):
-    (ids,) = encode_lines(vocabulary, [line])
-    return [int(token) for token in ids]
+    assert again.read_bytes() == complete.read_bytes()

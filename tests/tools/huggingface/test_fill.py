@@ -20,6 +20,8 @@ from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from model_cases import hugging_face_twin
+from own_texts import save_byte_level
+from support import refusal
 
 SPECIAL = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
 
@@ -75,55 +77,32 @@ def test_all_candidates_and_no_special_token(model, vocabulary):
     assert values == sorted(values, reverse=True)
 
 
-@pytest.fixture
-def checkpoint(tmp_path, model, config, vocabulary):
-    """As training leaves one: runs/<name>/run_0/checkpoints."""
-    directory = tmp_path / "runs" / "one" / "run_0" / "checkpoints"
+def test_command(tmp_path, model, config, vocabulary, synthetic_data, capsys):
+    """With a checkpoint as training leaves it."""
+    checkpoint = tmp_path / "runs" / "one" / "run_0" / "checkpoints"
     state = CheckpointState(
         step=7, samples=70, seed=1, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
     )
     optimizer = make_optimizer_alone(config.optim, model)
-    path = save_checkpoint(directory, optimizer, config, state, ONE_RANK, CPU)
-    (directory / "LATEST").write_text(path.name)
-    return directory
-
-
-def test_command(
-    checkpoint,
-    synthetic_data,
-    vocabulary,
-    capsys,
-):
-    given = ("--checkpoint", str(checkpoint), "--device", "cpu")
-    text = "w1 [MASK] w2"
-    assert main(["fill", text, *given]) == 2
-    assert "no vocab.txt and no tokenizer.json in it nor above it" in capsys.readouterr().err
+    path = save_checkpoint(checkpoint, optimizer, config, state, ONE_RANK, CPU)
+    (checkpoint / "LATEST").write_text(path.name)
+    given = ("fill", "w1 [MASK] w2", "--checkpoint", str(checkpoint), "--device", "cpu")
+    missing = "no vocab.txt and no tokenizer.json in it nor above it"
+    assert missing in refusal(capsys, *given)
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents + b"more\n")
-    assert main(["fill", text, *given]) == 2
-    assert "is not the vocabulary that the checkpoint" in capsys.readouterr().err
-    words = ("--vocab", str(synthetic_data / "train/vocab.txt"))
-    assert main(["fill", text, *given, *words]) == 0
+    assert "is not the vocabulary that the checkpoint" in refusal(capsys, *given)
+    assert "--top: is 0" in refusal(capsys, *given, "--top", 0)
+    assert main([*given, "--vocab", str(synthetic_data / "train/vocab.txt")]) == 0
     expected = capsys.readouterr().out
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents)
-    assert main(["fill", text, *given]) == 0
+    assert main([*given]) == 0
     shown = capsys.readouterr().out
     assert shown == expected and shown.count("\n") == 5
     assert all(re.fullmatch(r"0\.[0-9]{4}  w[0-9]+", line) for line in shown.splitlines())
-    assert main(["fill", text, *given, "--top", "0"]) == 2
-    assert "--top: is 0" in capsys.readouterr().err
 
 
 def test_a_byte_level_vocabulary(config, tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "<pad>", "</s>", "<mask>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(["one two"], trainer)
-    made.save(str(tmp_path / "tokenizer.json"))
+    save_byte_level(tmp_path / "tokenizer.json", ["one two"])
     vocabulary = load_any_vocabulary(tmp_path / "tokenizer.json")
     wanted = tokens_of("one [MASK] two", vocabulary, 32)
     assert wanted.count(vocabulary.mask_id) == 1
@@ -131,5 +110,5 @@ def test_a_byte_level_vocabulary(config, tmp_path):
     sized = replace(config, model=replace(config.model, vocab_size=len(vocabulary)))
     (found,) = fill(make_model(sized, 3, CPU).eval(), vocabulary, "<mask>", 1000)
     shown = [candidate.token for candidate in found]
-    assert len(shown) == len(vocabulary) - len(special) > 256
+    assert len(shown) == len(vocabulary) - 4 > 256
     assert all(shown) and "\u0120" in shown  # the space's name

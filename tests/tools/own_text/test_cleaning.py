@@ -24,10 +24,7 @@ LONG = "enough letters to be kept as a document of its own"
         ("a\u00adb\u200bc\ufeff\x00\x07d", "abcd"),
         ("a\u00a0\u3000\t\r\n\x0b\x85\u2028 b", "a b"),
         ("\u200e\u202etext\u202c", "text"),
-        (
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-        ),
+        ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
         ("half \ud800 pair \ufffe", "half pair"),
     ],
 )
@@ -40,7 +37,6 @@ def test_a_cleaned_paragraph_is_clean(text):
     cleaned = clean_paragraph(text)
     cleaned.encode("utf-8")
     assert cleaned == " ".join(cleaned.split())
-    assert "\n" not in cleaned
     assert all(unicodedata.category(char) not in {"Cc", "Cs", "Zl", "Zp"} for char in cleaned)
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -19,11 +20,10 @@ from bert_tools.own_text.files import (
     sections,
     unread_files,
 )
-from bert_tools.own_text.prepare import clean, plan_jobs
+from bert_tools.own_text.prepare import HELD_OUT_BYTES, default_share
 from mlperf_bert.errors import ConfigError, DataError
-from own_texts import made_up_texts
+from own_texts import write_parquet
 
-KINDS = ("train", "held_out")
 TEXT = "One sentence. Another one.\n\nA second document.\n"
 
 
@@ -61,6 +61,14 @@ def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
     assert read(path) == TEXT.encode()
 
 
+def refusal(read, *given):
+    """The one line of an error."""
+    with pytest.raises(DataError) as caught:
+        read(*given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def test_packed_files(tmp_path):
     path, contents = tmp_path / "a.txt.gz", TEXT.encode() * 5000
     path.write_bytes(gzip.compress(contents) + gzip.compress(b"more"))
@@ -68,24 +76,14 @@ def test_packed_files(tmp_path):
     packed = gzip.compress(bytes(range(256)) * 4000)
     for damaged in (b"no packed file at all", packed[:-1], packed[:-20], packed + b"more"):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a.txt.gz: cannot be read") as caught:
-            read(path)
-        assert "\n" not in str(caught.value)
+        assert "a.txt.gz: cannot be read" in refusal(read, path)
 
 
-@pytest.mark.parametrize(
-    "contents", [b"\x00\xff garbage", b'["a list"]', b'{"title": "no text"}', b"[" * 100_000]
-)
-def test_garbage_is_one_line(tmp_path, contents):
+def test_garbage_is_one_line(tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(contents)
-    with pytest.raises(DataError) as caught:
-        list(sections(whole(path, "json_lines"), Rules("empty-line", "text")))
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-DOCUMENTS = "First line,\nwrapped.\n\n \t\nSecond.\nMore.\n\n\nThird."
+    for garbage in (b"\x00\xff", b'["a list"]', b'{"title": "no text"}', b"[" * 100_000):
+        path.write_bytes(garbage)
+        assert str(path) in refusal(documents, path, "empty-line", "json_lines")
 
 
 def documents(path, rule, form="text"):
@@ -98,17 +96,12 @@ def documents(path, rule, form="text"):
     return found
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("empty-line", [["First line, wrapped."], ["Second. More."], ["Third."]]),
-        ("file", [["First line, wrapped.", "Second. More.", "Third."]]),
-    ],
-)
-def test_rules(tmp_path, rule, expected):
+def test_rules(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text(DOCUMENTS)
-    assert documents(path, rule) == expected
+    path.write_text("First line,\nwrapped.\n\n \t\nSecond.\nMore.\n\n\nThird.")
+    expected = ["First line, wrapped.", "Second. More.", "Third."]
+    assert documents(path, "empty-line") == [[each] for each in expected]
+    assert documents(path, "file") == [expected]
 
 
 def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path):
@@ -166,15 +159,6 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path):
         assert len(starts) > 1 or len(uncut) < 20
 
 
-def parquet(path, text, **options):
-    """A file of columns id and text."""
-    pq = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
-    import pyarrow
-
-    pq.write_table(pyarrow.table({"id": range(len(text)), "text": text}), path, **options)
-    return path
-
-
 def of_parquet(path, text_field="text"):
     (file,) = find_files(path)
     return [section.paragraphs for section in sections(file, Rules("empty-line", text_field))]
@@ -184,7 +168,7 @@ def of_parquet(path, text_field="text"):
 def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(tmp_path, kind):
     pa = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     texts = ["One.\nTwo.", "", "Drei \U0001f600.", *(f"Text {number}." for number in range(60))]
-    path = parquet(tmp_path / "a.PARQUET", pa.array(texts, kind), row_group_size=7)
+    path = write_parquet(tmp_path / "a.PARQUET", pa.array(texts, kind), row_group_size=7)
     assert of_parquet(path) == [text.split("\n") for text in texts if text]
 
 
@@ -196,19 +180,15 @@ def test_parquet_that_gives_no_text_is_one_line(tmp_path):
         ([b"a"], "text", "document 1: has no text 'text'"),
         ([["a"]], "text", "document 1: has no text 'text'"),
     ):
-        parquet(path, text)
-        with pytest.raises(DataError, match=problem) as caught:
-            of_parquet(path, field)
-        assert "--text-field" in str(caught.value)
+        said = refusal(of_parquet, write_parquet(path, text), field)
+        assert problem in said and "--text-field" in said
     plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    parquet(path, ["some text"], write_page_checksum=True, **plain)
+    write_parquet(path, ["some text"], write_page_checksum=True, **plain)
     contents = path.read_bytes()
     flipped = contents.replace(b"some text", b"some\xfftext", 1)
     for damaged in (contents[:-9], b"PARE" + contents[4:-4] + b"PARE", flipped):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a.parquet: cannot be read") as caught:
-            of_parquet(path)
-        assert "\n" not in str(caught.value)
+        assert "a.parquet: cannot be read" in refusal(of_parquet, path)
 
 
 def test_without_pyarrow_a_file_is_refused_before_anything_is_read(tmp_path, monkeypatch):
@@ -218,25 +198,10 @@ def test_without_pyarrow_a_file_is_refused_before_anything_is_read(tmp_path, mon
         find_files(tmp_path)
 
 
-def test_parquet_beside_text_gives_the_parts_of_the_same_text(tmp_path):
-    texts = made_up_texts()
-    rules = Rules("empty-line", "text")
-    found = []
-    for name in ("jsonl", "parquet"):
-        source = tmp_path / name
-        source.mkdir()
-        (source / "a.txt").write_text("\n\n".join(texts[:50]))
-        if name == "parquet":
-            parquet(source / "b.parquet", texts[50:], row_group_size=16)
-        else:
-            lines = (json.dumps({"text": text}) + "\n" for text in texts[50:])
-            (source / "b.jsonl").write_text("".join(lines))
-        files = find_files(source)
-        out = tmp_path / f"{name}_text"
-        out.mkdir()
-        for job in plan_jobs(files, rules):
-            clean(job, parts_dir=out, rules=rules, share=0.2)
-        parts = {path.name: path.read_bytes() for path in sorted(out.glob("*.txt"))}
-        found.append([b"".join(parts[name] for name in parts if kind in name) for kind in KINDS])
-    assert found[0] == found[1]
-    assert all(found[0])
+def test_the_share_halves_as_text_grows(tmp_path):
+    sizes = [2**exponent for exponent in range(10, 45)]
+    files = (TextFile(tmp_path, "a", "text", "plain", size) for size in sizes)
+    found = [default_share([file]) for file in files]
+    assert found[0] == 1 / 16
+    assert all(later in (earlier, earlier / 2) for earlier, later in pairwise(found))
+    assert all(s * size <= HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))

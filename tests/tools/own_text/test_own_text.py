@@ -6,12 +6,10 @@ import os
 import random
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from bert_tools.own_text import files as own_files
 from bert_tools.own_text import prepare as preparing
 from bert_tools.own_text.cleaning import documents_of
 from bert_tools.own_text.prepare import Cleaned, Part, fitting_share, prepare_own_text
@@ -21,7 +19,15 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
-from own_texts import SETTINGS, contents, made_up_document, made_up_texts, make, own_text
+from own_texts import (
+    SETTINGS,
+    contents,
+    made_up_document,
+    made_up_texts,
+    make,
+    own_text,
+    write_parquet,
+)
 
 LONGER = replace(SETTINGS, max_seq_length=64)
 
@@ -31,11 +37,18 @@ def texts():
     return made_up_texts()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_parts():
+    """Several jobs of so small a text."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "LEAST_PART_BYTES", 4000)
+        patch.setattr(preparing, "LARGEST_SHARE", 0.2)
+        yield
+
+
 @pytest.fixture
-def wanted(tmp_path, texts, monkeypatch):
-    """Small settings, the texts in one file, and several jobs of it."""
-    monkeypatch.setattr(preparing, "LEAST_PART_BYTES", 4000)
-    monkeypatch.setattr(preparing, "LARGEST_SHARE", 0.2)
+def wanted(tmp_path, texts):
+    """Small settings, and the texts in one file."""
     return own_text(tmp_path / "text.txt", texts)
 
 
@@ -43,10 +56,7 @@ def wanted(tmp_path, texts, monkeypatch):
 def whole(tmp_path_factory):
     """The result for `wanted`; tests must not change it."""
     directory = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(preparing, "LEAST_PART_BYTES", 4000)
-        patched.setattr(preparing, "LARGEST_SHARE", 0.2)
-        return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
+    return make(own_text(directory / "text.txt", made_up_texts()), directory / "out")
 
 
 def documents_in(out, stem):
@@ -81,15 +91,17 @@ def test_workers_layout_and_packing_change_nothing(wanted, whole, tmp_path, text
     expected = contents(whole)
     assert contents(make(wanted, tmp_path / "two", workers=2)) == expected
     # The same name, so that it lies in the same place of the order of files.
-    for name, form, packed in (("j.jsonl", "file", False), ("g.txt.gz", "empty-line", True)):
+    for name, form in (("j.jsonl", "file"), ("p.parquet", "file"), ("g.txt.gz", "empty-line")):
         directory = tmp_path / name.split(".")[0]
         directory.mkdir()
-        lines = [json.dumps({"text": text}) for text in texts]
-        text = "\n".join(lines) if name.endswith("jsonl") else wanted.source.read_text()
-        packed_text = gzip.compress(text.encode()) if packed else text.encode()
-        (directory / name).write_bytes(packed_text)
-        other = replace(wanted, source=directory, documents=form)
-        out = make(other, tmp_path / f"out-{name}")
+        if name.endswith("jsonl"):
+            lines = (json.dumps({"text": text}) for text in texts)
+            (directory / name).write_text("\n".join(lines))
+        elif name.endswith("gz"):
+            (directory / name).write_bytes(gzip.compress(wanted.source.read_bytes()))
+        else:
+            write_parquet(directory / name, texts, row_group_size=16)
+        out = make(replace(wanted, source=directory, documents=form), tmp_path / f"out-{name}")
         assert sorted(documents_in(out, "train")) == sorted(documents_in(whole, "train"))
         eval_texts = [each / "text" / "eval.txt" for each in (out, whole)]
         assert eval_texts[0].read_bytes() == eval_texts[1].read_bytes()
@@ -175,25 +187,21 @@ def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
         assert contents(out) == before
 
 
-def written(directory, texts):
-    directory.mkdir()
-    for number, text in enumerate(texts):
-        (directory / f"{number:03d}.md").write_text(text)
-    return directory
-
-
 def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, capsys):
     """A heading, a list and a table of figures in each file; nothing but figures is left out."""
     figures = "| 12.5 | 3 |"
     pages = [f"# Title\n\n- one\n- two\n\n{text}\n\n{figures}" for text in texts]
-    source = written(tmp_path / "pages", pages)
-    for name in ("b.pdf", "a.png"):
+    source = tmp_path / "pages"
+    source.mkdir()
+    for number, page in enumerate(pages):
+        (source / f"{number:03d}.md").write_text(page)
+    for name in ("d.pdf", "caf\udce9.png"):  # of another encoding
         (source / name).touch()
     free = replace(wanted, source=source, documents=None)
     out = make(free, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" MB in 150 files, read with --documents file")
-    assert "not read: 2 of other kinds, first 'a.png'" in lines
+    assert "not read: 2 of other kinds, first 'caf\\udce9.png'" in lines
     record = json.loads((out / "corpus.json").read_text())
     assert record["rules"]["documents"] == "file"
     documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
@@ -271,18 +279,6 @@ def test_a_given_vocabulary_is_used_and_kept_and_beside_the_text_is_no_text(
     assert contents(make(beside, tmp_path / "beside")) == contents(whole)
 
 
-def test_the_share_halves_as_text_grows(tmp_path):
-    def share(num_bytes):
-        file = own_files.TextFile(tmp_path, "a", "text", "plain", num_bytes)
-        return preparing.default_share([file])
-
-    sizes = [2**exponent for exponent in range(10, 45)]
-    found = [share(size) for size in sizes]
-    assert found[0] == 1 / 16
-    assert all(later in (earlier, earlier / 2) for earlier, later in pairwise(found))
-    assert all(s * size <= preparing.HELD_OUT_BYTES for s, size in zip(found, sizes, strict=True))
-
-
 def test_rare_characters_leave_a_vocabulary_room():
     rng = random.Random(4)
     common = {f"ab{number:x}": 50 + number for number in range(100)}
@@ -308,7 +304,6 @@ def test_single_segments(wanted, tmp_path):
         ({"settings": replace(SETTINGS, max_seq_length=4)}, 1, "max_seq_length: is 4"),
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, 1, "dupe_factor: is -1"),
         ({}, 0, "workers: is 0"),
-        ({}, -3, "workers: is -3"),
     ],
 )
 def test_options_are_checked_before_the_text_is_read(wanted, tmp_path, change, workers, problem):
@@ -370,23 +365,15 @@ def test_a_damaged_record_is_one_line(wanted, whole, tmp_path, name, damage):
         make(wanted, out)
 
 
-def test_a_name_of_another_encoding_is_told_in_ascii(wanted, tmp_path, texts, capsys):
-    source = written(tmp_path / "pages", texts)
-    (source / "caf\udce9.pdf").touch()
-    make(replace(wanted, source=source, documents=None), tmp_path / "out")
-    assert "caf\\udce9.pdf" in capsys.readouterr().out
-
-
 def test_a_stopped_run_goes_on_with_the_same_text_alone(wanted, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
     out, original = tmp_path / "out", wanted.source.read_text()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("bert_tools.own_text.prepare.prepare_pair", _interrupt)
+        patched.setattr(preparing, "prepare_pair", interrupt)
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))
     with pytest.raises(DataError, match="was made with other text; name a new directory"):
         make(wanted, out)
-
-
-def _interrupt(*_, **__):
-    raise KeyboardInterrupt
