@@ -131,21 +131,6 @@ def record(engine="single", *, seed=1, ranks=1, **changes):
     return found | changes
 
 
-def pipeline_timeline(stages, microbatches):
-    """GPipe with forwards of 1 s and backwards of 2 s on stages that never wait for a message."""
-    spans = []
-    end_of_forwards = microbatches + stages - 1
-    for stage in range(stages):
-        for number in range(microbatches):
-            place = {"rank": stage, "stage": stage, "microbatch": number}
-            forward = float(stage + number)
-            backward = float(end_of_forwards + 2 * (stages - 1 - stage + number))
-            for kind, begin, seconds in (("F", forward, 1.0), ("B", backward, 2.0)):
-                times = {"begin_s": begin, "end_s": begin + seconds}
-                spans.append({**place, "kind": kind, **times})
-    return spans
-
-
 def write_record(directory, found):
     """As a run leaves it; the run's directory."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import tomllib
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,18 +12,14 @@ from safetensors.torch import load_file, save_file
 from bert_tools.bench.peer import padded_inputs
 from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 from bert_tools.huggingface.reader import open_huggingface
-from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint.first_weights import settings_of
 from mlperf_bert.checkpoint.load import load_weights
-from mlperf_bert.checkpoint.manifest import CheckpointState, read_config, read_manifest
-from mlperf_bert.config.files import load_config, tables_to_toml
+from mlperf_bert.checkpoint.manifest import read_config, read_manifest
+from mlperf_bert.config.files import tables_to_toml
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.optimizers import make_optimizer_alone
-from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from support import TINY_CONFIG
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # what must not be asked for, is not there
@@ -32,7 +27,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # what must not be asked for, is not there
 CPU = torch.device("cpu")
 NUM_WORDS, PADDED = 69, 72
 WORDS, WORD_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
-ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 SMALL = {
     "vocab_size": NUM_WORDS,
     "hidden_size": 32,
@@ -143,27 +137,6 @@ def a_batch(data, form="Bert", count=16):
 def real_rows(padded, inputs):
     """[B, S, ...] -> [T, ...], as ours are."""
     return padded[inputs["attention_mask"].bool()]
-
-
-def trained(directory, words, *overrides):
-    """A checkpoint as a run leaves it, of random weights: padding rows are like any other."""
-    directory.mkdir()
-    (directory / "tiny.toml").write_text(TINY_CONFIG)
-    config = load_config(directory / "tiny.toml", overrides)
-    wide = replace(config.model, initializer_range=0.2)
-    model = BertForPretraining(wide, CPU, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    state = CheckpointState(
-        step=7,
-        samples=112,
-        seed=3,
-        mlm_accuracy=0.25,
-        vocabulary_sha256=load_any_vocabulary(words).sha256,
-    )
-    optimizer = make_optimizer_alone(config.optim, model)
-    return save_checkpoint(directory / "checkpoints", optimizer, config, state, ONE_RANK, CPU)
 
 
 def config_for(checkpoint, file):

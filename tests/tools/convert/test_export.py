@@ -4,17 +4,10 @@ import os
 
 import pytest
 import torch
-from huggingface_cases import (
-    MODERN,
-    PADDED,
-    a_batch,
-    convert,
-    load_ours,
-    real_rows,
-    trained,
-)
+from huggingface_cases import MODERN, PADDED, a_batch, convert, load_ours, real_rows
 
 from bert_tools.huggingface.export import export_huggingface
+from checkpoint_cases import trained
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary

@@ -11,17 +11,15 @@ from huggingface_cases import (
     PADDED,
     config_for,
     convert,
-    load_ours,
     restated,
     save_theirs,
     tensors_of,
-    trained,
 )
 
 from bert_tools.huggingface.export import export_huggingface
+from checkpoint_cases import trained
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config
-from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import CheckpointError
 from support import refusal
 
@@ -113,30 +111,23 @@ def test_its_own_tokenizer_goes_in_and_out(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 5
 
 
-def test_it_fills_and_is_evaluated(modern, tmp_path, words, synthetic_data, capsys):
-    convert(modern, tmp_path / "ours", words)
-    assert main(["fill", "a [MASK] b [MASK]", "--checkpoint", str(tmp_path / "ours")]) == 0
-    assert capsys.readouterr().out.count("\n") == 12
-    place = ["--checkpoint", str(tmp_path / "ours"), "--data", str(synthetic_data)]
-    assert main(["evaluate", *place, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["mlm_accuracy"] >= 0
-
-
-def test_a_run_begins_with_it(modern, tmp_path, words, synthetic_data, capsys):
+def test_it_fills_is_evaluated_and_a_run_begins_with_it(
+    modern, tmp_path, words, synthetic_data, capsys
+):
     folder = tmp_path / "ours"
     convert(modern, folder, words)
-    config = config_for(folder, tmp_path / "fits.toml")
-    found = load_config(config, (), folder)
-    wanted = {name: value for name, value in PATTERN.items() if "dropout" not in name}
-    assert {name: asdict(found.model)[name] for name in wanted} == wanted
-    theirs = tensors_of(modern)
-    for name, each in load_ours(folder).state_dict().items():
-        assert torch.equal(each[: len(theirs[name])], theirs[name]), name
-    place = ("--data", synthetic_data, "--run-dir", tmp_path / "run", "--init-checkpoint", folder)
-    shared = ("train", "--config", config, *place, "--set")
-    assert "is 64, the weights in" in refusal(capsys, *shared, "model.attention_window=64")
-    given = ["--init-checkpoint", str(folder), "--set", "run.device=cpu"]
-    assert main(["own-text", __file__, "--only", "choose", "--out", "out", *given]) == 0
+    assert main(["fill", "a [MASK] b [MASK]", "--checkpoint", str(folder)]) == 0
+    assert capsys.readouterr().out.count("\n") == 12
+    place = ["--checkpoint", str(folder), "--data", str(synthetic_data)]
+    assert main(["evaluate", *place, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mlm_accuracy"] >= 0
+    begin = ("--init-checkpoint", str(folder))
+    choose = ("own-text", __file__, "--only", "choose", "--out", "out", "--set", "run.device=cpu")
+    assert main([*choose, *begin]) == 0
     said = capsys.readouterr().out
     assert "\nmodel.architecture=modern\n" in said and "\nmodel.rope_base_local=20.0\n" in said
-    assert main(list(map(str, (*shared, "run.max_steps=2")))) == 3
+    config = config_for(folder, tmp_path / "fits.toml")
+    options = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
+    train = [str(word) for word in ("train", *options, *begin, "--set")]
+    assert "is 64, the weights in" in refusal(capsys, *train, "model.attention_window=64")
+    assert main([*train, "run.max_steps=2"]) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from huggingface_cases import a_batch, load_ours, real_rows, tensors_of
+from huggingface_cases import load_ours, tensors_of
 
 from bert_tools.huggingface.weights import FAMILIES
 from mlperf_bert.__main__ import main
@@ -81,16 +81,6 @@ def test_a_run_begins_with_the_published_weights(published, continued, monkeypat
     for name, tensor in theirs.items():
         if not name.startswith("pooler.") and not name.endswith("position_ids"):
             assert torch.equal(ours[f"bert.{name}"][: len(tensor)], tensor), name
-
-    import transformers
-
-    reference = transformers.AutoModel.from_pretrained(published, attn_implementation="eager")
-    batch, inputs = a_batch(continued / "data", count=2)
-    with torch.inference_mode():
-        hidden = model.bert(batch, None)
-        expected = reference.eval()(**inputs).last_hidden_state
-    assert (hidden - real_rows(expected, inputs)).abs().max() < 1e-5
-
     saved = resolve(run / "checkpoints")
     assert read_manifest(saved).origin["initialized_from"] == origin
     state = read_state(saved)

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_cases import convert, save_theirs, trained
+from huggingface_cases import convert, save_theirs
 
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
+from checkpoint_cases import trained
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary

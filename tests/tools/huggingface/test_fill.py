@@ -9,14 +9,11 @@ import torch
 
 from bert_tools.huggingface.fill import fill
 from bert_tools.huggingface.tokenizer import tokens_of
-from checkpoint_cases import save_checkpoint
-from graph_cases import CPU, ONE_RANK
+from checkpoint_cases import CPU, trained
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import make_model
-from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import load_vocabulary
 from model_cases import hugging_face_twin
@@ -77,15 +74,11 @@ def test_all_candidates_and_no_special_token(model, vocabulary):
     assert values == sorted(values, reverse=True)
 
 
-def test_command(tmp_path, model, config, vocabulary, synthetic_data, capsys):
+def test_command(tmp_path, vocabulary, synthetic_data, capsys):
     """With a checkpoint as training leaves it."""
-    checkpoint = tmp_path / "runs" / "one" / "run_0" / "checkpoints"
-    state = CheckpointState(
-        step=7, samples=70, seed=1, mlm_accuracy=None, vocabulary_sha256=vocabulary.sha256
-    )
-    optimizer = make_optimizer_alone(config.optim, model)
-    path = save_checkpoint(checkpoint, optimizer, config, state, ONE_RANK, CPU)
-    (checkpoint / "LATEST").write_text(path.name)
+    saved = trained(tmp_path / "run_0", synthetic_data / "words.txt")
+    checkpoint = saved.parent
+    (checkpoint / "LATEST").write_text(saved.name)
     given = ("fill", "w1 [MASK] w2", "--checkpoint", str(checkpoint), "--device", "cpu")
     missing = "no vocab.txt and no tokenizer.json in it nor above it"
     assert missing in refusal(capsys, *given)

@@ -142,13 +142,6 @@ def test_normalized(text, expected):
     assert normalized(text) == expected
 
 
-def asked(*answers):
-    return questions_of((CONTEXT, [qa("q", "Who?", *answers)]))
-
-
-CAT, CAT_SAT, MAT = ("cat", 4), ("cat sat", 4), ("mat", 17)
-
-
 @pytest.mark.parametrize(
     ("right", "answer", "exact", "words"),
     [
@@ -189,7 +182,7 @@ def test_the_best_of_the_right_answers(right, answer, exact, words):
 
 
 FOUR = questions_of(
-    (CONTEXT, [qa("q1", "Who?", CAT_SAT), qa("q2", "Where?", MAT)]),
+    (CONTEXT, [qa("q1", "Who?", ("cat sat", 4)), qa("q2", "Where?", ("mat", 17))]),
     (CONTEXT, [qa("q3", "Why?"), qa("q4", "When?")]),
 )
 
@@ -205,8 +198,9 @@ def test_means_by_kind():
         words = pytest.approx(100 * f1)
         assert found[part] == {"questions": questions, "exact_match": 50.0, "f1": words}
     none = {"questions": 0, "exact_match": None, "f1": None}
-    assert score(asked(CAT), {"q": "cat"})["unanswerable"] == none
-    assert score(asked(), {"q": ""})["answerable"] == none
+    for kind, answers in (("unanswerable", [("cat", 4)]), ("answerable", [])):
+        questions = questions_of((CONTEXT, [qa("q", "Who?", *answers)]))
+        assert score(questions, {"q": "cat"})[kind] == none
 
 
 def test_a_text_is_given_unless_no_answer_scores_more():

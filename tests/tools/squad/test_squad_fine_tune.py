@@ -13,20 +13,12 @@ from safetensors.torch import load_file, save_file
 from bert_tools.squad.comparison import RESULT
 from bert_tools.squad.fine_tune import fine_tune
 from bert_tools.squad.model import start_from
-from checkpoint_cases import save_checkpoint
-from mlperf_bert.checkpoint.manifest import CheckpointState
-from mlperf_bert.config.files import load_config
-from mlperf_bert.distributed.launch import RankInfo
+from checkpoint_cases import CPU, ONE_RANK, trained
 from mlperf_bert.errors import CheckpointError, ConfigError
-from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, load_vocabulary
 from squad_cases import qa, set_of, small_settings
-from support import TINY_CONFIG
 
-CPU = torch.device("cpu")
-ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 WORDS = [f"w{number}" for number in range(20)]
 
 
@@ -55,7 +47,7 @@ def tune(inputs, run_dir, engine="single", record_only=False, **changes):
     same |= {"layers": 2, "hidden": 32, "heads": 2, "vocab": inputs / "vocab.txt"}
     same |= {"train": inputs / "train.json", "dev": inputs / "dev.json"}
     given = small_settings(engine, **same | changes)
-    return fine_tune(given, run_dir, ALONE, CPU, record_only=record_only)
+    return fine_tune(given, run_dir, ONE_RANK, CPU, record_only=record_only)
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +131,8 @@ def test_a_signal_ends_it_and_nothing_is_written(inputs, tmp_path, monkeypatch, 
 
 def pretrained(directory, inputs, *settings):
     """A checkpoint as pre-training leaves it, with the vocabulary beside."""
-    (directory / "tiny.toml").write_text(TINY_CONFIG)
-    config = load_config(directory / "tiny.toml", ["model.vocab_size=25", *settings])
-    model = BertForPretraining(config.model, CPU, seed=9)
-    words = load_vocabulary(inputs / "vocab.txt")
-    state = CheckpointState(
-        step=3, samples=48, seed=9, mlm_accuracy=None, vocabulary_sha256=words.sha256
-    )
-    optimizer = make_optimizer_alone(config.optim, model)
-    saved = save_checkpoint(directory / "checkpoints", optimizer, config, state, ALONE, CPU)
-    (saved / "vocab.txt").write_bytes(words.contents)
+    saved = trained(directory / "run", inputs / "vocab.txt", "model.vocab_size=25", *settings)
+    (saved / "vocab.txt").write_bytes((inputs / "vocab.txt").read_bytes())
     return saved
 
 
