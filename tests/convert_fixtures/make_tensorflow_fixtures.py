@@ -1,7 +1,6 @@
 """Writes the fixtures of tests/data/tensorflow with the real TensorFlow: `... OUT_DIRECTORY`.
 
-Run by tests/tools/convert/test_tensorflow_fixtures.py in an environment of its own; by hand, where
-tensorflow-cpu 2.21.0 is installed: `PYTHONPATH=tests python THIS_FILE OUT`.
+Where tensorflow-cpu 2.21.0 is installed: `PYTHONPATH=tests python THIS_FILE OUT`.
 """
 
 import os

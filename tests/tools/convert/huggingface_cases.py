@@ -51,12 +51,19 @@ SMALL_MODERN = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
     **dict.fromkeys(("cls_token_id", "sep_token_id"), 0),
 }
-MODERN = (  # the same as overrides of the tiny config
-    *("model.architecture=modern", "model.objective=mlm", "model.num_layers=4"),
-    *("model.global_attention_every=2", "model.attention_window=4"),
-    *("model.rope_base_global=50.0", "model.rope_base_local=20.0"),
-    "model.layer_norm_epsilon=1e-4",
-)
+PATTERN = {  # the same, in our words
+    "architecture": "modern",
+    "objective": "mlm",
+    "num_layers": 4,
+    "global_attention_every": 2,
+    "attention_window": 4,
+    "rope_base_global": 50.0,
+    "rope_base_local": 20.0,
+    "layer_norm_epsilon": 1e-4,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+MODERN = [f"model.{name}={value}" for name, value in PATTERN.items()]
 
 
 def make_theirs(form, **settings):

@@ -1,7 +1,6 @@
 """A BERT in Hugging Face's form becomes a checkpoint: the same hidden states, nothing invented."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from huggingface_cases import (
 
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.weights import FAMILIES, PADDING_BIAS
-from mlperf_bert.__main__ import main
 from mlperf_bert.errors import CheckpointError
 
 
@@ -80,23 +78,6 @@ def test_hidden_states_and_scores_are_theirs_and_it_goes_out_as_it_came(
     assert {key: stated.get(key, value) for key, value in given.items()} == given
 
 
-def test_rows_that_pad_never_matter(plain, tmp_path, words):
-    found = convert(plain, tmp_path / "ours", words)
-    assert (found.word_rows, found.shapes[WORDS][0]) == (NUM_WORDS, PADDED)
-    ours = load_ours(tmp_path / "ours").train()
-    table = ours.bert.embeddings.word_embeddings.weight
-    hidden = torch.randn(50, 32)
-    logits = ours.cls.predictions(hidden, table)
-    probabilities = logits.softmax(-1)
-    assert not probabilities[:, NUM_WORDS:].any()
-    torch.nn.functional.cross_entropy(logits, torch.arange(50)).backward()
-    bias = ours.cls.predictions.bias
-    assert table.grad is not None and table.grad[:NUM_WORDS].any()
-    assert bias.grad is not None and bias.grad[:NUM_WORDS].all()
-    assert not table.grad[NUM_WORDS:].any() and not bias.grad[NUM_WORDS:].any()
-    assert not table[NUM_WORDS:].any() and (bias[NUM_WORDS:] == PADDING_BIAS).all()
-
-
 def old_names(tensors):
     """As bert-base-uncased is published, with copies and buffers as other files have them."""
     renamed = {
@@ -127,24 +108,6 @@ def test_weights_of_other_widths(plain, tmp_path, words, dtype):
     found = tensors_of(tmp_path / "ours")
     for name, tensor in rounded(tensors_of(plain)).items():
         assert torch.equal(found[name][: len(tensor)], tensor.float())
-
-
-def test_the_vocabulary_beside_the_weights(plain, tmp_path, words):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordPiece
-
-    given = words.read_bytes()
-    ids = {word: number for number, word in enumerate(given.decode().split())}
-    for name in ("list", "file"):
-        shutil.copytree(plain, tmp_path / name)
-    (tmp_path / "list" / "vocab.txt").write_bytes(given)
-    Tokenizer(WordPiece(ids, unk_token="[UNK]")).save(str(tmp_path / "file" / "tokenizer.json"))
-    for name in ("list", "file"):
-        options = ["--from", "huggingface", "--out", str(tmp_path / "out" / name)]
-        assert main(["convert", str(tmp_path / name), *options]) == 0
-    assert (tmp_path / "out" / "list" / "vocab.txt").read_bytes() == given
-    kept = (tmp_path / "out" / "file" / "tokenizer.json").read_bytes()
-    assert kept == (tmp_path / "file" / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.parametrize(

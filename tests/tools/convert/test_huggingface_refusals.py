@@ -6,14 +6,7 @@ import shutil
 
 import pytest
 import torch
-from huggingface_cases import (
-    NUM_WORDS,
-    WORD_BIAS,
-    WORDS,
-    make_theirs,
-    restated,
-    with_tensors,
-)
+from huggingface_cases import NUM_WORDS, WORD_BIAS, WORDS, make_theirs, restated, with_tensors
 from safetensors.torch import save_file
 
 from bert_tools.huggingface.reader import read_safetensors

@@ -9,6 +9,7 @@ from huggingface_cases import (
     MODERN,
     NUM_WORDS,
     PADDED,
+    PATTERN,
     config_for,
     convert,
     restated,
@@ -24,18 +25,6 @@ from mlperf_bert.errors import CheckpointError
 from support import refusal
 
 WORDS, WORD_BIAS = "model.embeddings.tok_embeddings.weight", "decoder.bias"
-PATTERN = {
-    "architecture": "modern",
-    "objective": "mlm",
-    "num_layers": 4,
-    "global_attention_every": 2,
-    "attention_window": 4,
-    "rope_base_global": 50.0,
-    "rope_base_local": 20.0,
-    "layer_norm_epsilon": 1e-4,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
 OLDER = {"global_attn_every_n_layers": 2, "global_rope_theta": 50.0, "local_rope_theta": 20}
 
 

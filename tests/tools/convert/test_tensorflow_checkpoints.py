@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_tools.convert.tensorflow import (
-    masked_crc32c,
-    open_tensorflow,
-    parameter_name,
-    sort_names,
-)
+from bert_tools.convert.tensorflow import masked_crc32c, open_tensorflow, parameter_name, sort_names
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining, tensorflow_name

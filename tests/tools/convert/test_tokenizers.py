@@ -78,11 +78,13 @@ def test_another_tokenizer_is_kept(theirs, tmp_path, change):
     assert [tokens_of(TEXTS[0], vocabulary, 100)] == ids_of(theirs)[:1]
 
 
-def test_words_beside_another_list_are_not_taken(theirs, tmp_path):
+def test_words_beside_another_list_or_none_are_not_taken(theirs, tmp_path):
     write_tokenizer(theirs, {})
     swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in swapped))
     assert converted(theirs, tmp_path / "ours").name == "tokenizer.json"
+    (theirs / "vocab.txt").unlink()
+    assert converted(theirs, tmp_path / "alone").name == "tokenizer.json"
 
 
 @pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])

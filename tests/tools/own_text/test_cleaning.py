@@ -85,7 +85,4 @@ def test_pieces_end_sentences_and_are_judged_by_themselves():
     code = "```python\nfor name in names:\n    print(name)\n```"
     rows = ["| name | time |", "| first | 12.5 |", "```python for name in names: print(name)"]
     left_out = len("|---|---|") + len("| 3 | 1,250,000 | 17 | 22.5 |") + len("```")
-    assert clean_document([markdown, table, code]) == (
-        [*pieces, *rows],
-        {"few letters": left_out},
-    )
+    assert clean_document([markdown, table, code]) == ([*pieces, *rows], {"few letters": left_out})

@@ -148,7 +148,6 @@ def test_the_command_writes_table_and_record(tmp_path, monkeypatch, capsys):
         (["--batches", "16,x"], "--batches"),
         (["--batches", "16,16"], "--batches"),
         (["--batches", "16,32", "--global-batch", "16"], "--batches"),
-        (["--microbatches", "3"], "--microbatches"),
         (["--layers", "0"], "--layers"),
         (["--hidden", "65"], "--hidden"),
         (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
