@@ -8,7 +8,7 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
-from huggingface_cases import convert, make_theirs, save_theirs
+from huggingface_cases import convert, make_theirs, save_theirs, tensors_of
 
 from bert_tools.bench.peer import padded_inputs
 from mlperf_bert.__main__ import main
@@ -95,24 +95,32 @@ def test_other_data_is_told_in_words_of_the_checkpoint(
         assert f"give data that was prepared for {small}" in error
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.longest)])
 def test_a_run_begins_from_it_and_does_not_go_on_from_it(
-    result, checkpoint, synthetic_data, tiny_config, tmp_path, capsys
+    ranks, result, checkpoint, synthetic_data, tiny_config, tmp_path, capsys
 ):
+    first = shutil.copytree(checkpoint, tmp_path / "first")
     still = ["run.max_steps=1", "run.warm_up_steps=0", "optim.learning_rate=0.0"]
     still += ["model.num_heads=4", "model.intermediate_size=48", "model.layer_norm_epsilon=1e-7"]
+    still += [f"parallel.ranks_per_node={ranks}", f"parallel.local_batch_size={16 // ranks}"]
     options = ["train", "--config", str(tiny_config), "--data", str(synthetic_data)]
     options += [f"--set={setting}" for setting in still]
-    begin = ["--init-checkpoint", str(checkpoint)]
+    begin = ["--init-checkpoint", str(first)]
     assert main([*options, *begin, "--run-dir", str(tmp_path / "begun")]) == TARGET_MISSED
     assert metrics_records(tmp_path / "begun")[-1]["mlm_accuracy"] == result["mlm_accuracy"]
     saved = tmp_path / "begun" / "run_0" / "checkpoints"
-    assert read_manifest(resolve(saved)).origin == {"initialized_from": "huggingface, theirs"}
-    other = ("--run-dir", tmp_path / "other")
+    origin = read_manifest(resolve(saved)).origin
+    assert origin == {"initialized_from": "huggingface, theirs"}
+    ours, theirs = tensors_of(resolve(saved)), tensors_of(first)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    other = ("--run-dir", tmp_path / "other", "--set", "parallel.ranks_per_node=1")
     for setting, stated in (("num_heads=2", 4), ("layer_norm_epsilon=1e-6", 1e-7)):
         error = refusal(capsys, *options, *begin, *other, "--set", f"model.{setting}")
         assert f"have {stated}; set it to {stated}" in error
-    assert "--init-checkpoint" in refusal(capsys, *options, *other, "--resume", checkpoint)
+    assert "--init-checkpoint" in refusal(capsys, *options, *other, "--resume", first)
+    shutil.rmtree(first)  # a run that goes on does not need it
     more = ["--set=run.max_steps=2", "--run-dir", str(tmp_path / "more"), "--resume", str(saved)]
-    assert main([*options, *more]) == TARGET_MISSED
+    assert main([*options, *begin, *more]) == TARGET_MISSED
     later = read_manifest(resolve(tmp_path / "more" / "run_0" / "checkpoints"))
-    assert (later.step, later.origin) == (2, read_manifest(resolve(saved)).origin)
+    assert (later.step, later.origin) == (2, origin)

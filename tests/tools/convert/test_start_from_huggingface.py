@@ -3,11 +3,10 @@
 import shutil
 
 import pytest
-import torch
-from huggingface_cases import NUM_WORDS, PADDED, WORDS, config_for, save_theirs, tensors_of
+from huggingface_cases import NUM_WORDS, PADDED, WORDS, save_theirs, tensors_of
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.manifest import read_config, read_manifest, read_state, resolve
+from mlperf_bert.checkpoint.manifest import read_config, resolve
 from mlperf_bert.config.files import load_config
 from own_texts import write_letters
 from support import refusal
@@ -21,58 +20,21 @@ def bert(tmp_path, words):
     return tmp_path / "bert"
 
 
-@pytest.fixture
-def ours(bert, tmp_path):
-    """A checkpoint that was made of it."""
-    options = ["--from", "huggingface", "--missing", "draw", "--out", str(tmp_path / "ours")]
-    assert main(["convert", str(bert), *options]) == 0
-    return tmp_path / "ours"
-
-
-@pytest.fixture
-def config(ours, tmp_path):
-    """The tiny config, of the model of these weights."""
-    return config_for(ours, tmp_path / "fits.toml")
-
-
-@pytest.mark.longest
-def test_two_ranks_begin_with_it_and_go_on_without_it(ours, config, synthetic_data, tmp_path):
-    first = tensors_of(ours)
-
-    def train(into, ranks, *more):
-        place = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / into)
-        each = f"parallel.local_batch_size={16 // ranks}"
-        shared = ("--set", f"parallel.ranks_per_node={ranks}", "--set", each)
-        rate = ("--set", "optim.learning_rate=0.0", "--set", "run.warm_up_steps=0")
-        words = ("train", *place, "--init-checkpoint", ours, *shared, *rate, *more)
-        return main(list(map(str, words)))
-
-    assert train("run", 2, "--set", "run.max_steps=1") == 3
-    saved = tmp_path / "run" / "run_0" / "checkpoints"
-    found = tensors_of(resolve(saved))
-    assert found.keys() == first.keys()
-    assert all(torch.equal(found[name], first[name]) for name in found)
-    origin = read_manifest(resolve(saved)).origin["initialized_from"]
-    assert origin == "huggingface, bert, BertModel, masked-LM head"
-    shutil.rmtree(ours)
-    assert train("more", 1, "--set", "run.max_steps=2", "--resume", saved) == 3
-    more = tmp_path / "more" / "run_0" / "checkpoints"
-    assert read_state(resolve(more)).step == 2
-    assert read_config(more).model == read_config(saved).model
-
-
-def test_train_says_how_to_convert(bert, config, synthetic_data, capsys):
+def test_train_says_how_to_convert(bert, tiny_config, synthetic_data, capsys):
     told = "of other programs' weights: mlperf_bert convert"
     begin = ("--init-checkpoint", bert)
     place = ("--data", synthetic_data, "--run-dir", bert.parent / "run")
-    assert told in refusal(capsys, "train", "--config", config, *place, *begin)
-    assert told in refusal(capsys, "config", "check-start", config, *place[:2], *begin)
+    assert told in refusal(capsys, "train", "--config", tiny_config, *place, *begin)
+    assert told in refusal(capsys, "config", "check-start", tiny_config, *place[:2], *begin)
     step = ("--only", "choose", "--out", bert.parent / "run", "--set", "run.device=cpu")
     assert told in refusal(capsys, "own-text", __file__, *step, *begin)
     assert not (bert.parent / "run").exists()
 
 
-def test_convert_writes_a_config_to_go_on_with(capsys, ours):
+def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
+    ours = tmp_path / "ours"
+    options = ["--from", "huggingface", "--missing", "draw", "--out", str(ours)]
+    assert main(["convert", str(bert), *options]) == 0
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert f"own-text TEXT --out NEW --init-checkpoint {ours}" in lines[0]
     assert f"train --data DATA --config {ours / 'train.toml'}" in lines[1]
