@@ -3,6 +3,7 @@
 Plain on purpose, one example after the other, with nothing of the reader.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import h5py
@@ -51,13 +52,8 @@ def write_fixed(path, examples, width, room, **options):
             file.create_dataset(name, data=values, **options)
 
 
-def write_fixed_gzip(path, examples, width, room):
-    """Write rows of fixed length in compressed chunks."""
-    write_fixed(path, examples, width, room, compression="gzip")
-
-
 # Ending of the file -> what writes it.
 WRITERS = {
     "fixed.hdf5": write_fixed,
-    "fixed_gzip.hdf5": write_fixed_gzip,
+    "fixed_gzip.hdf5": partial(write_fixed, compression="gzip"),
 }

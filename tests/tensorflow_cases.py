@@ -1,6 +1,5 @@
-"""Names and values in the TensorFlow fixtures, shared by their maker and the tests.
+"""Names and values in the fixtures that TensorFlow 2.21.0 wrote (docs/decisions/0018).
 
-Numpy only, and nothing of the package: the maker runs in an environment that has just TensorFlow.
 Names are those of the first BERT release (https://github.com/google-research/bert).
 """
 
@@ -104,9 +103,6 @@ def odd_values():
         # What bfloat16 holds exactly: eight bits of a fraction.
         "brain": np.round(drawn("brain", (6,)) * 128).astype(np.float32) / 128,
     }
-
-
-PARTITIONED = {"rows": (3, 0), "columns": (2, 1)}  # parts, axis
 
 
 def partitioned_values():

@@ -123,7 +123,6 @@ REFUSED = {
     "killed run": (drop_record("run_stop"), "holds no run_stop; the run"),
     "goes on": (goes_on, "goes on after run_stop: 'cache_clear'; run it again"),
     "missing field": (describe_with(framework=None), rf"{SYSTEM}: framework is missing; mend it"),
-    "number in JSON": (describe_with(accelerators_per_node=8), "accelerators_per_node.*; mend it"),
     "other division": (describe_with(division="closed"), "'open', in systems/.* 'closed'; correct"),
     "idle accelerators": (
         describe_with(accelerators_per_node="16"),

@@ -78,21 +78,18 @@ def test_a_sweep_trains_on_as_many_samples_at_every_batch():
     assert at_batch(settings(), 16) == settings()
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(tmp_path):
+    FakeRuns().run(tmp_path, [settings()])
+    assert directory_of(tmp_path, settings()).name == "single-batch_16-seed_1"
+    for changes, named in (
         ({"max_length": 99}, "max_length is 99 now, and was 384"),
         ({"layers": 2}, "layers is 2 now, and was 4"),
         ({"precision": "bf16"}, "precision is 'bf16' now, and was 'fp32'"),
         ({"init_checkpoint": HERE}, "init_checkpoint is '.*' now, and was None"),
         ({"train": HERE}, "train is "),
-    ],
-)
-def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(tmp_path, changes, named):
-    FakeRuns().run(tmp_path, [settings()])
-    assert directory_of(tmp_path, settings()).name == "single-batch_16-seed_1"
-    with pytest.raises(DataError, match=named):
-        FakeRuns().run(tmp_path, [settings(**changes)])
+    ):
+        with pytest.raises(DataError, match=named):
+            FakeRuns().run(tmp_path, [settings(**changes)])
 
 
 def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path):

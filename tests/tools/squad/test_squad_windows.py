@@ -55,9 +55,8 @@ def test_windows_laid_out_by_hand():
 LOST = "set.json: 1 answers stand in no window of 9 tokens and a stride of 3"
 
 
-@pytest.mark.parametrize(
-    ("answers", "starts", "ends"),
-    [
+def test_where_an_answer_stands():
+    for answers, starts, ends in (
         # In two windows: last of the first window, first of the second.
         ([("t3", 9)], [7, 4, 0], [7, 4, 0]),
         # t2 to t5 needs four tokens of one window, which begin at 0, 3 and 6.
@@ -66,13 +65,11 @@ LOST = "set.json: 1 answers stand in no window of 9 tokens and a stride of 3"
         ([("t1", 3), ("t0 t1", 0)], [5, 0, 0], [5, 0, 0]),  # of several, the first is trained
         # Half a word is its token: "2 t" touches t2 and t3, of both one character.
         ([("2 t", 7)], [6, 0, 0], [7, 0, 0]),
-    ],
-)
-def test_where_an_answer_stands(answers, starts, ends):
-    windows = make_windows(asked(*answers), VOCABULARY, max_length=9, stride=3)
-    assert (windows.starts.tolist(), windows.ends.tolist()) == (starts, ends)
-    is_lost = bool(answers) and not any(starts)
-    assert [each.startswith(LOST) for each in windows.remarks] == [True] * is_lost
+    ):
+        windows = make_windows(asked(*answers), VOCABULARY, max_length=9, stride=3)
+        assert (windows.starts.tolist(), windows.ends.tolist()) == (starts, ends)
+        is_lost = bool(answers) and not any(starts)
+        assert [each.startswith(LOST) for each in windows.remarks] == [True] * is_lost
 
 
 @pytest.mark.parametrize(
