@@ -48,7 +48,8 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     assert "\ndata.max_seq_length=64\n" in capsys.readouterr().out
 
 
-def test_own_text_converts_it_once(bert, tmp_path, capsys):
+def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bert_tools.own_text.cli.usable_cpus", lambda: {0})  # no other processes
     text, out = tmp_path / "text", tmp_path / "out"
     write_letters(text, 160)
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")

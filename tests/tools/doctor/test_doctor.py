@@ -57,19 +57,16 @@ def test_processors_and_free_space():
         assert cli.judge_free(Path("/runs"), free).status == status
 
 
-@pytest.mark.parametrize(
-    ("version", "status", "remedy"),
-    [
+def test_what_is_needed_is_there_in_a_version_that_was_tried():
+    for version, status, remedy in (
         ("2.11.0+cu130", "ok", ""),
         ("2.10.1", "warn", "torch>=2.11,<2.14; run in the checkout: tools/venv.sh"),
         ("2.14.0", "warn", "torch>=2.11,<2.14"),
         (None, "fail", "run in the checkout: tools/venv.sh"),
-    ],
-)
-def test_what_is_needed_is_there_in_a_version_that_was_tried(version, status, remedy):
-    finding = cli.judge(TORCH, version)
-    assert finding.status == status
-    assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
+    ):
+        finding = cli.judge(TORCH, version)
+        assert finding.status == status
+        assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
 
 
 def test_what_training_can_do_without_says_what_its_lack_costs():

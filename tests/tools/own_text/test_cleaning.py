@@ -2,7 +2,6 @@
 
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,19 +16,16 @@ from bert_tools.own_text.cleaning import (
 LONG = "enough letters to be kept as a document of its own"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_paragraphs():
+    for text, expected in (
         ("e\u0301t\u00e9", "\u00e9t\u00e9"),
         ("a\u00adb\u200bc\ufeff\x00\x07d", "abcd"),
         ("a\u00a0\u3000\t\r\n\x0b\x85\u2028 b", "a b"),
         ("\u200e\u202etext\u202c", "text"),
         ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
         ("half \ud800 pair \ufffe", "half pair"),
-    ],
-)
-def test_paragraphs(text, expected):
-    assert clean_paragraph(text) == expected
+    ):
+        assert clean_paragraph(text) == expected
 
 
 @given(st.text(st.characters(exclude_categories=())))
@@ -40,9 +36,8 @@ def test_a_cleaned_paragraph_is_clean(text):
     assert all(unicodedata.category(char) not in {"Cc", "Cs", "Zl", "Zp"} for char in cleaned)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_sentences_of_several_scripts():
+    for text, expected in (
         ("One. Two! three? Four", ["One.", "Two! three?", "Four"]),
         (
             "これは文です。次です。「はい。」終わり",
@@ -51,10 +46,8 @@ def test_a_cleaned_paragraph_is_clean(text):
         ("यह वाक्य है। दूसरा।", ["यह वाक्य है।", "दूसरा।"]),
         ("هذه جملة. وهذه أخرى؟ نعم", ["هذه جملة.", "وهذه أخرى؟", "نعم"]),
         ("Dr. Wang sah ihn. Äpfel fielen.", ["Dr. Wang sah ihn.", "Äpfel fielen."]),
-    ],
-)
-def test_sentences_of_several_scripts(text, expected):
-    assert list(any_sentences(text)) == expected
+    ):
+        assert list(any_sentences(text)) == expected
 
 
 @given(st.text(st.sampled_from("ab .。\u4e00"), max_size=3000))

@@ -29,8 +29,6 @@ from own_texts import (
     write_parquet,
 )
 
-LONGER = replace(SETTINGS, max_seq_length=64)
-
 
 @pytest.fixture
 def texts():
@@ -167,10 +165,11 @@ def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     before = contents(out)
     record = json.loads((out / "corpus.json").read_text())
+    longer = replace(SETTINGS, max_seq_length=64)
     for change, problem in (
         ({"documents": "file"}, "was made with documents = empty-line, now it is file"),
         ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
-        ({"settings": LONGER}, "was made with max_seq_length = 48, now it is 64"),
+        ({"settings": longer}, "was made with max_seq_length = 48, now it is 64"),
     ):
         # Finished, and as if it had been stopped before its end.
         for written in (record, {"settings": record["settings"]}):

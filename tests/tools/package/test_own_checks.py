@@ -233,9 +233,8 @@ DESCRIPTION = {
 }
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "problem"),
-    [
+def test_a_wrong_value():
+    for field, value, problem in (
         ("number_of_nodes", 8, "every value must be a string"),
         ("number_of_nodes", "0", "not a whole number of at least 1"),
         ("accelerators_per_node", "eight", "not a whole number"),
@@ -245,12 +244,10 @@ DESCRIPTION = {
         ("division", "Closed", "'closed', 'open'"),
         ("submitter", " ", "empty"),
         ("framework", "", "empty"),
-    ],
-)
-def test_a_wrong_value(field, value, problem):
-    (found,) = check_description({**DESCRIPTION, field: value})
-    assert found.startswith(field)
-    assert problem in found
+    ):
+        (found,) = check_description({**DESCRIPTION, field: value})
+        assert found.startswith(field)
+        assert problem in found
 
 
 def test_missing_fields_and_more_fields():

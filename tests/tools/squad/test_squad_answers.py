@@ -114,9 +114,8 @@ def test_equal_to_looking_at_every_pair(seed, texts, max_length, stride, longest
 CONTEXT = "the cat sat on a mat. The an, a! Cat"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_normalized():
+    for text, expected in (
         ("The Cat", "cat"),  # lower case, and no article
         ("a cat, an ant; THE end.", "cat ant end"),
         ("theory another banana", "theory another banana"),  # articles are whole words
@@ -126,15 +125,12 @@ CONTEXT = "the cat sat on a mat. The an, a! Cat"
         ("\u2014 caf\u00e9\u2019s", "\u2014 caf\u00e9\u2019s"),  # only ASCII's punctuation goes
         ("$5 (five)", "5 five"),
         ("the A an", ""),
-    ],
-)
-def test_normalized(text, expected):
-    assert normalized(text) == expected
+    ):
+        assert normalized(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("right", "answer", "exact", "words"),
-    [
+def test_the_best_of_the_right_answers():
+    for right, answer, exact, words in (
         (["cat"], "cat", 1, 1),
         (["cat"], "dog", 0, 0),
         # Right has 3 words, the answer 2, both of them right: precision 2/2, recall 2/3,
@@ -158,12 +154,10 @@ def test_normalized(text, expected):
         (["The", "cat"], "", 0, 0),
         # Nothing is left, so the empty text is right.
         (["The", "The an, a!"], "", 1, 1),
-    ],
-)
-def test_the_best_of_the_right_answers(right, answer, exact, words):
-    answers = tuple(Answer(text, 0) for text in right)
-    question = Question("q", CONTEXT, "Who?", answers)
-    assert best_of(question, answer) == (exact, pytest.approx(words))
+    ):
+        answers = tuple(Answer(text, 0) for text in right)
+        question = Question("q", CONTEXT, "Who?", answers)
+        assert best_of(question, answer) == (exact, pytest.approx(words))
 
 
 FOUR = questions_of(

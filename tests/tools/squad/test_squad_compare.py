@@ -188,9 +188,8 @@ def test_other_names_are_refused():
             parse_engine(text)
 
 
-@pytest.mark.parametrize(
-    ("engine", "changes", "option"),
-    [
+def test_settings_that_cannot_run():
+    for engine, changes, option in (
         ("single", {"microbatches": 3}, "--microbatches"),  # does not divide 16
         ("single", {"microbatches": 0}, "--microbatches"),
         ("ddp:3", {}, "--microbatches"),  # 4 over 3 ranks
@@ -203,11 +202,9 @@ def test_other_names_are_refused():
         ("single", {"epochs": 0.0}, "--epochs"),
         ("single", {"epochs": float("inf")}, "--epochs"),
         ("single", {"updates": 0}, "--updates"),
-    ],
-)
-def test_settings_that_cannot_run(engine, changes, option):
-    with nullcontext() if option is None else pytest.raises(ConfigError, match=option):
-        SquadSettings(engine=parse_engine(engine), **changes)
+    ):
+        with nullcontext() if option is None else pytest.raises(ConfigError, match=option):
+            SquadSettings(engine=parse_engine(engine), **changes)
 
 
 def test_updates_of_epochs_are_rounded_up():

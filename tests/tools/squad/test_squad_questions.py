@@ -133,18 +133,15 @@ def test_answers_are_read(tmp_path):
     assert (found["q1"], found["q2"]) == ("caf\u00e9", "")
 
 
-@pytest.mark.parametrize(
-    ("contents", "said"),
-    [
+def test_what_is_not_of_the_set_is_refused(tmp_path):
+    for contents, said in (
         (b'{"q1": "a"}', "has no text for 1 of 2 questions, such as 'q2'"),
         (b'{"q1": "a", "q2": null}', "has no text for 1 of 2 questions, such as 'q2'"),
         (b'["a"]', "is not a JSON object"),
         (b"", "is not valid JSON"),
-    ],
-)
-def test_what_is_not_of_the_set_is_refused(tmp_path, contents, said):
-    path = tmp_path / "predictions.json"
-    path.write_bytes(contents)
-    with pytest.raises(DataError) as caught:
-        read_predictions(path, QUESTIONS)
-    assert said in str(caught.value) and str(caught.value).isprintable()
+    ):
+        path = tmp_path / "predictions.json"
+        path.write_bytes(contents)
+        with pytest.raises(DataError) as caught:
+            read_predictions(path, QUESTIONS)
+        assert said in str(caught.value) and str(caught.value).isprintable()
