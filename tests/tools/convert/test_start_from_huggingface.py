@@ -8,6 +8,7 @@ from huggingface_cases import NUM_WORDS, PADDED, WORDS, save_theirs, tensors_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, resolve
 from mlperf_bert.config.files import load_config
+from mlperf_bert.distributed import spawn
 from own_texts import write_letters
 from support import refusal
 
@@ -49,7 +50,9 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
 
 
 def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bert_tools.own_text.cli.usable_cpus", lambda: {0})  # no other processes
+    """In this process alone: its workers and its rank have tests of their own."""
+    monkeypatch.setattr("bert_tools.own_text.cli.usable_cpus", lambda: {0})
+    monkeypatch.setattr(spawn, "run_on_ranks", lambda words, _ranks, **_: main(words))
     text, out = tmp_path / "text", tmp_path / "out"
     write_letters(text, 160)
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")

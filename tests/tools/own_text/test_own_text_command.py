@@ -114,7 +114,7 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
 
 def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     out = ("--out", str(tmp_path / "out"))
-    assert "TEXT: there is no file" in refusal(capsys, "own-text", "/nowhere", *out)
+    assert "TEXT: there is no file" in refusal(capsys, "own-text", tmp_path / "none", *out)
     text = write_letters(tmp_path / "text")
     for place, problem in (
         (text / "out", f"--out: is {text / 'out'}, whose files would be read as text of {text}"),
