@@ -9,6 +9,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config, resolve
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed import spawn
+from mlperf_bert.run import console
 from own_texts import write_letters
 from support import refusal
 
@@ -21,7 +22,8 @@ def bert(tmp_path, words):
     return tmp_path / "bert"
 
 
-def test_train_says_how_to_convert(bert, tiny_config, synthetic_data, capsys):
+def test_train_says_how_to_convert(bert, tiny_config, synthetic_data, monkeypatch, capsys):
+    monkeypatch.setattr(console, "SILENCE_S", (300.0, 300.0))  # no more lines on a busy machine
     told = "of other programs' weights: mlperf_bert convert"
     begin = ("--init-checkpoint", bert)
     place = ("--data", synthetic_data, "--run-dir", bert.parent / "run")
