@@ -25,29 +25,24 @@ STATE = CheckpointState(
 )
 
 
-def agree(monkeypatch, of_ranks):
+@pytest.fixture
+def agree(monkeypatch):
     """Let this be rank 0 of ranks that have built these models."""
-    name, note, kernels = of_ranks[0]
-    model = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
 
-    def from_all_ranks(info, own):
-        assert own == of_ranks[0]
-        return of_ranks
+    def run(*of_ranks):
+        name, note, kernels = of_ranks[0]
+        model = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
+        monkeypatch.setattr(resume, "from_all_ranks", lambda _, own: [own, *of_ranks[1:]])
+        agree_on_kernels(ALONE, model)
 
-    monkeypatch.setattr(resume, "from_all_ranks", from_all_ranks)
-    agree_on_kernels(ALONE, model)
-
-
-def test_equal_ranks_begin(monkeypatch):
-    agree(monkeypatch, [TRITON])
-    agree(monkeypatch, [FLASH] * 4)
+    return run
 
 
-def test_ranks_with_other_attention_are_named_with_the_reason(
-    monkeypatch,
-):
+def test_equal_ranks_begin_and_others_are_named_with_the_reason(agree):
+    agree(TRITON)
+    agree(FLASH, FLASH, FLASH)
     with pytest.raises(ConfigError) as raised:
-        agree(monkeypatch, [TRITON, FLASH, TRITON])
+        agree(TRITON, FLASH, TRITON)
     assert str(raised.value) == (
         "model.attention: is not the same on all ranks: 'attention: triton' on rank 0, "
         "'attention: flash (triton left out (there is no C compiler))' on rank 1; "
@@ -55,11 +50,8 @@ def test_ranks_with_other_attention_are_named_with_the_reason(
         "nodes"
     )
     assert raised.value.is_of_all_ranks
-
-
-def test_ranks_with_other_blocks_are_named(monkeypatch):
     with pytest.raises(ConfigError, match=r"model\.kernels: .* 'fused' on rank 0, 'refe.* rank 1"):
-        agree(monkeypatch, [TRITON, [*TRITON[:2], "reference"]])
+        agree(TRITON, [*TRITON[:2], "reference"])
 
 
 def test_what_changed_since_a_checkpoint_is_told():

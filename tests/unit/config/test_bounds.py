@@ -16,7 +16,7 @@ from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import bert
 from mlperf_bert.model.bert import check_memory
-from support import TINY_CONFIG, refusal, run_process
+from support import refusal, run_process
 
 ENDLESS = (2**40, 2**63 - 1, 1e300, -1, 0)
 
@@ -39,13 +39,6 @@ NUMBERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "tiny.toml"
-    path.write_text(TINY_CONFIG)
-    return path
-
-
 @pytest.mark.parametrize("kind", [*SECTIONS.values(), SquadSettings])
 def test_no_number_is_without_bounds(kind):
     assert bounds_of(kind).keys() == numbers_of(kind).keys()
@@ -56,7 +49,9 @@ def test_no_number_is_without_bounds(kind):
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_what_is_outside_is_named_with_the_range(tiny, field):
+def test_what_is_outside_is_named_with_the_range_and_the_ends_load_or_are_one_line(
+    tiny_config, field
+):
     number, bounds = NUMBERS[field]
     assert isinstance(bounds, Bounds)
     beyond = bounds.high + 1 if number is int else 1.001 * bounds.high
@@ -66,7 +61,7 @@ def test_what_is_outside_is_named_with_the_range(tiny, field):
         if bounds.low <= value <= bounds.high or not is_one:
             continue
         for check in (
-            partial(load_config, tiny, [f"{field}={value!r}"]),
+            partial(load_config, tiny_config, [f"{field}={value!r}"]),
             partial(checked_setting, field, number(value), "space"),
         ):
             with pytest.raises(ConfigError) as caught:
@@ -74,16 +69,10 @@ def test_what_is_outside_is_named_with_the_range(tiny, field):
             where, problem, remedy = caught.value.args
             assert where.endswith(field)
             assert str(bounds) in remedy and problem.startswith("is ")
-
-
-@pytest.mark.parametrize("field", NUMBERS)
-def test_the_ends_load_or_are_one_line(tiny, field):
-    number, bounds = NUMBERS[field]
-    assert bounds is not None
     for value in map(number, (bounds.low, bounds.high)):
         assert checked_setting(field, value, "here") == value
         try:
-            config = load_config(tiny, [f"{field}={value!r}"])
+            config = load_config(tiny_config, [f"{field}={value!r}"])
         except ConfigError as error:
             assert "within" not in str(error), error  # its own range is kept
             assert "\n" not in str(error)
@@ -99,12 +88,12 @@ def test_the_ends_load_or_are_one_line(tiny, field):
         (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
     ],
 )
-def test_products_have_bounds_too(tiny, settings, word):
+def test_products_have_bounds_too(tiny_config, settings, word):
     room = ("model.max_position_embeddings=65535", "model.num_heads=1")
     for setting in settings:
-        load_config(tiny, (*room, setting))
+        load_config(tiny_config, (*room, setting))
     with pytest.raises(ConfigError, match=rf"makes [0-9,]+ (sequences )?{word}; [0-9,]+ at most"):
-        load_config(tiny, (*room, *settings))
+        load_config(tiny_config, (*room, *settings))
 
 
 @pytest.mark.parametrize("field", numbers_of(SquadSettings))
@@ -118,10 +107,10 @@ def test_numbers_of_fine_tuning_are_options(field):
         assert str(bounds) in caught.value.args[2]
 
 
-def test_a_machine_is_asked_whether_it_can_hold_them(tiny, monkeypatch):
+def test_a_machine_is_asked_whether_it_can_hold_them(tiny_config, monkeypatch):
     with pytest.raises(ConfigError, match=r"^1,000,000 ranks: take 250,000 GiB at least, this"):
         run_on_ranks([], 10**6)
-    config = load_config(tiny)
+    config = load_config(tiny_config)
     needed = 8 * config.model.num_parameters
     monkeypatch.setattr(bert, "memory_bytes", lambda: needed)
     check_memory(config, torch.device("cpu"))
@@ -136,22 +125,22 @@ LIMITED = (
 )
 
 
-def test_training_refuses_them_at_once(tiny):
+def test_training_refuses_them_at_once(tiny_config, tmp_path):
     sets = ["--set", "model.num_layers=1000", "--set", "model.hidden_size=65536"]
-    places = ["--config", tiny, "--data", tiny.parent, "--run-dir", tiny.parent / "run"]
+    places = ["--config", tiny_config, "--data", tmp_path, "--run-dir", tmp_path / "run"]
     done = run_process("timeout", 60, sys.executable, "-c", LIMITED, "train", *places, *sets)
     assert done.returncode == 2  # and not 124, of `timeout`
     assert done.stderr.count("\n") == 1 and "parameters" in done.stderr, done.stderr
-    assert not (tiny.parent / "run").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("path", ["n" * 300, "d/" * 2500])
-def test_a_path_that_is_too_long_is_one_line(tiny, capsys, path):
+def test_a_path_that_is_too_long_is_one_line(tiny_config, capsys, path):
     for command in (
         ["config", "show", path],
         ["train", "--config", path, "--data", "d"],
-        ["train", "--config", tiny, "--data", path],
-        ["train", "--config", tiny, "--data", "d", "--run-dir", path],
+        ["train", "--config", tiny_config, "--data", path],
+        ["train", "--config", tiny_config, "--data", "d", "--run-dir", path],
         ["report", "page", path],
         ["verify", path],
         ["watch", path],

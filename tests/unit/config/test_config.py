@@ -9,6 +9,7 @@ import pytest
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import (
     add_config,
+    config_from_tables,
     config_to_tables,
     config_to_toml,
     config_value,
@@ -40,40 +41,95 @@ def test_overrides_win_and_are_typed(config_file):
     assert config.optim.learning_rate == 1.0
 
 
+TRAPEZOID = "schedule.form=trapezoid schedule.cooldown_steps=15"  # up to the end of the warm-up
+UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_per_rank=unequal"
+CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
+
+
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("accepted", "more", "words"),
     [
-        ("run.max_stepz=3", ["run.max_stepz", "no such setting"]),
-        ("walk.steps=3", ["[walk]", "no such section"]),
-        ("run.max_steps=3.5", ["run.max_steps", "an integer"]),
-        ("run.max_steps=true", ["run.max_steps", "an integer"]),
-        ("run.seed=sometimes", ["run.seed", "an integer or 'random'"]),
-        ("optim.name=sgd", ["optim.name", "'adamw' or 'lamb'"]),
-        ("run.max_steps", ["section.field=value"]),
-        ("optim.epsilon=nan", ["optim.epsilon", "is nan", "1e-38 .. 1e+38"]),
-        ("model.num_heads=3", ["model.num_heads", "hidden_size 32"]),
-        ("data.max_seq_length=64", ["data.max_seq_length", "32"]),
-        ("schedule.warmup_steps=30", ["schedule.decay_steps", "warm-up"]),
-        ("schedule.cooldown_steps=5", ["schedule.cooldown_steps: is 5", "use 'trapezoid'"]),
-        ("run.seed=9223372036854775808", ["run.seed", "0 .. 9,223,372,036,854,775,807"]),
-        (f"run.seed=0x{'f' * 900}", ["run.seed", "an integer of 3600 bits"]),
-        ("optim.learning_rate=inf", ["optim.learning_rate", "is inf", "0 .. 1e+38"]),
-        ("data.counts_per_rank=unequal", ["data.counts_per_rank", "'presort_global'"]),
-        ("model.objective=nsp", ["model.objective", "'mlm_nsp' or 'mlm'"]),
-        ("model.attention_window=16", ["model.attention_window", "BERT has none"]),
-        ('run.init_checkpoint="a\\u0000b"', ["run.init_checkpoint", "printable"]),
-        ("mlperf.submission_org=a\x1b[31m", ["mlperf.submission_org", "printable"]),
-        ("data.masking=always", ["data.masking", "'static' or 'dynamic'"]),
-        ("data.masking_rate=0.2", ["data.masking_rate", "use 'dynamic'"]),
-        ("data.masking_rate=0.5", ["data.masking_rate", "0.05 .. 0.4"]),
+        ("", "run.max_stepz=3", r"run\.max_stepz.*no such setting"),
+        ("", "walk.steps=3", r"\[walk\].*no such section"),
+        ("", "run.max_steps=3.5", r"run\.max_steps.*an integer"),
+        ("", "run.max_steps=true", r"run\.max_steps.*an integer"),
+        ("", "run.seed=sometimes", r"run\.seed.*an integer or 'random'"),
+        ("", f"run.seed=0x{'f' * 900}", r"run\.seed.*an integer of 3600 bits"),
+        ("", "optim.name=sgd", r"optim\.name.*'adamw' or 'lamb'"),
+        ("", "run.max_steps", r"section\.field=value"),
+        ("", "optim.epsilon=nan", r"optim\.epsilon.*is nan.*1e-38 \.\. 1e\+38"),
+        ("", "model.num_heads=3", r"model\.num_heads.*hidden_size 32"),
+        ("", "data.max_seq_length=64", r"data\.max_seq_length.*32"),
+        ("", "schedule.warmup_steps=30", r"schedule\.decay_steps.*warm-up"),
+        ("", "data.counts_per_rank=unequal", r"data\.counts_per_rank.*'presort_global'"),
+        ("", "model.objective=nsp", r"model\.objective.*'mlm_nsp' or 'mlm'"),
+        ("", "model.attention_window=16", r"model\.attention_window.*BERT has none"),
+        ("", 'run.init_checkpoint="a\\u0000b"', r"run\.init_checkpoint.*printable"),
+        ("", "mlperf.submission_org=a\x1b[31m", r"mlperf\.submission_org.*printable"),
+        ("", "data.masking=always", r"data\.masking.*'static' or 'dynamic'"),
+        ("", "data.masking_rate=0.2", r"data\.masking_rate.*use 'dynamic'"),
+        (UNEQUAL, "optim.loss_normalization=per_rank", "data.counts_per_rank: .*'per_rank'"),
+        (UNEQUAL, "parallel.local_batch_size=5", "data.counts_per_rank: .*5 sequences"),
+        (UNEQUAL, "parallel.local_batch_size=1", "data.counts_per_rank: .*1 sequences"),
+        (UNEQUAL, "data.balance=presort_local", "data.counts_per_rank: .*'presort_local'"),
+        (UNEQUAL, "clip.policy=bucket_before_allreduce", "data.counts_per_rank: .*clip"),
+        (
+            "clip.bucket_limit=equal_share clip.policy=bucket_before_allreduce",
+            *("clip.policy=whole_before_allreduce", "clip.bucket_limit: 'equal_share' with"),
+        ),
+        (
+            CAPTURED,
+            *("clip.policy=bucket_before_allreduce", "data_parallel: is 'ddp'.*bucket.* to 'flat'"),
+        ),
+        (
+            "run.step_mode=captured parallel.nodes=2",
+            *("clip.policy=whole_before_allreduce", "data_parallel: is 'ddp'.*whole.* to 'flat'"),
+        ),
+        (
+            f"{CAPTURED} clip.policy=none",
+            *("parallel.allreduce_dtype=bf16", "data_parallel: is 'ddp'.*'bf16'.* to 'eager'"),
+        ),
+        (
+            "optim.implementation=apex run.device=cuda",
+            *("model.precision=fp8", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
+        ),
+        ("run.device=cpu", "optim.implementation=apex", "'apex' with run.device 'cpu'; set"),
+        (TRAPEZOID, "schedule.cooldown_steps=16", "schedule.cooldown_steps: is 16: the cool-down"),
+        (TRAPEZOID, "schedule.form=published", "schedule.cooldown_steps: is 15 with schedule.form"),
+        (
+            "data.skip_samples=5",
+            *("data.sampler=strata_6_3_2_5", "data.skip_samples: is 5 with data.sampler 'strata_6"),
+        ),
     ],
 )
-def test_bad_settings_name_field_and_remedy(config_file, override, words):
-    with pytest.raises(ConfigError) as caught:
-        load_config(config_file, [override])
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words), message
+def test_what_does_not_fit_names_field_and_remedy(config_file, accepted, more, words):
+    load_config(config_file, accepted.split())
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_config(config_file, [*accepted.split(), more])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("refused", "field", "instead"),
+    [
+        (
+            "run.warm_up_steps=0 clip.policy=bucket_before_allreduce parallel.ranks_per_node=2",
+            "run.warm_up_steps",
+            "run.warm_up_steps=1 parallel.data_parallel=flat clip.policy=none",
+        ),
+        (
+            f"{CAPTURED} clip.policy=bucket_before_allreduce parallel.allreduce_dtype=bf16",
+            "parallel.data_parallel",
+            "parallel.data_parallel=flat run.step_mode=eager parallel.ranks_per_node=1",
+        ),
+    ],
+)
+def test_each_of_some_changes_is_enough(config_file, refused, field, instead):
+    """Torch's first buckets are for a warm-up step; a hook needs several ranks, and no capture."""
+    with pytest.raises(ConfigError, match=f"^{field}: is "):
+        load_config(config_file, refused.split())
+    for change in instead.split():
+        load_config(config_file, [*refused.split(), change])
 
 
 @pytest.mark.parametrize(("rate", "needed"), [("0.3", 9), ("0.16", 5), ("0.4", 12)])
@@ -82,9 +138,6 @@ def test_masks_at_a_rate_want_room(config_file, rate, needed):
     assert load_config(config_file, (*dynamic, f"data.max_predictions={needed}"))
     with pytest.raises(ConfigError, match=f"^data.max_predictions: .*asks for {needed};"):
         load_config(config_file, (*dynamic, f"data.max_predictions={needed - 1}"))
-    for wrong in ("0.04", "0.41", "-1"):
-        with pytest.raises(ConfigError, match=r"^data\.masking_rate: is "):
-            load_config(config_file, ("data.masking=dynamic", f"data.masking_rate={wrong}"))
 
 
 @pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
@@ -113,8 +166,18 @@ def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file):
     assert never.checkpoint.interval_steps == "never"
 
 
-def test_missing_file_is_one_line_and_non_zero(capsys):
-    assert "nowhere.toml" in refusal(capsys, "config", "show", "nowhere.toml")
+def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path):
+    now = load_config(CONFIGS / "cpu_tiny.toml")
+    tables = config_to_tables(now)
+    tables["run"]["straggler_factor"] = 1.5
+    tables["model"]["head"] = "full"
+    tables["data"] |= {"quantiles": "auto", "deal": "snake", "balance_model": "tokens"}
+    tables["data"] |= {"cost_a": 2.0, "cost_b": "flops"}
+    assert config_from_tables(tables, "old") == now
+    tables["model"]["head"] = "chunked"  # the program computes it no more
+    (tmp_path / "old.toml").write_text(tables_to_toml(tables))
+    with pytest.raises(ConfigError, match=r"model\.head: no such setting"):
+        load_config(tmp_path / "old.toml")
 
 
 def test_file_name_must_hold_its_size(tmp_path):
@@ -133,76 +196,6 @@ def test_file_name_must_hold_its_size(tmp_path):
 def test_mlperf_evaluation_interval(config_file, global_batch_size, interval):
     overrides = [f"parallel.local_batch_size={global_batch_size}", "eval.interval_samples=mlperf"]
     assert load_config(config_file, overrides).eval_interval_samples == interval
-
-
-TRAPEZOID = "schedule.form=trapezoid schedule.cooldown_steps=15"  # up to the end of the warm-up
-UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_per_rank=unequal"
-
-
-@pytest.mark.parametrize(
-    ("accepted", "more", "words"),
-    [
-        (UNEQUAL, "optim.loss_normalization=per_rank", "data.counts_per_rank: .*'per_rank'"),
-        (UNEQUAL, "parallel.local_batch_size=5", "data.counts_per_rank: .*5 sequences"),
-        (UNEQUAL, "parallel.local_batch_size=1", "data.counts_per_rank: .*1 sequences"),
-        (UNEQUAL, "data.balance=presort_local", "data.counts_per_rank: .*'presort_local'"),
-        (UNEQUAL, "clip.policy=bucket_before_allreduce", "data.counts_per_rank: .*clip"),
-        (
-            "clip.bucket_limit=equal_share clip.policy=bucket_before_allreduce",
-            *("clip.policy=whole_before_allreduce", "clip.bucket_limit: 'equal_share' with"),
-        ),
-        (
-            "run.step_mode=captured parallel.ranks_per_node=2",
-            *("clip.policy=bucket_before_allreduce", "data_parallel: is 'ddp'.*bucket.* to 'flat'"),
-        ),
-        (
-            "run.step_mode=captured parallel.nodes=2",
-            *("clip.policy=whole_before_allreduce", "data_parallel: is 'ddp'.*whole.* to 'flat'"),
-        ),
-        (
-            "run.step_mode=captured parallel.ranks_per_node=2 clip.policy=none",
-            *("parallel.allreduce_dtype=bf16", "data_parallel: is 'ddp'.*'bf16'.* to 'eager'"),
-        ),
-        (
-            "optim.implementation=apex run.device=cuda",
-            *("model.precision=fp8", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
-        ),
-        ("run.device=cpu", "optim.implementation=apex", "'apex' with run.device 'cpu'; set"),
-        (TRAPEZOID, "schedule.cooldown_steps=16", "schedule.cooldown_steps: is 16: the cool-down"),
-        (TRAPEZOID, "schedule.form=published", "schedule.cooldown_steps: is 15 with schedule.form"),
-        (
-            "data.skip_samples=5",
-            *("data.sampler=strata_6_3_2_5", "data.skip_samples: is 5 with data.sampler 'strata_6"),
-        ),
-    ],
-)
-def test_settings_that_want_others(config_file, accepted, more, words):
-    load_config(config_file, accepted.split())
-    with pytest.raises(ConfigError, match=words):
-        load_config(config_file, [*accepted.split(), more])
-
-
-@pytest.mark.parametrize(
-    "instead", ["run.warm_up_steps=1", "parallel.data_parallel=flat", "clip.policy=none"]
-)
-def test_torchs_first_buckets_are_for_a_warm_up_step(config_file, instead):
-    by_bucket = ("clip.policy=bucket_before_allreduce", "parallel.ranks_per_node=2")
-    refused = ("run.warm_up_steps=0", *by_bucket)
-    with pytest.raises(ConfigError, match=r"^run\.warm_up_steps: is 0"):
-        load_config(config_file, refused)
-    load_config(config_file, [*refused, instead])
-
-
-@pytest.mark.parametrize(
-    "instead",
-    ["parallel.data_parallel=flat", "run.step_mode=eager", "parallel.ranks_per_node=1"],
-)
-def test_a_hook_is_refused_only_in_a_captured_step_of_several_ranks(config_file, instead):
-    hooked = ("clip.policy=bucket_before_allreduce", "parallel.allreduce_dtype=bf16")
-    refused = ("run.step_mode=captured", "parallel.ranks_per_node=2", *hooked)
-    with pytest.raises(ConfigError, match=r"^parallel\.data_parallel"):
-        load_config(config_file, refused)
-    load_config(config_file, [*refused, instead])
 
 
 @pytest.mark.parametrize(
@@ -225,20 +218,14 @@ def test_closed_division_rules(override):
     assert load_config(closed, [override, "mlperf.division=open"])
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
+def test_what_the_closed_division_leaves_free():
+    closed = CONFIGS / "h200_1x1x448x1.toml"
+    for override in (
         *("clip.policy=whole_before_allreduce", "parallel.local_batch_size=16384"),
         *("eval.target_accuracy=0.73", "data.balance=presort_global"),
-    ],
-)
-def test_the_closed_division_leaves_free(override):
-    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override])
-
-
-@pytest.mark.parametrize(("override", "steps"), [("run.max_steps=7", 7), ("run.seed=1", 6700)])
-def test_the_schedule_says_where_a_run_stops_unless_told(override, steps):
-    assert load_config(CONFIGS / "h200_1x1x448x1.toml", [override]).max_steps == steps
+    ):
+        assert load_config(closed, [override]).max_steps == 6700  # as its schedule says
+    assert load_config(closed, ["run.max_steps=7"]).max_steps == 7
 
 
 def test_config_value_reads_properties_only(config_file):
@@ -267,14 +254,15 @@ def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch, capsys):
     assert find_config("cpu_tiny") == Path("cpu_tiny")  # a file that is there comes first
 
 
-@pytest.mark.parametrize(
-    ("given", "remedy"),
-    [("cpu_tinny", "did you mean cpu_tiny or encoder_cpu_tiny?"), ("zzz", f"in {CONFIGS}")],
-)
-def test_an_unknown_name_says_which_there_are(given, remedy, capsys):
-    error = refusal(capsys, "train", "--config", given, "--data", ".")
-    assert error.startswith(f"mlperf_bert: error: {given}: is neither a file nor the name of a")
-    assert error.endswith(f"{remedy}\n")
+def test_an_unknown_name_says_which_there_are(capsys):
+    for given, remedy in (
+        ("cpu_tinny", "did you mean cpu_tiny or encoder_cpu_tiny?"),
+        ("zzz", f"in {CONFIGS}"),
+    ):
+        error = refusal(capsys, "train", "--config", given, "--data", ".")
+        assert error.startswith(f"mlperf_bert: error: {given}: is neither a file nor the name of a")
+        assert error.endswith(f"{remedy}\n")
+    assert "nowhere.toml" in refusal(capsys, "config", "show", "nowhere.toml")
 
 
 def test_help_explains_them(capsys):
@@ -284,19 +272,3 @@ def test_help_explains_them(capsys):
         assert stopped.value.code == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said
-
-
-def test_a_setting_that_is_gone_may_stand_in_an_old_file(tmp_path):
-    now = load_config(CONFIGS / "cpu_tiny.toml")
-    old = tmp_path / "old.toml"
-    tables = config_to_tables(now)
-    tables["run"]["straggler_factor"] = 1.5
-    tables["model"]["head"] = "full"
-    tables["data"] |= {"quantiles": "auto", "deal": "snake", "balance_model": "tokens"}
-    tables["data"] |= {"cost_a": 2.0, "cost_b": "flops"}
-    old.write_text(tables_to_toml(tables))
-    assert load_config(old) == now
-    tables["model"]["head"] = "chunked"  # the program computes it no more
-    old.write_text(tables_to_toml(tables))
-    with pytest.raises(ConfigError, match=r"model\.head: no such setting"):
-        load_config(old)

@@ -37,10 +37,15 @@ def test_only_those_of_any_machine_have_no_size_in_their_names():
     assert len(OPEN) >= 2
 
 
+EAGER = re.compile(r"# Captured steps are proven on CPUs, not on a GPU .*Eager:\n# (--set .*)\n")
+
+
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
 def test_captured_on_cuda_with_bert_large(path):
     """Or with ModernBERT-base, whose number of weights is the published 149 million."""
-    config = load_config(path)  # which holds its size against its name
+    config, text = load_config(path), path.read_text("utf-8")  # holds its size against its name
+    assert text.startswith("# Not run. ")
+    assert config.mlperf.division == ("open" if path in OPEN else "closed")
     assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
     if path in MODERN:
         assert config.model.num_parameters // 10**6 == 149
@@ -52,12 +57,22 @@ def test_captured_on_cuda_with_bert_large(path):
     assert config.parallel.data_parallel == (several if config.parallel.world_size > 1 else "ddp")
     assert config.data.max_seq_length == (1024 if path in MODERN else 512)
     assert config.schedule.decay_steps <= config.max_steps
+    # The document says what proved captured steps, and where they did not run on a GPU the header
+    # says what to set instead.
+    document = (REPOSITORY / "docs" / "how" / "captured_step.md").read_text(encoding="utf-8")
+    kind = "several ranks" if config.parallel.world_size > 1 else "one rank"
+    ((proof, on_gpu),) = re.findall(rf"^\| {kind} \| (.*) \| (.*) \|$", document, re.MULTILINE)
+    assert "test_" in proof
+    eager = EAGER.search(text)
+    assert (eager is not None) == on_gpu.startswith("not run")
+    if eager:
+        instead = load_config(path, eager[1].replace("--set ", "").split())
+        assert instead.run.step_mode == "eager"
 
 
 @pytest.mark.parametrize("path", CLOSED, ids=name)
 def test_closed_division(path):
     config = load_config(path)
-    assert config.mlperf.division == "closed"
     assert config.mlperf.enforce_rules  # so that loading it has checked the rules
     assert config.data.sampler == "uniform"
     assert config.eval.target_accuracy == CLOSED_TARGET_ACCURACY
@@ -74,28 +89,23 @@ def test_closed_division(path):
     assert config.max_steps * batch > samples_to_target(batch, "closed_lamb").samples
 
 
-@pytest.mark.parametrize(
-    ("system", "sizes"),
-    [
-        ("dgxa100", [1, 2, 4, 8, 16, 32, 64, 128]),
-        ("h100", [1, 2, 8, 32]),
-        ("h200", [1, 2, 8, 32]),
-    ],
-)
-def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it(system, sizes):
+def test_there_is_a_closed_config_for_each_size_and_the_document_lists_it():
     document = (REPOSITORY / "docs/reference/hyperparameters.md").read_text(encoding="utf-8")
     log = REPOSITORY / "logs" / "2026-11-22-cluster-model" / "README.md"
     sets = log.read_text(encoding="utf-8")
-    parallels = {
-        path: load_config(path).parallel for path in CLOSED if path.stem.startswith(f"{system}_")
-    }
-    found = {path: each for path, each in parallels.items() if each.ranks_per_node == 8}
-    assert sorted(parallel.nodes for parallel in found.values()) == sizes
-    for path, parallel in found.items():
+    sizes = {}
+    for path in CLOSED:
+        parallel = load_config(path).parallel
+        if parallel.ranks_per_node != 8:
+            continue
+        sizes.setdefault(path.stem.split("_")[0], []).append(parallel.nodes)
         assert f"`{path.name}` | {parallel.global_batch_size:,} |" in document
         recipe = lamb_recipe(parallel.global_batch_size)
         row = f"| {parallel.global_batch_size:,} | {recipe.learning_rate:g} | {recipe.beta_1:g} |"
         assert row in sets
+    few = [1, 2, 8, 32]
+    found = {system: sorted(nodes) for system, nodes in sizes.items()}
+    assert found == {"dgxa100": [1, 2, 4, 8, 16, 32, 64, 128], "h100": few, "h200": few}
 
 
 @pytest.fixture(scope="module")
@@ -128,31 +138,6 @@ def test_the_policy_is_the_better_one_and_the_comment_says_by_how_much(path, eve
         assert own.idle_fraction <= other.idle_fraction
     else:  # who has what matters to the result, so it is as published
         assert own.policy == "presort_local" and "# Kept as published: " in path.read_text("utf-8")
-
-
-EAGER = re.compile(r"# Captured steps are proven on CPUs, not on a GPU .*Eager:\n# (--set .*)\n")
-
-
-@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
-def test_captured_steps_are_the_default_where_the_document_says_what_proved_them(
-    path,
-):
-    document = (REPOSITORY / "docs" / "how" / "captured_step.md").read_text(encoding="utf-8")
-    kind = "several ranks" if load_config(path).parallel.world_size > 1 else "one rank"
-    (row,) = re.findall(rf"^\| {kind} \| (.*) \| (.*) \|$", document, re.MULTILINE)
-    proof, on_gpu = row
-    assert "test_" in proof
-    eager = EAGER.search(path.read_text("utf-8"))
-    assert (eager is not None) == on_gpu.startswith("not run")
-    # What the header says to set instead is a config.
-    config = load_config(path, eager[1].replace("--set ", "").split() if eager else [])
-    assert config.run.step_mode == "eager" or not eager
-
-
-@pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
-def test_configs_that_have_not_run_say_so(path):
-    assert load_config(path).mlperf.division == ("open" if path in OPEN else "closed")
-    assert path.read_text(encoding="utf-8").startswith("# Not run. ")
 
 
 def test_open_recipe_at_448_is_the_published_one():
