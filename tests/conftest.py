@@ -1,5 +1,6 @@
 """Data sets and configs made once a test session, and how its failures are shown."""
 
+import gc
 import pickle
 import socket
 
@@ -17,6 +18,12 @@ def pytest_report_teststatus(report):
     if report.skipped and "no CUDA device" in str(report.longrepr):
         return "not run for want of a GPU", "g", "NEEDS A GPU"
     return None
+
+
+def pytest_collection_finish():
+    """A run collects garbage as it ends: half of its time, where all of torch is searched."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

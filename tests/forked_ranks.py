@@ -6,6 +6,7 @@ becomes all ranks. TARGET is a script, or a module where it does not end in .py:
 tested with launchers (distributed/test_ranks.py).
 """
 
+import gc
 import importlib
 import json
 import os
@@ -105,6 +106,7 @@ def main(settings, target, *arguments):
     ranks, local, port, *imports = json.loads(settings)
     for module in imports:
         importlib.import_module(module)
+    gc.freeze()  # so that a child searches only what is its own for garbage
     assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
     children = []
     for rank in range(ranks):

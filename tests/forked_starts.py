@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -66,6 +67,7 @@ def _started(command, *, without_rights):
 def _main(without_rights):
     for module in ("mlperf_bert.train", "mlperf_bert.cli.train", "mlperf_bert.__main__"):
         importlib.import_module(module)
+    gc.freeze()  # so that a child searches only what is its own for garbage
     commands = json.load(sys.stdin)
     each = [_started(command, without_rights=without_rights == "1") for command in commands]
     print(json.dumps(each))
