@@ -1,6 +1,9 @@
 """Short runs in this process, which begin anew or go on."""
 
+import shutil
+
 from mlperf_bert.__main__ import main
+from support import prepare_small
 
 MISSED = 3
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
@@ -36,4 +39,15 @@ def random_streams(directory):
 
 
 def _saved(directory, what):
-    return (directory / f"run_0/checkpoints/step_00000020/{what}.safetensors").read_bytes()
+    last = max(directory.glob("run_0/checkpoints/step_*"))
+    return (last / f"{what}.safetensors").read_bytes()
+
+
+def with_other_train(synthetic_data, directory):
+    """A copy of the data whose training set has the same sizes and other masks."""
+    shutil.copytree(synthetic_data, directory)
+    shutil.rmtree(directory / "train")
+    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "seed": 1}
+    texts, words = [directory / "train.txt"], directory / "words.txt"
+    prepare_small(texts, words, directory / "train", **sizes)
+    return directory

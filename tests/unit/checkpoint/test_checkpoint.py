@@ -15,7 +15,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from checkpoint_cases import save_checkpoint
 from mlperf_bert.checkpoint import writer as writer_module
 from mlperf_bert.checkpoint.load import load_weights
 from mlperf_bert.checkpoint.manifest import (
@@ -79,15 +78,24 @@ def directory(tmp_path):
 
 
 @pytest.fixture
-def saved(directory, optimizer, config):
-    """`directory` with a checkpoint of step 120."""
-    save_checkpoint(directory, optimizer, config, state(120), ONE_RANK, CPU)
-    return directory
+def writer(directory, optimizer, config):
+    return CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU, keep_last=2)
+
+
+def save(writer, step):
+    assert writer.begin(state(step))
+    writer.finish()
 
 
 @pytest.fixture
-def writer(directory, optimizer, config):
-    return CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU, keep_last=2)
+def saved(directory, writer):
+    """`directory` with a checkpoint of step 120."""
+    save(writer, 120)
+    return directory
+
+
+def names(directory):
+    return {path.name for path in directory.iterdir()}
 
 
 @pytest.fixture
@@ -154,10 +162,9 @@ def test_all_comes_back_from_the_documented_layout(saved, model, config):
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "not_json", "no_latest"])
 def test_damage_is_named(saved, model, damage):
     weights = saved / "step_00000120" / "model.safetensors"
-    contents = bytearray(weights.read_bytes())
+    contents = weights.read_bytes()
     if damage == "flip":
-        contents[-1] ^= 1
-        weights.write_bytes(contents)
+        weights.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
     elif damage == "truncate":
         weights.write_bytes(contents[:-1])
     elif damage == "remove":
@@ -182,11 +189,18 @@ def test_other_vocabulary_and_other_model_are_refused(saved, model, tmp_path):
             load_weights(BertForPretraining(other.model, CPU), saved, "ab")
 
 
-def test_a_place_that_cannot_be_written_is_named(optimizer, config, directory):
+def test_a_place_that_cannot_be_written_or_has_no_room_is_named(
+    optimizer, config, directory, monkeypatch
+):
     directory.write_text("not a directory")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        save_checkpoint(directory, optimizer, config, state(1), ONE_RANK, CPU)
+        save(CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU), 1)
     assert directory.read_text() == "not a directory"
+    directory.unlink()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**16))
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save(CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU), 2)
+    assert names(directory) == set()
 
 
 def test_training_goes_on_meanwhile_and_changes_nothing_of_what_is_written(
@@ -207,39 +221,26 @@ def test_training_goes_on_meanwhile_and_changes_nothing_of_what_is_written(
 
 
 def test_a_failure_is_told_leaves_nothing_and_does_not_stay(writer, directory, monkeypatch):
-    writer.begin(state(1))
-    writer.finish()
+    save(writer, 1)
     for error in (OSError(28, "No space left on device"), ValueError("a fault of ours")):
         with monkeypatch.context() as patch:
             patch.setattr(writer_module, "complete", Mock(side_effect=error))
-            assert writer.begin(state(2))
             with pytest.raises(CheckpointError, match=str(error.args[-1])):
-                writer.finish()
+                save(writer, 2)
         assert any(error.args[-1] in line for line in writer.lines())
-    assert [path.name for path in directory.iterdir() if path.is_dir()] == ["step_00000001"]
-    writer.begin(state(3))
-    writer.finish()
-    names = {"LATEST", "step_00000001", "step_00000003"}
-    assert {path.name for path in directory.iterdir()} == names
+    assert names(directory) == {"LATEST", "step_00000001"}
+    save(writer, 3)
+    assert names(directory) == {"LATEST", "step_00000001", "step_00000003"}
     for path in complete_checkpoints(directory):
         verify(path)
 
 
 def test_the_same_step_is_replaced_and_what_a_killed_run_left_is_removed(
-    optimizer, config, directory
+    optimizer, config, directory, monkeypatch
 ):
     (directory / ".step_00000009.0badcafe.partial/optimizer").mkdir(parents=True)
-    writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
-    assert list(directory.iterdir()) == []
-    for _ in range(2):
-        writer.begin(state(5))
-        writer.finish()
-    assert {path.name for path in directory.iterdir()} == {"LATEST", "step_00000005"}
-    verify(directory / "step_00000005")
-
-
-def test_each_attempt_writes_in_a_place_of_its_own(optimizer, config, directory, monkeypatch):
-    """A rank that outlived the last attempt may still leave its note there."""
+    first = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
+    assert names(directory) == set()
     places = []
     write_part = writer_module.write_part
 
@@ -248,18 +249,12 @@ def test_each_attempt_writes_in_a_place_of_its_own(optimizer, config, directory,
         return write_part(partial, part)
 
     monkeypatch.setattr(writer_module, "write_part", noted)
-    for _ in range(2):
-        save_checkpoint(directory, optimizer, config, state(5), ONE_RANK, CPU)
-    first, second = places
-    assert first != second
-
-
-def test_a_checkpoint_that_does_not_fit_is_not_begun(writer, directory, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**16))
-    writer.begin(state(2))
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        writer.finish()
-    assert list(directory.iterdir()) == []
+    for writer in (first, CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)):
+        save(writer, 5)
+    assert names(directory) == {"LATEST", "step_00000005"}
+    verify(directory / "step_00000005")
+    # A rank that outlived the first attempt may still leave its note there.
+    assert len(set(places)) == 2
 
 
 def test_everything_is_on_disk_before_it_gets_its_name(writer, directory, monkeypatch):
@@ -283,8 +278,7 @@ def test_everything_is_on_disk_before_it_gets_its_name(writer, directory, monkey
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(Path, "rename", checked(Path.rename))
     monkeypatch.setattr(Path, "replace", checked(Path.replace))
-    writer.begin(state(2))
-    writer.finish()
+    save(writer, 2)
     assert named == ["step_00000002", "LATEST"]
     assert directory.stat().st_ino in flushed  # the new name itself
 
@@ -292,22 +286,15 @@ def test_everything_is_on_disk_before_it_gets_its_name(writer, directory, monkey
 def test_a_disk_that_takes_no_more_is_given_up(optimizer, directory, gate, tmp_path):
     impatient = load_config(tmp_path / "tiny.toml", ["run.hang_timeout_s=0.5"])
     writer = CheckpointWriter(directory, optimizer, impatient, ONE_RANK, CPU)
-    writer.begin(state(2))
     with pytest.raises(CheckpointError, match="rank 0 writes no more"):
-        writer.finish()
+        save(writer, 2)
     gate.set()
     writer.finish()
 
 
 def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
-    optimizer,
-    config,
-    directory,
-    gate,
-    monkeypatch,
+    writer, config, directory, gate, monkeypatch
 ):
-    writer = CheckpointWriter(directory, optimizer, config, ONE_RANK, CPU)
-    writer.begin(state(2))
     now = 0.0
 
     def sleep(_):
@@ -316,6 +303,7 @@ def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
         if now > 5 * config.run.hang_timeout_s:
             gate.set()
 
+    assert writer.begin(state(2))
     clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep, perf_counter=time.perf_counter)
     monkeypatch.setattr(writer_module, "time", clock)
     monkeypatch.setattr(writer_module, "moved_bytes", lambda _: int(now))
@@ -343,7 +331,6 @@ def test_what_the_thread_moves_is_a_sign_of_life(tmp_path):
 def test_a_checkpoint_that_is_there_is_not_called_failed(writer, directory, monkeypatch):
     error = OSError(28, "No space left on device")
     monkeypatch.setattr(writer_module, "write_file", Mock(side_effect=error))  # LATEST
-    writer.begin(state(2))
-    writer.finish()
+    save(writer, 2)
     assert "older ones stay" in writer.lines()[1]
     verify(directory / "step_00000002")

@@ -1,30 +1,29 @@
 """Phases of training: one run begins with the weights, moments and data order of another's end."""
 
+import json
 import shutil
-import sys
 
 import pytest
 
+from forked_ranks import run_ranks
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import INITIALIZED_FROM, MODEL, read_manifest, resolve
 from mlperf_bert.checkpoint.tensors import read_tensors
-from resume_cases import DROPOUT, MISSED, MODERN, run_train
+from resume_cases import DROPOUT, MISSED, MODERN, run_train, with_other_train
 from support import (
-    REPOSITORY,
     metrics_losses,
     mlperf_records,
     prepare_small,
     refusal,
-    run_cli,
-    run_process,
     write_synthetic_text,
 )
 
-SAMPLES = 160  # of 10 steps of 16
+HALF = 4  # steps of each phase, of 16 samples
 FLAT = (  # a rate that does not depend on where a step is counted from
     *("schedule.form=trapezoid", "schedule.warmup_steps=0", "eval.interval_samples=100000"),
     "checkpoint.keep_last=99",
 )
+SMALLEST = ("model.hidden_size=16", "model.intermediate_size=16")  # FP8 is slow on CPUs
 TRAINING = "run.init_state=training"
 
 
@@ -58,7 +57,7 @@ def state_of(run):
         ("optim.name=adamw", "data.sampler=quantile"),
         ("optim.name=lamb", "model.precision=bf16"),
         ("optim.name=muon", "data.sampler=quantile", "data.balance=exchange_global"),
-        ("optim.name=adamw", "model.precision=fp8"),
+        ("optim.name=adamw", "model.precision=fp8", *SMALLEST),
         ("optim.name=lamb", "run.step_mode=captured"),
     ],
     ids=lambda settings: settings[0] + " " + settings[1],
@@ -76,9 +75,9 @@ def test_a_phase_that_changes_nothing_is_the_run_that_never_stopped(
         )
         return run
 
-    whole = train("whole")
-    first = train("first", "run.max_steps=10")
-    half, go_on = "run.max_steps=10", f"data.skip_samples={SAMPLES}"
+    half, go_on = f"run.max_steps={HALF}", f"data.skip_samples={16 * HALF}"
+    whole = train("whole", f"run.max_steps={2 * HALF}")
+    first = train("first", half)
     second = train("second", half, go_on, TRAINING, extra=begin(checkpoints(first)))
     losses = metrics_losses(first) + metrics_losses(second)
     if "run.step_mode=captured" in settings:  # paddings are planned anew, so sums round otherwise
@@ -89,7 +88,7 @@ def test_a_phase_that_changes_nothing_is_the_run_that_never_stopped(
     cold = train("cold", half, go_on, extra=begin(checkpoints(first)))
     assert metrics_losses(cold)[0] == pytest.approx(metrics_losses(second)[0], abs=1e-3)
     assert metrics_losses(cold)[1:] != metrics_losses(second)[1:]  # by weights alone
-    assert state_of(cold)["rank_00000.safetensors updates"] == 10
+    assert state_of(cold)["rank_00000.safetensors updates"] == HALF
 
 
 @pytest.fixture(scope="module")
@@ -104,62 +103,63 @@ def short(synthetic_data, tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module", params=["lamb", "muon"])
-def first(
-    request,
-    tiny_config,
-    short,
-    tmp_path_factory,
-):
+# ModernBERT's later phases have longer texts and another base.
+KINDS = {
+    "lamb": ((), ()),
+    "muon": (MODERN, ("model.max_position_embeddings=16", "model.rope_base_global=10000")),
+}
+MUON = pytest.param("muon", marks=pytest.mark.longest)
+
+
+@pytest.fixture(scope="module", params=["lamb", MUON])
+def kind(request):
+    """An optimizer, with it a model, and how a phase trains that begins with a first one's end."""
+    return request.param, (
+        *(f"optim.name={request.param}", "run.max_steps=8", "schedule.decay_steps=8", *DROPOUT),
+        *("schedule.form=trapezoid", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
+        *("checkpoint.interval_steps=1", "checkpoint.keep_last=99", TRAINING),
+        *KINDS[request.param][0],
+    )
+
+
+@pytest.fixture(scope="module")
+def first(kind, tiny_config, short, tmp_path_factory):
     """A first phase on two ranks that share the optimizer's state: short texts, small batches."""
-    run = tmp_path_factory.mktemp(request.param) / "run"
+    name, _ = kind
     settings = (
         *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
-        *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={request.param}", *DROPOUT),
-        *MORE[request.param],
+        *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={name}", *DROPOUT),
+        *(word for words in KINDS[name] for word in words),
     )
-    return train_on_two_ranks(tiny_config, short, run, *settings)
-
-
-# ModernBERT's later phases have longer texts and another base.
-MORE = {
-    "lamb": (),
-    "muon": (*MODERN, "model.max_position_embeddings=16", "model.rope_base_global=10000"),
-}
+    return train_on_two_ranks(tiny_config, short, tmp_path_factory.mktemp(name) / "run", *settings)
 
 
 def train_on_two_ranks(config, data, run, *settings):
     """Train with the optimizer's state in two shards; return the run's directory."""
     settings += ("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world")
     words = [word for each in settings for word in ("--set", each)]
-    done = run_cli("train", "--config", config, "--data", data, "--run-dir", run, *words)
-    assert done.returncode == MISSED, done.stderr
+    places = ("--config", config, "--data", data, "--run-dir", run)
+    statuses, printed = run_ranks("mlperf_bert", ["train", *places, *words], 2)
+    assert statuses == [MISSED, MISSED], printed
     return run
 
 
-def test_a_longer_second_phase_goes_on_bit_for_bit(
-    tiny_config,
-    synthetic_data,
-    first,
-    tmp_path,
-    capsys,
-):
-    """On one rank, with longer texts and larger batches; killed at its steps, it goes on."""
-    name = read_manifest(resolve(checkpoints(first))).config["optim"]["name"]
-    same = (
-        *(f"optim.name={name}", "run.max_steps=8", "schedule.decay_steps=8", *DROPOUT),
-        *("schedule.form=trapezoid", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
-        *("checkpoint.interval_steps=1", "checkpoint.keep_last=99", TRAINING),
-        *(MODERN if name == "muon" else ()),
-    )
+@pytest.fixture
+def train_on(kind, first, tiny_config, synthetic_data):
+    """Train the second phase, on one rank, with longer texts and larger batches."""
 
-    def train(run, resume=None):
+    def train(run, resume=None, begun=first):
+        extra = begin(checkpoints(begun))
         places = (tiny_config, synthetic_data, run)
-        extra = begin(checkpoints(first))
-        assert run_train(*places, *same, resume=resume, extra=extra) == MISSED
+        assert run_train(*places, *kind[1], resume=resume, extra=extra) == MISSED
         return run
 
-    whole = train(tmp_path / "whole")
+    return train
+
+
+def test_a_longer_second_phase_goes_on_bit_for_bit(first, train_on, tmp_path, capsys):
+    """Killed at its steps, it goes on."""
+    whole = train_on(tmp_path / "whole")
     assert f"begun with the training state of {checkpoints(first)}" in capsys.readouterr().out
     assert state_of(whole)["rank_00000.safetensors updates"] == 6 + 8
     log = whole / "result_0.txt"
@@ -178,46 +178,38 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(
         for path in checkpoints(killed).glob("step_*"):
             if last is None or path.name > last.name:
                 shutil.rmtree(path)
-        train(killed, "auto")
+        train_on(killed, "auto")
         assert metrics_losses(killed) == metrics_losses(whole)
         assert state_of(killed) == state_of(whole)
         assert read_manifest(resolve(checkpoints(killed))).origin == {INITIALIZED_FROM: origin}
-    again = train(tmp_path / "again")
-    assert state_of(again) == state_of(whole)
-    given = (f"run.init_checkpoint={checkpoints(first)}", "parallel.local_batch_size=8")
-    two = train_on_two_ranks(tiny_config, synthetic_data, tmp_path / "two", *same, *given)
-    assert metrics_losses(two) == pytest.approx(metrics_losses(whole), rel=1e-4)
-    third = tmp_path / "third"
-    places = (tiny_config, synthetic_data, third)
-    assert run_train(*places, *same, extra=begin(checkpoints(whole))) == MISSED
+    third = train_on(tmp_path / "third", begun=whole)
     told = read_manifest(resolve(checkpoints(third))).origin[INITIALIZED_FROM]
     assert told.startswith("training state after 128 samples, ") and told.endswith(origin)
 
 
-def test_a_phase_that_cannot_begin_is_refused(
-    tiny_config,
-    synthetic_data,
-    tmp_path,
-    capsys,
+@pytest.mark.longest
+def test_a_second_phase_is_the_same_on_two_ranks(
+    kind, first, train_on, tiny_config, synthetic_data, tmp_path
 ):
+    given = (f"run.init_checkpoint={checkpoints(first)}", "parallel.local_batch_size=8")
+    places = (tiny_config, synthetic_data, tmp_path / "two")
+    two = train_on_two_ranks(*places, *kind[1], *given)
+    whole = train_on(tmp_path / "whole")
+    assert metrics_losses(two) == pytest.approx(metrics_losses(whole), rel=1e-4)
+
+
+def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_path, capsys):
     run = tmp_path / "first"
-    assert run_train(tiny_config, synthetic_data, run, "run.max_steps=1") == MISSED
+    quantile = ("run.max_steps=1", "data.sampler=quantile")
+    assert run_train(tiny_config, synthetic_data, run, *quantile) == MISSED
     saved, converted = checkpoints(run), tmp_path / "converted"
     shutil.copytree(resolve(saved), converted)
-    manifest = (converted / "manifest.json").read_text()
-    files = read_manifest(converted).files
-    (name,) = (each for each in files if each.startswith("optimizer/"))
-    entry = f'"{name}": {{'
-    start = manifest.index(entry)
-    end = manifest.index("}", start) + 1
-    manifest = manifest[:start] + manifest[end:].lstrip(", \n")
-    (converted / "manifest.json").write_text(manifest)
-    skip = ("data.skip_samples=16",)
-    other = tmp_path / "other"
-    shutil.copytree(synthetic_data, other)
-    shutil.rmtree(other / "train")
-    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "seed": 1}
-    prepare_small([other / "train.txt"], other / "words.txt", other / "train", **sizes)
+    manifest = json.loads((converted / "manifest.json").read_text())
+    files = {name: each for name, each in manifest["files"].items() if "optimizer/" not in name}
+    (converted / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+    skip = ("data.skip_samples=16", "data.sampler=quantile")
+    larger = "parallel.local_batch_size=32"
+    other = with_other_train(synthetic_data, tmp_path / "other")
     for given, settings, said in (
         (None, (), "run.init_state: is 'training', and there is no run.init_checkpoint; give"),
         (converted, (), f"'training', and {converted} holds weights without a state; give the"),
@@ -226,7 +218,8 @@ def test_a_phase_that_cannot_begin_is_refused(
         (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, the weights in"),
         (saved, (*skip, "run.seed=5"), "run.seed: is 5, the run in"),
         (saved, (*skip, "run.seed=random"), "has 11; set it to that, as data.skip_samples needs"),
-        (saved, (*skip, "data.sampler=quantile"), "data.sampler: is 'quantile', the run in"),
+        (saved, (*skip, "data.sampler=uniform"), "data.sampler: is 'uniform', the run in"),
+        (saved, (*skip, larger), "divisor of the global batch up to 64): is 32, the run"),
         (saved, (*skip, "other data"), "data.skip_samples: is 16, and"),
         (saved, ("mlperf.division=closed", "mlperf.enforce_rules=true"), "closed division"),
     ):
@@ -240,44 +233,7 @@ def test_a_phase_that_cannot_begin_is_refused(
         asked = ("config", "check-start", tiny_config, "--data", data)
         assert refusal(capsys, *asked, *words) == line
     # Weights alone are fine in every form, and so is a state that nobody asks for.
-    for given in (saved, converted):
-        words = ["--init-checkpoint", str(given), "--set", "optim.name=lamb"]
-        asked = ["config", "check-start", str(tiny_config), "--data", str(synthetic_data)]
-        assert main([*asked, *words]) == 0
-
-
-def test_the_order_goes_on_with_as_many_quantiles(tiny_config, synthetic_data, tmp_path, capsys):
-    """Their number is the batch's largest divisor up to 64."""
-    quantile = ("data.sampler=quantile", "run.max_steps=1")
-    run = tmp_path / "first"
-    assert run_train(tiny_config, synthetic_data, run, *quantile) == MISSED
-    larger = ("parallel.local_batch_size=32", "data.skip_samples=16", TRAINING)
-    words = [word for each in (*quantile, *larger) for word in ("--set", each)]
-    asked = ["config", "check-start", str(tiny_config), "--data", str(synthetic_data), *words]
-    asked += begin(checkpoints(run))
-    assert "quantiles (the largest divisor of the global batch up to 64): is 32, the run" in (
-        refusal(capsys, *asked)
-    )
-    assert main([*asked, "--set", "parallel.local_batch_size=16"]) == 0
-
-
-def test_run_and_time_chains_phases(tiny_config, synthetic_data, tmp_path):
-    """The page's two commands, with a larger batch in the second, which needs the first's SEED."""
-    common = ["--set", "eval.target_accuracy=none", "--set", "run.max_steps=4"]
-    grown = ["parallel.grad_accum_steps=2", "data.skip_samples=64", TRAINING]
-    places = {"CONFIG": str(tiny_config), "DATADIR": str(synthetic_data), "PYTHON": sys.executable}
-
-    def run(number, seed, *options, **more):
-        own = {"LOGDIR": str(tmp_path / f"{number}"), "SEED": str(seed)}
-        command = (REPOSITORY / "run_and_time.sh", "--", *common, *options)
-        return run_process(*command, **places, **more, **own)
-
-    assert run(1, 12).returncode == 0
-    saved = {"INIT_CHECKPOINT": str(checkpoints(tmp_path / "1"))}
-    options = [word for each in grown for word in ("--set", each)]
-    refused = run(2, 13, *options, **saved)
-    assert refused.returncode == 2 and "run.seed: is 13, the run in" in refused.stderr
-    done = run(2, 12, *options, **saved)
-    assert done.returncode == 0, done.stderr
-    assert "begun with the training state of" in done.stdout
-    assert read_manifest(resolve(checkpoints(tmp_path / "2"))).samples == 4 * 32
+    for given, settings in ((saved, ("optim.name=lamb",)), (converted, ()), (saved, skip)):
+        words = [word for each in settings for word in ("--set", each)]
+        asked = ("config", "check-start", tiny_config, "--data", synthetic_data)
+        assert main([*map(str, (*asked, "--init-checkpoint", given)), *words]) == 0

@@ -66,53 +66,56 @@ def job(tmp_path):
     }
 
 
+@pytest.fixture
 def run(job):
-    """The script's outcome, and what training was asked."""
-    done = run_process("bash", f"{job['TREE']}/run_and_time.sh", **job)
-    asked = Path(job["ASKED"])
-    return done, asked.read_text().splitlines() if asked.exists() else []
+    """The script's outcome, and what training was asked, with more or other variables."""
+
+    def start(**more):
+        done = run_process("bash", f"{job['TREE']}/run_and_time.sh", **{**job, **more})
+        asked = Path(job["ASKED"])
+        return done, asked.read_text().splitlines() if asked.exists() else []
+
+    return start
 
 
-def test_a_resumed_run_has_no_result(job):
-    done, _ = run({**job, "RESUME": "auto", "TRAINING": LOG % "true" + "mkdir -p $run"})
+def test_a_resumed_run_has_no_result(run):
+    done, _ = run(RESUME="auto", TRAINING=LOG % "true" + "mkdir -p $run")
     assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
     assert "RESULT,bert" not in done.stdout
 
 
-def test_each_run_has_a_seed_of_its_own(job):
-    training = "mkdir -p $LOGDIR/run_$((attempt - 1))"
-    done, asked = run({**job, "NEXP": "2", "TRAINING": training})
+def test_each_run_has_a_seed_of_its_own(run):
+    done, asked = run(NEXP="2", TRAINING="mkdir -p $LOGDIR/run_$((attempt - 1))")
     assert done.returncode == 0
     assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
 
 
-def test_a_requeued_job_finds_its_directory_and_goes_on(job):
+def test_a_requeued_job_finds_its_directory_and_goes_on(run, job):
     del job["LOGDIR"]
     directory = Path(job["TREE"]) / "runs/7-dgxa100_1x8x56x1"
     interrupted = "log=$run/interrupted/result_0_0.txt; " + LOG % "false"
     training = f"run={directory}/run_0; mkdir -p $run/interrupted; {interrupted} exit 75"
-    _, (first,) = run({**job, "TRAINING": training})
-    _, (_, second) = run({**job, "TRAINING": "exit 75", "SLURM_RESTART_COUNT": "1"})
+    _, (first,) = run(TRAINING=training)
+    _, (_, second) = run(TRAINING="exit 75", SLURM_RESTART_COUNT="1")
     assert all(f"--run-dir {directory} --run-index 0" in asked for asked in (first, second))
     assert "--resume" not in first
     assert "--resume auto" in second
     assert "--set run.seed=42" in second
 
 
-def test_a_checkpoint_is_gone_on_from_once(job, tmp_path):
+def test_a_checkpoint_is_gone_on_from_once(run, tmp_path):
     """After that the run has checkpoints of its own."""
     checkpoint = tmp_path / "step_00000120"
     checkpoint.mkdir()
-    again = {**job, "RESUME": str(checkpoint)}
-    requeued = {**again, "SLURM_RESTART_COUNT": "1"}
-    for environ in (again, requeued, requeued):
-        _, asked = run({**environ, "TRAINING": "[ $attempt = 1 ] || mkdir -p $run; exit 1"})
+    for requeued in ("0", "1", "1"):
+        training = "[ $attempt = 1 ] || mkdir -p $run; exit 1"
+        _, asked = run(RESUME=str(checkpoint), SLURM_RESTART_COUNT=requeued, TRAINING=training)
     assert [line.split("--resume ")[1].split()[0] for line in asked] == [
         *(str(checkpoint), str(checkpoint)),
         "auto",
     ]
     assert ["run.seed" in line for line in asked] == [False, False, True]
-    done, _ = run({**again, "NEXP": "2"})
+    done, _ = run(RESUME=str(checkpoint), NEXP="2")
     assert done.returncode == 2
     assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr
 
@@ -123,43 +126,44 @@ def test_a_checkpoint_is_gone_on_from_once(job, tmp_path):
         ("CLEAR_CACHES", "yes", "CLEAR_CACHES is 'yes'; set it to 1 or 0"),
         ("INIT_CHECKPOINT", "nowhere", "INIT_CHECKPOINT: there is no directory 'nowhere'"),
         ("SEED", "-1", "SEED is '-1'; set it to a number"),
+        ("SLURM_JOB_NUM_NODES", "", "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(job, variable, value, said):
-    done, asked = run({**job, variable: value})
+def test_what_cannot_work_is_one_line_before_anything_is_made(run, job, variable, value, said):
+    done, asked = run(**{variable: value})
     assert (done.returncode, asked) == (2, []) and said in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not Path(job["LOGDIR"]).exists()
 
 
-def test_a_pipe_in_place_of_a_log_is_refused(job):
+def test_a_pipe_in_place_of_a_log_is_refused(run, job):
     log = Path(job["LOGDIR"]) / "result_0.txt"
     log.parent.mkdir()
     os.mkfifo(log)
-    done, asked = run(job)
+    done, asked = run()
     assert (done.returncode, asked) == (2, []) and f"{log} is no file" in done.stderr
 
 
-def test_a_run_that_had_ended_has_no_result_of_now(job):
+def test_a_run_that_had_ended_has_no_result_of_now(run, job):
     logs = Path(job["LOGDIR"])
     logs.mkdir()
     (logs / "result_0.txt").write_text('{"key": "seed", "value": 42, "metadata": {}}\n')
-    done, _ = run({**job, "RESUME": "auto"})
+    done, _ = run(RESUME="auto")
     assert "run 0 had ended before\n" in done.stdout
     assert "RESULT" not in done.stdout
 
 
-def test_the_checkers_report_is_not_written_through_a_link(job):
-    target = Path(job["TREE"]) / "target"
+def test_the_checkers_report_is_not_written_through_a_link(run, job, tmp_path):
+    target = tmp_path / "target"
     target.write_text("kept")
     training = LOG % "false" + f"mkdir -p $run; ln -s {target} $run/compliance.txt"
-    done, _ = run({**job, "TRAINING": training})
-    assert done.returncode == 0
+    assert run(TRAINING=training)[0].returncode == 0
     assert target.read_text() == "kept"
     assert not (Path(job["LOGDIR"]) / "run_0/compliance.txt").is_symlink()
 
 
 @pytest.mark.parametrize("trained", ["0", "3"])
-def test_a_log_that_the_checker_refuses_is_a_failure(job, trained):
+def test_a_log_that_the_checker_refuses_is_a_failure(run, job, trained):
     """Without SLURM; training is not asked, MLCommons' own checker is."""
     logs = Path(job["LOGDIR"])
     (logs / "run_0").mkdir(parents=True)
@@ -168,32 +172,21 @@ def test_a_log_that_the_checker_refuses_is_a_failure(job, trained):
         '"key": "seed", "value": 5, "metadata": {"file": "a.py", "lineno": 1}}\n'
     )
     del job["SLURM_JOB_ID"]
-    job["TRAINED"] = trained
-    assert run(job)[0].returncode == int(trained)
-    done, _ = run({**job, "CHECKER": sys.executable})
+    assert run(TRAINED=trained)[0].returncode == int(trained)
+    done, _ = run(TRAINED=trained, CHECKER=sys.executable)
     assert done.returncode == FAULT
     assert "Required EXACTLY_ONE" in done.stderr and "accepted" not in done.stdout
 
 
-def test_a_signal_before_the_first_step_is_told_by_the_file(job):
-    """srun kills the other ranks then, and says that."""
-    training = "echo 75 >$LOGDIR/status_0; exit 137"
-    done, asked = run({**job, "TRAINING": training})
+def test_a_status_is_told_by_the_file_of_this_run_alone(run, job):
+    """A signal came before the first step: srun kills the other ranks then, and says that."""
+    first = f"{job['LOGDIR']}_first"
+    done, asked = run(LOGDIR=first, TRAINING="echo 75 >$LOGDIR/status_0; exit 137")
     assert (done.returncode, len(asked)) == (75, 1)
-
-
-def test_a_file_that_tells_no_status_of_this_run_is_passed_over(job):
     for told in ("", "75 75", "none"):
         training = LOG % "false" + f"mkdir -p $run; echo '{told}' >$LOGDIR/status_0"
-        done, _ = run({**job, "TRAINING": training})
+        done, _ = run(TRAINING=training)
         assert (done.returncode, done.stderr) == (0, "")
     (Path(job["LOGDIR"]) / "status_0").write_text("75\n")  # left by another launcher
     del job["SLURM_JOB_ID"]  # without one no file is asked for: training's own status counts
-    assert run(job)[0].returncode == 0
-
-
-def test_a_job_without_its_number_of_nodes_is_one_line(job):
-    done, asked = run({**job, "SLURM_JOB_NUM_NODES": ""})
-    assert done.returncode == 2 and asked == []
-    assert done.stderr.count("\n") == 1
-    assert "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not" in done.stderr
+    assert run()[0].returncode == 0

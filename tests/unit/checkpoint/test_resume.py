@@ -3,25 +3,23 @@
 import json
 import shutil
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from mlperf_bert.checkpoint import writer
 from mlperf_bert.run.metrics import MetricsFile
-from resume_cases import DROPOUT, MISSED, random_streams, run_train, weights
-from support import (
-    contents,
-    metrics_losses,
-    mlperf_records,
-    prepare_small,
-    refusal,
-    snapshot,
+from resume_cases import (
+    DROPOUT,
+    MISSED,
+    random_streams,
+    run_train,
+    weights,
+    with_other_train,
 )
+from support import contents, metrics_losses, mlperf_records, refusal, snapshot
 from verify_cases import flip_words
 
-Train = Callable[..., int]
 SAME = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
 
 
@@ -58,14 +56,44 @@ def killed(whole, tmp_path):
     return directory
 
 
-def test_it_goes_on_bit_for_bit(resumed, killed, whole):
-    assert resumed() == MISSED
+NEWEST = "run_0/checkpoints/step_00000016"
+
+
+def flip(run):
+    path = run / NEWEST / "optimizer/rank_00000.safetensors"
+    contents = path.read_bytes()
+    path.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
+
+
+def lose_manifest(run):
+    (run / NEWEST / "manifest.json").unlink()
+
+
+def lose_checkpoints(run):
+    shutil.rmtree(run / "run_0/checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("harm", "settings", "step", "said"),
+    [
+        (lambda _: None, (), 16, "resumed from step_00000016"),
+        (flip, (), 8, "passed over a damaged checkpoint"),
+        (lose_manifest, (), 8, "passed over a damaged checkpoint"),
+        (lose_checkpoints, ("run.seed=random",), None, "seed 11"),  # it begins anew with that one
+    ],
+    ids=["killed", "flipped", "no manifest", "no checkpoint"],
+)
+def test_it_goes_on_bit_for_bit(resumed, killed, whole, harm, settings, step, said, capsys):
+    harm(killed)
+    assert resumed(*settings) == MISSED
+    assert said in capsys.readouterr().out
     assert metrics_losses(killed) == metrics_losses(whole)
     assert weights(killed) == weights(whole)
     assert random_streams(killed) == random_streams(whole)
     (record,) = mlperf_records(killed / "result_0.txt", "resumed")
     assert record["value"] is True
-    assert record["metadata"]["step"] == 16 and record["metadata"]["samples"] == 256
+    if step is not None:
+        assert (record["metadata"]["step"], record["metadata"]["samples"]) == (step, 16 * step)
     old = killed / "run_0/interrupted/result_0_0.txt"
     assert mlperf_records(old, "resumed")[0]["value"] is False
     outcome = json.loads((killed / "run_0/outcome.json").read_text())
@@ -102,11 +130,7 @@ def _grow_older(directory, times):
 
 
 def test_an_end_that_could_not_be_saved_is_trained_again(
-    resumed,
-    whole,
-    killed,
-    monkeypatch,
-    capsys,
+    resumed, whole, killed, monkeypatch, capsys
 ):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
@@ -130,12 +154,17 @@ def outcome_of(directory):
     return outcome
 
 
-def test_a_run_killed_before_its_outcome_gets_it(resumed, whole, tmp_path):
+def test_a_run_that_has_ended_is_left_as_it_is(resumed, whole, tmp_path, capsys):
     directory = tmp_path / "run"
     shutil.copytree(whole, directory)
-    (directory / "run_0/outcome.json").unlink()
     before = snapshot(directory)
     assert resumed() == MISSED
+    assert "ended before, after 20 steps" in capsys.readouterr().out
+    assert snapshot(directory) == before
+    (directory / "run_0/outcome.json").unlink()  # killed between its last checkpoint and its end
+    before = snapshot(directory)
+    assert resumed() == MISSED
+    assert "ended before, after 20 steps" in capsys.readouterr().out
     assert outcome_of(directory) == outcome_of(whole)
     (directory / "run_0/outcome.json").unlink()
     assert snapshot(directory) == before
@@ -144,13 +173,7 @@ def test_a_run_killed_before_its_outcome_gets_it(resumed, whole, tmp_path):
 @pytest.mark.parametrize("another", [False, True], ids=["renamed", "another run in its place"])
 @pytest.mark.parametrize("interval", ["1", "never"])
 def test_a_directory_renamed_while_its_run_goes_on(
-    interval,
-    another,
-    resumed,
-    whole,
-    killed,
-    monkeypatch,
-    capsys,
+    interval, another, resumed, whole, killed, monkeypatch, capsys
 ):
     """It is said at the next record; nothing is made anew, and nothing of another run touched."""
     elsewhere = killed.with_name("elsewhere")
@@ -186,36 +209,12 @@ def test_going_on_needs_the_directory_of_the_run(tiny_config, synthetic_data, ca
 
 
 def test_what_ended_before_its_clock_began_is_no_part_of_the_run(resumed, killed):
-    shutil.rmtree(killed / "run_0/checkpoints")
+    lose_checkpoints(killed)
     log = (killed / "result_0.txt").read_text().splitlines(keepends=True)
     begun = next(number for number, line in enumerate(log) if '"run_start"' in line)
     (killed / "result_0.txt").write_text("".join(log[:begun]))
     assert resumed() == MISSED
     assert mlperf_records(killed / "result_0.txt", "resumed")[0]["value"] is False
-
-
-@pytest.mark.parametrize("damage", ["flipped", "no manifest"])
-def test_a_damaged_checkpoint_is_passed_over(resumed, killed, whole, damage, capsys):
-    newest = killed / "run_0/checkpoints/step_00000016"
-    if damage == "flipped":
-        optimizer = newest / "optimizer/rank_00000.safetensors"
-        contents = bytearray(optimizer.read_bytes())
-        contents[-1] ^= 1
-        optimizer.write_bytes(contents)
-    else:
-        (newest / "manifest.json").unlink()
-    assert resumed() == MISSED
-    said = capsys.readouterr().out
-    assert "resumed from step_00000008" in said
-    assert "passed over a damaged checkpoint" in said
-    assert metrics_losses(killed) == metrics_losses(whole)
-
-
-def test_without_a_checkpoint_it_begins_anew_with_the_same_seed(resumed, killed, whole):
-    shutil.rmtree(killed / "run_0/checkpoints")
-    assert resumed("run.seed=random") == MISSED
-    assert metrics_losses(killed) == metrics_losses(whole)
-    assert mlperf_records(killed / "result_0.txt", "resumed")[0]["value"] is True
 
 
 def test_twice_interrupted(resumed, killed, whole):
@@ -228,18 +227,6 @@ def test_twice_interrupted(resumed, killed, whole):
     assert names == {"result_0_0.txt", "result_0_1.txt"}
 
 
-@pytest.mark.parametrize("outcome", ["written", "lost"])
-def test_a_run_that_has_ended_is_left_as_it_is(resumed, whole, tmp_path, outcome, capsys):
-    shutil.copytree(whole, tmp_path / "run")
-    if outcome == "lost":  # killed between its last checkpoint and its end
-        (tmp_path / "run/run_0/outcome.json").unlink()
-    before = (tmp_path / "run/result_0.txt").read_bytes()
-    capsys.readouterr()
-    assert resumed() == MISSED
-    assert "ended before, after 20 steps" in capsys.readouterr().out
-    assert (tmp_path / "run/result_0.txt").read_bytes() == before
-
-
 def test_auto_without_a_run_is_a_new_one(resumed, tmp_path, whole):
     assert resumed("run.max_steps=4") == MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[:4]
@@ -247,7 +234,7 @@ def test_auto_without_a_run_is_a_new_one(resumed, tmp_path, whole):
 
 
 def test_another_run_goes_on_from_a_checkpoint(resumed, tmp_path, whole, capsys):
-    checkpoint = whole / "run_0/checkpoints/step_00000016"
+    checkpoint = whole / NEWEST
     assert resumed(resume=checkpoint) == MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[16:]
     assert weights(tmp_path / "run") == weights(whole)
@@ -258,34 +245,23 @@ def test_another_run_goes_on_from_a_checkpoint(resumed, tmp_path, whole, capsys)
     assert metrics_losses(tmp_path / "run") != metrics_losses(whole)[16:]
 
 
-@pytest.mark.parametrize("resume", ["auto", "another run"])
-def test_other_kernels_are_told(
-    resumed,
-    killed,
-    whole,
-    tmp_path,
-    resume,
-    capsys,
-):
+def test_other_kernels_are_told(resumed, killed, whole, tmp_path, capsys):
     """What was used is compared, not the settings: "auto" and its policy by name are the same."""
     told = "model.attention was 'grouped' when this checkpoint was written and is 'reference' now"
-    checkpoint = whole / "run_0/checkpoints/step_00000016"
+    checkpoint = whole / NEWEST
     state = json.loads((checkpoint / "state.json").read_text())
     assert (state["attention"], state["kernels"]) == ("grouped", "reference")
-    for setting, is_told in (
-        ("model.attention=grouped", False),
-        ("model.attention=reference", True),
-    ):
-        shutil.copytree(killed, tmp_path / "kept")
-        if resume != "auto":
+    kept = killed.rename(tmp_path / "kept")
+    for resume in ("auto", checkpoint):
+        for attention, is_told in (("grouped", False), ("reference", True)):
+            if resume == "auto":
+                shutil.copytree(kept, killed)
+            assert resumed(f"model.attention={attention}", resume=resume) == MISSED
+            assert (told in capsys.readouterr().out) == is_told
             shutil.rmtree(killed)
-        assert resumed(setting, resume=resume if resume == "auto" else checkpoint) == MISSED
-        assert (told in capsys.readouterr().out) == is_told
-        shutil.rmtree(killed)
-        (tmp_path / "kept").rename(killed)
 
 
-def test_what_would_change_the_run_is_refused(resumed, killed, capsys):
+def test_what_would_change_the_run_is_refused(resumed, killed, synthetic_data, tmp_path, capsys):
     before = snapshot(killed)
     for setting, words in (
         ("optim.learning_rate=1e-4", "optim.learning_rate: is 0.0001"),
@@ -300,6 +276,8 @@ def test_what_would_change_the_run_is_refused(resumed, killed, capsys):
         assert resumed(setting) == 2
         assert words in capsys.readouterr().err
         assert snapshot(killed) == before
+    assert resumed(data=with_other_train(synthetic_data, tmp_path / "data")) == 2
+    assert "made on other data" in capsys.readouterr().err
 
 
 def test_what_changes_no_number_is_free(resumed, killed, whole):
@@ -311,36 +289,14 @@ def test_what_changes_no_number_is_free(resumed, killed, whole):
     assert metrics_losses(killed)[16:] == pytest.approx(expected, rel=1e-5)
 
 
-def test_another_training_set_is_refused(
-    resumed,
-    killed,
-    synthetic_data,
-    tmp_path,
-    capsys,
-):
-    data = tmp_path / "data"
-    shutil.copytree(synthetic_data, data)
-    shutil.rmtree(data / "train")
-    sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2}
-    prepare_small([data / "train.txt"], data / "words.txt", data / "train", seed=1, **sizes)
-    assert resumed(data=data) == 2
-    assert "made on other data" in capsys.readouterr().err
-
-
 def test_a_large_set_that_has_changed_is_refused(
-    resumed,
-    killed,
-    whole,
-    synthetic_data,
-    tmp_path,
-    monkeypatch,
-    capsys,
+    resumed, killed, whole, synthetic_data, tmp_path, monkeypatch, capsys
 ):
     def blocks_sha256(checkpoint):
         return json.loads((checkpoint / "state.json").read_text())["blocks_sha256"]
 
     monkeypatch.setattr("mlperf_bert.data.set_checks.SMALL_BYTES", 0)
-    assert blocks_sha256(killed / "run_0/checkpoints/step_00000016") is None  # it was small
+    assert blocks_sha256(killed / NEWEST) is None  # it was small
     assert resumed("run.max_steps=18") == MISSED
     checkpoint = killed.rename(tmp_path / "before") / "run_0/checkpoints/step_00000018"
     assert isinstance(blocks_sha256(checkpoint), str)
@@ -372,21 +328,18 @@ def test_a_large_set_that_has_changed_is_refused(
     ids=lambda settings: settings[0],
 )
 def test_every_way_of_training_goes_on_bit_for_bit(tiny_config, synthetic_data, tmp_path, settings):
-    same = (*DROPOUT, "checkpoint.interval_steps=7", "checkpoint.keep_last=99", *settings)
+    same = (*DROPOUT, "checkpoint.interval_steps=2", "checkpoint.keep_last=99", *settings)
+    same = (*same, "run.max_steps=8", "eval.interval_samples=100000")
     run_train(tiny_config, synthetic_data, tmp_path / "whole", *same)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     own = tmp_path / "killed/run_0"
     (own / "outcome.json").unlink()
-    kept = []  # 7 and 14, or the ends of their intervals, where the disk was not too busy
-    for checkpoint in (own / "checkpoints").glob("step_*"):
-        if checkpoint.name > "step_00000014":
-            shutil.rmtree(checkpoint)
-        else:
-            kept.append(int(checkpoint.name.removeprefix("step_")))
+    shutil.rmtree(max((own / "checkpoints").glob("step_*")))  # the end
+    last = max((own / "checkpoints").glob("step_*"))  # 6, where the disk was not too busy
     run_train(tiny_config, synthetic_data, tmp_path / "killed", *same, resume="auto")
-    assert len(metrics_losses(tmp_path / "whole")) == 20
+    assert len(metrics_losses(tmp_path / "whole")) == 8
     (record,) = mlperf_records(tmp_path / "killed/result_0.txt", "resumed")
-    assert record["metadata"]["step"] == max(kept)
+    assert last.name == f"step_{record['metadata']['step']:08d}"
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,20 @@ FORBIDDEN = {
 }
 FAILING = ("run_0/outcome.json", f"{NEWEST}/manifest.json")
 LOST = ("damaged", "removed", "put aside")
-REFUSED_LINKS = (
+READ_LINK = "run_0/outcome.json"  # the run has ended
+LINKS = (
     *("result_0.txt", "run_0", CHECKPOINTS, "run_0/interrupted"),
-    *("run_0/stdout.log", "run_0/metrics.jsonl", "run_0/outcome.json"),
+    *("run_0/stdout.log", "run_0/metrics.jsonl"),
 )
 REPLACED_LINKS = (
     *("config.toml", "environment.json", "vocab.txt", "checkpoints/LATEST"),
     *("checkpoints/step_00000003", "checkpoints/damaged_step_00000003"),
 )
+SAID = {
+    "forbidden": "cannot be read (Permission denied); check its permissions",
+    "failing": "cannot be read (Input/output error); ",
+    "link": "is a symbolic link; ",
+}
 
 
 @dataclass
@@ -58,7 +65,6 @@ class Case:
     started: Started | None = None
 
     def is_refused(self):
-        assert self.started is not None
         assert self.started.status == 2, self.started.printed
         (line,) = self.started.printed.splitlines()
         assert snapshot(self.run.parent) == self.before
@@ -76,10 +82,11 @@ def whole(tiny_config, synthetic_data, tmp_path_factory):
     return directory
 
 
-def interrupted(whole, parent, *, outcome=False):
+def interrupted(whole, parent, name):
+    """A copy that has an outcome if that is the place."""
     parent.mkdir(parents=True)
     run = shutil.copytree(whole, parent / "run")
-    if not outcome:
+    if name != READ_LINK:
         (run / "run_0/outcome.json").unlink()
     return run
 
@@ -122,12 +129,12 @@ def start_all(cases, config, data):
         case.before = snapshot(case.run.parent)
         where = ("--data", data, "--run-dir", case.into or case.run, "--set", "run.max_steps=3")
         commands.append(("train", "--config", config, *where, "--resume", case.resume))
-    forbidden = [cases[name].run / name for name in FORBIDDEN]
+    forbidden = [cases["forbidden", name].run / name for name in FORBIDDEN]
     rights = [path.stat().st_mode for path in forbidden]
     mounted = []
     try:
         for name in FAILING if IS_ROOT else ():
-            place = cases[f"failing {name}"].run / name
+            place = cases["failing", name].run / name
             # A process's memory has nothing at its beginning: a real EIO.
             subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", place], check=True)
             mounted.append(place)
@@ -143,46 +150,32 @@ def start_all(cases, config, data):
         case.started = started
 
 
+MAKE = {
+    **{("forbidden", name): partial(forbid, name=name) for name in FORBIDDEN},
+    **{("failing", name): Case for name in FAILING if IS_ROOT},
+    **{("lost", how): partial(lose, how=how) for how in LOST},
+    **{("link", name): partial(link, names=(name,)) for name in (*LINKS, READ_LINK)},
+    ("link", "replaced"): partial(link, names=[f"run_0/{name}" for name in REPLACED_LINKS]),
+}
+REFUSED = [key for key in MAKE if key[0] in SAID and key[1] not in (READ_LINK, "replaced")]
+
+
 @pytest.fixture(scope="module")
-def cases(
-    tiny_config,
-    synthetic_data,
-    whole,
-    tmp_path_factory,
-):
+def cases(tiny_config, synthetic_data, whole, tmp_path_factory):
     """All of them, started."""
     top = tmp_path_factory.mktemp("cases")
     found = {}
-    for name in FORBIDDEN:
-        found[name] = forbid(interrupted(whole, top / str(len(found))), name)
-    for how in LOST:
-        found[how] = lose(interrupted(whole, top / how), how)
-    for name in FAILING if IS_ROOT else ():
-        run = interrupted(whole, top / str(len(found)), outcome="outcome" in name)
-        found[f"failing {name}"] = Case(run)
-    for name in REFUSED_LINKS:
-        run = interrupted(whole, top / str(len(found)), outcome="outcome" in name)
-        found[f"link {name}"] = link(run, (name,))
-    run = interrupted(whole, top / "replaced")
-    found["replaced"] = link(run, tuple(f"run_0/{name}" for name in REPLACED_LINKS))
+    for number, (key, make) in enumerate(MAKE.items()):
+        found[key] = make(interrupted(whole, top / str(number), key[1]))
     start_all(found, tiny_config, synthetic_data)
     return found
 
 
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_right_that_is_missing(cases, name):
-    line = cases[name].is_refused()
-    assert line.startswith(f"mlperf_bert: error: {cases[name].run / name}")
-    assert "cannot be read (Permission denied); check its permissions" in line
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="mounting needs root")
-@pytest.mark.parametrize("name", FAILING)
-def test_a_disk_that_fails(cases, name):
-    case = cases[f"failing {name}"]
-    place = case.run / name
-    expected = f"mlperf_bert: error: {place}: cannot be read (Input/output error); "
-    assert case.is_refused().startswith(expected)
+@pytest.mark.parametrize("key", REFUSED, ids=" ".join)
+def test_a_place_is_named_and_what_to_do(cases, key):
+    kind, name = key
+    line = cases[key].is_refused()
+    assert line.startswith(f"mlperf_bert: error: {cases[key].run / name}") and SAID[kind] in line
 
 
 def test_a_file_that_is_stale(whole, monkeypatch):
@@ -200,28 +193,19 @@ def test_a_file_that_is_stale(whole, monkeypatch):
 
 @pytest.mark.parametrize("how", LOST)
 def test_a_run_that_had_checkpoints_is_not_begun_anew(cases, how):
-    line = cases[how].is_refused()
+    line = cases["lost", how].is_refused()
     assert f"{CHECKPOINTS}: holds checkpoints, and none that can be used" in line
     assert "--resume DIR" in line
     assert ("passed over a damaged checkpoint" in line) == (how == "damaged")
 
 
-@pytest.mark.parametrize("name", REFUSED_LINKS)
-def test_a_link_is_not_written_through(cases, name):
-    case = cases[f"link {name}"]
-    if name == "run_0/outcome.json":  # it may be read: the run has ended
-        assert case.started is not None and case.started.status == MISSED
-        assert snapshot(case.run.parent) == case.before
-    else:
-        path = case.run / name
-        assert case.is_refused().startswith(f"mlperf_bert: error: {path}: is a symbolic link; ")
-
-
-def test_a_link_is_replaced_where_a_file_is_renamed_to_its_name(cases):
-    case = cases["replaced"]
-    assert case.started is not None and case.started.status == MISSED, case.started
+def test_a_link_is_read_or_replaced_where_a_file_is_renamed_to_its_name(cases):
+    case = cases["link", READ_LINK]
+    assert case.started.status == MISSED
+    assert snapshot(case.run.parent) == case.before
+    case = cases["link", "replaced"]
+    assert case.started.status == MISSED, case.started
     after = snapshot(case.run.parent)
-    assert isinstance(case.before, dict)
     targets = {name: each for name, each in case.before.items() if "/target " in name}
     assert len(targets) >= len(REPLACED_LINKS)
     assert {name: each for name, each in after.items() if "/target " in name} == targets
