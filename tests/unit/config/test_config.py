@@ -1,6 +1,5 @@
 """Configs: strict reading, round trip, cross-field checks that name the field; their options."""
 
-import argparse
 import re
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import (
-    add_config,
     config_from_tables,
     config_to_tables,
     config_to_toml,
@@ -235,16 +233,6 @@ def test_config_value_reads_properties_only(config_file):
         config_value(config, "parallel.__class__")
 
 
-def test_a_config_and_all_its_changes():
-    parser, other = argparse.ArgumentParser(), argparse.ArgumentParser()
-    add_config(parser, required=False)
-    add_config(other)
-    assert vars(parser.parse_args([])) == {"config": None, "set": []}
-    given = parser.parse_args(["--config", "a.toml", "--set", "run.seed=1", "--set", "run.seed=2"])
-    assert vars(given) == {"config": Path("a.toml"), "set": ["run.seed=1", "run.seed=2"]}
-    assert other.parse_args(["--config", "a.toml"]).set == []  # two commands share nothing
-
-
 def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for given in ("cpu_tiny", str(CONFIGS / "cpu_tiny.toml")):
@@ -263,12 +251,3 @@ def test_an_unknown_name_says_which_there_are(capsys):
         assert error.startswith(f"mlperf_bert: error: {given}: is neither a file nor the name of a")
         assert error.endswith(f"{remedy}\n")
     assert "nowhere.toml" in refusal(capsys, "config", "show", "nowhere.toml")
-
-
-def test_help_explains_them(capsys):
-    for command in ("config show", "train", "plan buckets"):
-        with pytest.raises(SystemExit) as stopped:
-            main([*command.split(), "--help"])
-        assert stopped.value.code == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert "FILE TOML file" in said and "--set SECTION.KEY=VALUE override a setting" in said

@@ -29,14 +29,6 @@ def load(stem):
     return load_config(CONFIGS / f"{stem}.toml")
 
 
-def test_only_those_of_any_machine_have_no_size_in_their_names():
-    found = {path.stem for path in set(CONFIGS.glob("*.toml")) - set(NAMED_BY_SIZE)}
-    assert found >= {"cpu_tiny", "own_text_cpu"}
-    assert all("cpu" in stem for stem in found - {"own_text_gpu"})
-    assert len(CLOSED) >= 2
-    assert len(OPEN) >= 2
-
-
 EAGER = re.compile(r"# Captured steps are proven on CPUs, not on a GPU .*Eager:\n# (--set .*)\n")
 
 

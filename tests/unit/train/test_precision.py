@@ -1,8 +1,6 @@
 """Precisions: losses beside those of fp32, exact masters; steps without a host sync."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,8 +28,6 @@ SYNCS = (
     *(torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default),
     *(torch.ops.aten.nonzero.default, torch.ops.aten.equal.default),
 )
-
-Run = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +77,20 @@ def test_losses_follow_those_of_fp32(run, precision):
     assert sum(record["skipped_steps"] for record in records(found)) == 0
 
 
-def test_checkpoints_have_the_masters(run):
-    weights = saved(run("model.precision=bf16"), "model.safetensors")
+def test_a_checkpoint_has_the_masters_and_goes_over_to_another_precision(run, tiny_config):
+    found = run("model.precision=bf16")
+    weights = saved(found, "model.safetensors")
     assert {each.dtype for each in weights.values()} == {torch.float32}
     matrices = [each for each in weights.values() if each.dim() == 2]
     assert not any(torch.equal(each, each.bfloat16().float()) for each in matrices)
-
-
-@pytest.mark.parametrize("other", ["fp32", "bf16"])
-def test_state_goes_over_to_another_precision(run, other, tiny_config):
-    found = run("model.precision=bf16")
-    config = load_config(tiny_config, (f"model.precision={other}",))
-    model = make_model(config, 1, CPU)
-    optimizer, _ = make_step(model, config, ONE_RANK, CPU)
-    load_checkpoint(optimizer, found / "checkpoints", vocabulary(found), ONE_RANK)
-    for name, weight in saved(found, "model.safetensors").items():
-        assert torch.equal(
-            model.get_parameter(name), weight.to(weights_dtype(config.model.precision))
-        )
-    assert optimizer.scalar_state()["updates"] == STEPS
+    for other in ("fp32", "bf16"):
+        config = load_config(tiny_config, (f"model.precision={other}",))
+        model = make_model(config, 1, CPU)
+        optimizer, _ = make_step(model, config, ONE_RANK, CPU)
+        load_checkpoint(optimizer, found / "checkpoints", vocabulary(found), ONE_RANK)
+        for name, weight in weights.items():
+            assert torch.equal(model.get_parameter(name), weight.to(weights_dtype(other)))
+        assert optimizer.scalar_state()["updates"] == STEPS
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_autocast", "fp8"])
