@@ -1,6 +1,7 @@
 """Data sets and configs made once a test session, and how its failures are shown."""
 
 import gc
+import importlib
 import pickle
 import socket
 
@@ -22,6 +23,7 @@ def pytest_report_teststatus(report):
 
 def pytest_collection_finish():
     """A run collects garbage as it ends: half of its time, where all of torch is searched."""
+    importlib.import_module("hypothesis")  # which looks for the holders of what it is given
     gc.collect()
     gc.freeze()
 

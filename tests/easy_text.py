@@ -15,19 +15,12 @@ WORDS = tuple(f"w{number}" for number in range(NUM_CYCLES * CYCLE_LENGTH))
 VOCAB_SIZE = len(SPECIAL_WORDS) + len(WORDS)
 MAX_SEQ_LENGTH = 24
 MAX_PREDICTIONS = 4
-# A model that learns it in seconds; the last section of a config that goes on with it.
-EASY_MODEL = f"""
-[model]
-vocab_size = {VOCAB_SIZE}
-hidden_size = 64
-num_layers = 2
-num_heads = 4
-intermediate_size = 128
-max_position_embeddings = {MAX_SEQ_LENGTH}
-hidden_dropout = 0.0
-attention_dropout = 0.0
-initializer_range = 0.1
-"""
+EASY = (  # beside TINY_CONFIG, a run that learns it in seconds
+    *(f"model.vocab_size={VOCAB_SIZE}", "model.hidden_size=64", "model.num_heads=4"),
+    *("model.intermediate_size=128", f"model.max_position_embeddings={MAX_SEQ_LENGTH}"),
+    *("model.initializer_range=0.1", f"data.max_seq_length={MAX_SEQ_LENGTH}", "run.seed=1"),
+    *("parallel.local_batch_size=32", "optim.learning_rate=4e-3", "schedule.warmup_steps=50"),
+)
 
 
 def make_easy_data(directory, segments="pair"):

@@ -14,7 +14,8 @@ import torch
 
 from checkpoint_cases import save_checkpoint
 from compliance_cases import RULESETS, RULESETS_WITH_TENSORS, complies
-from easy_text import EASY_MODEL, MAX_PREDICTIONS, MAX_SEQ_LENGTH, make_easy_data
+from easy_text import EASY, MAX_PREDICTIONS, make_easy_data
+from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import CheckpointState
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY
@@ -23,33 +24,15 @@ from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.model.bert import make_model, tensorflow_name
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.run.mlperf_log import RESERVED_WORDS
-from support import mlperf_records, run_cli
+from resume_cases import run_train
+from support import mlperf_records
 
-BATCH_SIZE = 32
-INTERVAL = 100 * BATCH_SIZE
-CONFIG = f"""
-[run]
-max_steps = 1500
-seed = 1
-device = "cpu"
-{EASY_MODEL}[data]
-max_seq_length = {MAX_SEQ_LENGTH}
-max_predictions = {MAX_PREDICTIONS}
-[parallel]
-local_batch_size = {BATCH_SIZE}
-[optim]
-name = "lamb"
-learning_rate = 4e-3
-[schedule]
-warmup_steps = 50
-decay_steps = 1500
-[eval]
-target_accuracy = {CLOSED_TARGET_ACCURACY}
-interval_samples = {INTERVAL}
-[mlperf]
-division = "closed"
-enforce_rules = false
-"""
+INTERVAL = 100 * 32  # samples
+CLOSED = (
+    *(*EASY, "run.max_steps=1500", "schedule.decay_steps=1500", "optim.name=lamb"),
+    *(f"data.max_predictions={MAX_PREDICTIONS}", f"eval.interval_samples={INTERVAL}"),
+    *(f"eval.target_accuracy={CLOSED_TARGET_ACCURACY}", "mlperf.division=closed"),
+)
 
 
 def value(log, key):
@@ -79,19 +62,16 @@ def test_a_log_of_cpu_tiny_is_accepted_and_tells_its_story(cpu_tiny_run, caplog)
 
 
 @pytest.mark.real
-def test_the_closed_target_is_reached_by_learning(tmp_path, caplog):
-    data, cpu = make_easy_data(tmp_path), torch.device("cpu")
-    config, run = tmp_path / "closed.toml", tmp_path / "run"
-    config.write_text(CONFIG, encoding="utf-8")
-    drawn = load_config(config)
+def test_the_closed_target_is_reached_by_learning(tiny_config, tmp_path, caplog, capsys):
+    data, run, cpu = make_easy_data(tmp_path), tmp_path / "run", torch.device("cpu")
+    drawn = load_config(tiny_config, CLOSED)
     model = make_model(drawn, 1, cpu)
     words = Manifest.load(data / "train").vocabulary_sha256
     state = CheckpointState(step=0, samples=0, seed=1, mlm_accuracy=None, vocabulary_sha256=words)
     optimizer = make_optimizer_alone(drawn.optim, model)
     save_checkpoint(tmp_path / "drawn", optimizer, drawn, state, read_rank_info(), cpu)
-    places = ("--data", data, "--run-dir", run, "--init-checkpoint", tmp_path / "drawn")
-    done = run_cli("train", "--config", config, *places)
-    assert done.returncode == 0, done.stdout + done.stderr
+    begin = ("--init-checkpoint", str(tmp_path / "drawn"))
+    assert run_train(tiny_config, data, run, *CLOSED, extra=begin) == 0
     log = run / "result_0.txt"
     for ruleset in RULESETS:  # older ones count the tensors: there are not those of 24 layers
         caplog.clear()
@@ -110,8 +90,10 @@ def test_the_closed_target_is_reached_by_learning(tmp_path, caplog):
     accuracies = [record["value"] for record in evaluations]
     assert max(accuracies[:-1]) < CLOSED_TARGET_ACCURACY <= accuracies[-1]
     checkpoints = run / "run_0" / "checkpoints"
-    done = run_cli("evaluate", "--checkpoint", checkpoints, "--data", data, "--json")
-    reached = json.loads(done.stdout)
+    capsys.readouterr()
+    options = ["--checkpoint", str(checkpoints), "--data", str(data), "--json"]
+    assert main(["evaluate", *options]) == 0
+    reached = json.loads(capsys.readouterr().out)
     assert reached["mlm_accuracy"] == accuracies[-1]
     baseline = Manifest.load(data / "eval").baseline
     assert baseline is not None and baseline.masked_tokens > 1000

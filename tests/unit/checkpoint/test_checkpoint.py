@@ -30,7 +30,6 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.optimizers import make_optimizer_alone
-from support import TINY_CONFIG
 
 CPU = torch.device("cpu")
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
@@ -50,10 +49,8 @@ def state(step):
 
 
 @pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY_CONFIG, encoding="utf-8")
-    return load_config(path)
+def config(tiny_config):
+    return load_config(tiny_config)
 
 
 @pytest.fixture
@@ -180,11 +177,11 @@ def test_damage_is_named(saved, model, damage):
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
-def test_other_vocabulary_and_other_model_are_refused(saved, model, tmp_path):
+def test_other_vocabulary_and_other_model_are_refused(saved, model, tiny_config):
     with pytest.raises(CheckpointError, match="vocabulary"):
         load_weights(model, saved, "cd")
     for setting, word in (("intermediate_size=128", "intermediate"), ("num_layers=3", "missing")):
-        other = load_config(tmp_path / "tiny.toml", [f"model.{setting}"])
+        other = load_config(tiny_config, [f"model.{setting}"])
         with pytest.raises(CheckpointError, match=word):
             load_weights(BertForPretraining(other.model, CPU), saved, "ab")
 
@@ -283,8 +280,8 @@ def test_everything_is_on_disk_before_it_gets_its_name(writer, directory, monkey
     assert directory.stat().st_ino in flushed  # the new name itself
 
 
-def test_a_disk_that_takes_no_more_is_given_up(optimizer, directory, gate, tmp_path):
-    impatient = load_config(tmp_path / "tiny.toml", ["run.hang_timeout_s=0.5"])
+def test_a_disk_that_takes_no_more_is_given_up(optimizer, directory, gate, tiny_config):
+    impatient = load_config(tiny_config, ["run.hang_timeout_s=0.5"])
     writer = CheckpointWriter(directory, optimizer, impatient, ONE_RANK, CPU)
     with pytest.raises(CheckpointError, match="rank 0 writes no more"):
         save(writer, 2)

@@ -19,22 +19,15 @@ from mlperf_bert.errors import ConfigError
 from support import CONFIGS, TINY_CONFIG, refusal
 
 
-@pytest.fixture
-def config_file(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(TINY_CONFIG, encoding="utf-8")
-    return path
-
-
-def test_round_trip_is_equal(config_file, tmp_path):
-    config = load_config(config_file, ["optim.learning_rate=1e-5", 'mlperf.submission_org=a "b"'])
+def test_round_trip_is_equal(tiny_config, tmp_path):
+    config = load_config(tiny_config, ["optim.learning_rate=1e-5", 'mlperf.submission_org=a "b"'])
     again = tmp_path / "again.toml"
     again.write_text(config_to_toml(config), encoding="utf-8")
     assert load_config(again) == config
 
 
-def test_overrides_win_and_are_typed(config_file):
-    config = load_config(config_file, ["run.seed=random", "optim.learning_rate=1", "run.seed=77"])
+def test_overrides_win_and_are_typed(tiny_config):
+    config = load_config(tiny_config, ["run.seed=random", "optim.learning_rate=1", "run.seed=77"])
     assert config.run.seed == 77
     assert config.optim.learning_rate == 1.0
 
@@ -100,10 +93,10 @@ CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
         ),
     ],
 )
-def test_what_does_not_fit_names_field_and_remedy(config_file, accepted, more, words):
-    load_config(config_file, accepted.split())
+def test_what_does_not_fit_names_field_and_remedy(tiny_config, accepted, more, words):
+    load_config(tiny_config, accepted.split())
     with pytest.raises(ConfigError, match=words) as caught:
-        load_config(config_file, [*accepted.split(), more])
+        load_config(tiny_config, [*accepted.split(), more])
     assert "\n" not in str(caught.value)
 
 
@@ -122,20 +115,20 @@ def test_what_does_not_fit_names_field_and_remedy(config_file, accepted, more, w
         ),
     ],
 )
-def test_each_of_some_changes_is_enough(config_file, refused, field, instead):
+def test_each_of_some_changes_is_enough(tiny_config, refused, field, instead):
     """Torch's first buckets are for a warm-up step; a hook needs several ranks, and no capture."""
     with pytest.raises(ConfigError, match=f"^{field}: is "):
-        load_config(config_file, refused.split())
+        load_config(tiny_config, refused.split())
     for change in instead.split():
-        load_config(config_file, [*refused.split(), change])
+        load_config(tiny_config, [*refused.split(), change])
 
 
 @pytest.mark.parametrize(("rate", "needed"), [("0.3", 9), ("0.16", 5), ("0.4", 12)])
-def test_masks_at_a_rate_want_room(config_file, rate, needed):
+def test_masks_at_a_rate_want_room(tiny_config, rate, needed):
     dynamic = ("data.masking=dynamic", f"data.masking_rate={rate}")
-    assert load_config(config_file, (*dynamic, f"data.max_predictions={needed}"))
+    assert load_config(tiny_config, (*dynamic, f"data.max_predictions={needed}"))
     with pytest.raises(ConfigError, match=f"^data.max_predictions: .*asks for {needed};"):
-        load_config(config_file, (*dynamic, f"data.max_predictions={needed - 1}"))
+        load_config(tiny_config, (*dynamic, f"data.max_predictions={needed - 1}"))
 
 
 @pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmax_steps = 1\n[optim]\n", "\x00"])
@@ -146,21 +139,21 @@ def test_broken_files_are_config_errors(tmp_path, text):
         load_config(path)
 
 
-def test_a_setting_that_is_gone_may_have_the_value_that_is_left(config_file):
+def test_a_setting_that_is_gone_may_have_the_value_that_is_left(tiny_config):
     gone = ("optim.initial_loss_scale=1024.0", "optim.loss_scale_growth_steps=7")
     gone += ("clip.accumulation=accumulated", "run.init_checkpoint_sha256=''")
     gone += ("model.type_vocab_size=2", "optim.momentum=0.95", "schedule.power=1")
     gone += ("clip.bucket_count=22", "eval.tokens_per_forward=600", "data.dupe_factor=10")
     gone += ("checkpoint.save=end",)
-    assert load_config(config_file, gone) == load_config(config_file)
+    assert load_config(tiny_config, gone) == load_config(tiny_config)
     for other in (
         *("clip.accumulation=each_forward", "schedule.power=2", "clip.bucket_count=5"),
         *("model.type_vocab_size=4", "optim.momentum=0.9", "run.init_checkpoint_sha256='00'"),
         *("data.dupe_factor=1", "data.dupe_factor=7", "checkpoint.save=often"),
     ):
         with pytest.raises(ConfigError, match=f"{other.partition('=')[0]}: no such setting"):
-            load_config(config_file, [other])
-    never = load_config(config_file, ["checkpoint.save=never"])
+            load_config(tiny_config, [other])
+    never = load_config(tiny_config, ["checkpoint.save=never"])
     assert never.checkpoint.interval_steps == "never"
 
 
@@ -191,9 +184,9 @@ def test_file_name_must_hold_its_size(tmp_path):
     ("global_batch_size", "interval"),
     [(448, 150_000), (3072, 175_000), (4608, 200_000), (16384, 325_000), (16416, 325_000)],
 )
-def test_mlperf_evaluation_interval(config_file, global_batch_size, interval):
+def test_mlperf_evaluation_interval(tiny_config, global_batch_size, interval):
     overrides = [f"parallel.local_batch_size={global_batch_size}", "eval.interval_samples=mlperf"]
-    assert load_config(config_file, overrides).eval_interval_samples == interval
+    assert load_config(tiny_config, overrides).eval_interval_samples == interval
 
 
 @pytest.mark.parametrize(
@@ -226,8 +219,8 @@ def test_what_the_closed_division_leaves_free():
     assert load_config(closed, ["run.max_steps=7"]).max_steps == 7
 
 
-def test_config_value_reads_properties_only(config_file):
-    config = load_config(config_file)
+def test_config_value_reads_properties_only(tiny_config):
+    config = load_config(tiny_config)
     assert config_value(config, "parallel.global_batch_size") == 16
     with pytest.raises(ConfigError, match="no such setting"):
         config_value(config, "parallel.__class__")

@@ -4,13 +4,14 @@ import errno
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from mlperf_bert.config.files import load_config
-from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.batch import blank
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.loader import StepBatch
@@ -78,29 +79,20 @@ def test_a_damaged_line_costs_a_resumed_run_that_line_alone(tmp_path, capsys):
         assert errors.count("\n") == bool(damage) and said in errors
 
 
-class FullFor:
-    """A raw file whose writes fail for a while, after half of the line."""
-
-    def __init__(self, file, failures):
-        self.file, self.failures = file, failures
-
-    def write(self, contents):
-        if self.failures:
-            self.failures -= 1
-            self.file.write(contents[: len(contents) // 2])
-            raise OSError(28, "No space left on device")
-        return self.file.write(contents)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
 def test_a_full_disk_costs_lines_and_one_warning(tmp_path):
     warnings = []
     path = tmp_path / "lines"
     lines = LineFile(path, warnings.append)
     lines.append("one")
-    lines._file = FullFor(lines._file, 2)
+    file, full = lines._file, iter([True, True])
+
+    def write(contents):
+        if next(full, False):
+            file.write(contents[: len(contents) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return file.write(contents)
+
+    lines._file = Mock(wraps=file, write=write)
     for line in ("two", "three", "four"):
         lines.append(line)
     lines.close()
@@ -204,15 +196,9 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
     for step, (tokens, shape) in enumerate(
         [((60, 70), SMALL), ((110, 90), LARGE), ((300, 170), None)], start=1
     ):
-        plan = StepPlan(
+        plan = SimpleNamespace(
             step=step,
             sample_ids=np.arange(8),
-            counts=np.array([[4], [4]]),
-            drawn_ids=np.arange(8).reshape(2, 1, 4),
-            lengths=np.ones(8, dtype=np.int64),
-            stored_masked=np.ones(8, dtype=np.int64),
-            mlm_denominators=np.ones((2, 1)),
-            nsp_denominators=np.ones((2, 1)),
             num_tokens=np.array(tokens)[:, None],
             num_masked=np.array([[8], [9]]),
             imbalance_tokens=1.0,

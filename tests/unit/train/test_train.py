@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from easy_text import EASY_MODEL, MAX_SEQ_LENGTH, make_easy_data
+from easy_text import EASY, make_easy_data
 from mlperf_bert.__main__ import main
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import TARGET_MISSED
@@ -30,31 +30,12 @@ from support import (
 ENCODER_TARGET = 0.5
 SPOILT = range(5, 17)  # steps in a row without an update; the run recovers before it is judged
 # Today's recipe: sequences of an easy language, masked anew each time at 30 %.
-ENCODER = f"""
-[run]
-max_steps = 600
-seed = 1
-device = "cpu"
-{EASY_MODEL}objective = "mlm"
-[data]
-max_seq_length = {MAX_SEQ_LENGTH}
-max_predictions = 7
-masking = "dynamic"
-masking_rate = 0.3
-[parallel]
-local_batch_size = 32
-[optim]
-name = "adamw"
-learning_rate = 4e-3
-[schedule]
-warmup_steps = 50
-decay_steps = 600
-[eval]
-target_accuracy = {ENCODER_TARGET}
-interval_samples = 1600
-[checkpoint]
-interval_steps = "never"
-"""
+ENCODER = (
+    *(*EASY, "run.max_steps=600", "schedule.decay_steps=600", "checkpoint.interval_steps=never"),
+    *("model.objective=mlm", "data.masking=dynamic", "data.masking_rate=0.3"),
+    *("data.max_predictions=7", f"eval.target_accuracy={ENCODER_TARGET}"),
+    "eval.interval_samples=1600",
+)
 
 
 @pytest.fixture
@@ -248,11 +229,9 @@ def test_room_for_more_masks_than_any_example_has_is_not_needed(
 
 
 @pytest.mark.longest
-def test_an_encoder_reaches_far_more_than_any_guess(tmp_path):
+def test_an_encoder_reaches_far_more_than_any_guess(tiny_config, tmp_path):
     data = make_easy_data(tmp_path, "single")
-    config = tmp_path / "encoder.toml"
-    config.write_text(ENCODER, encoding="utf-8")
-    assert run_train(config, data, tmp_path / "run") == 0
+    assert run_train(tiny_config, data, tmp_path / "run", *ENCODER) == 0
     rows = metrics_records(tmp_path / "run")
     baseline = LengthIndex.open(data / "eval").manifest.baseline
     assert baseline is not None and baseline.context_free_accuracy < ENCODER_TARGET / 3
