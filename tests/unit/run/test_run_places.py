@@ -227,14 +227,6 @@ def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tiny_config, tmp_path):
         LineFile(tmp_path / "stdout.log", print, continued=True)
 
 
-def test_lines_are_not_appended_through_a_link(tmp_path):
-    path, target = tmp_path / "stdout.log", tmp_path / "target"
-    target.write_text("kept")
-    path.symlink_to(target)
-    with pytest.raises(ConfigError, match="symbolic links"):
-        LineFile(path, print, continued=True)
-
-
 def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path):
     path, target = tmp_path / "file", tmp_path / "target"
     target.write_text("kept")

@@ -7,11 +7,14 @@ import sys
 import time
 
 import pytest
+import torch
 
+from bert_tools.huggingface.conversion import parameter_shapes
 from easy_text import EASY, make_easy_data
 from mlperf_bert.__main__ import main
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.errors import TARGET_MISSED
+from mlperf_bert.errors import MISTAKE, TARGET_MISSED
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.step import eager
@@ -246,3 +249,22 @@ def test_blocks_that_differ_between_nodes_are_refused(train, monkeypatch, capsys
         error = capsys.readouterr().err
         refused = status == 2
         assert ("is not the same on all nodes" in error, error.count("\n")) == (refused, refused)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "objective"), [("bert", "mlm_nsp"), ("bert", "mlm"), ("modern", "mlm")]
+)
+def test_parameters_are_counted(architecture, objective):
+    model = ModelSection(architecture=architecture, objective=objective)
+    shapes = parameter_shapes(model).values()
+    assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def test_out_of_memory_is_one_line_that_names_the_part(monkeypatch, capsys):
+    def full(_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
+
+    monkeypatch.setattr("bert_tools.bench.cli.run", full)
+    assert main(["bench", "train"]) == MISTAKE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bench train: out of memory" in line and "9 GiB" in line
