@@ -89,6 +89,7 @@ def test_the_package_holds_what_a_submission_consists_of(accepted, repository):
     assert list(out.parent.iterdir()) == [out]
 
 
+@pytest.mark.longest
 def test_a_log_that_olympic_scoring_would_swallow_is_refused(root, tmp_path):
     drop(log_of(root, 3), "cache_clear")
     out = tmp_path / "submission"

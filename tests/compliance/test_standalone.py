@@ -59,6 +59,7 @@ def wheel(tmp_path_factory):
     return install(directory / "tree", directory / "installed")
 
 
+@pytest.mark.longest
 def test_a_wheel_has_all_commands_and_the_configs(wheel, synthetic_data, tmp_path):
     code = "import bert_tools, mlperf_bert; print(bert_tools.__file__, mlperf_bert.__file__)"
     places = call(wheel / "python", "-c", code).split()
