@@ -12,8 +12,6 @@ from pathlib import Path
 import bert_tools
 import mlperf_bert
 from mlperf_bert.__main__ import main
-from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.prepare.build import prepare_text
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = Path(mlperf_bert.__file__).parent
@@ -131,16 +129,11 @@ def make_synthetic_data(directory):
     return directory
 
 
-def prepare_small(
-    texts,
-    vocabulary,
-    out,
-    *,
-    workers=1,
-    with_baseline=False,
-    **settings,
-):
+def prepare_small(texts, vocabulary, out, *, workers=1, with_baseline=False, **settings):
     """`prepare_text`, quietly, in this process if not told otherwise."""
+    from mlperf_bert.data.index import ShardSettings  # many tests need neither numpy nor numba
+    from mlperf_bert.prepare.build import prepare_text
+
     how = ShardSettings(**{"seed": 12345, **settings})
     places = (texts, vocabulary, out)
     return prepare_text(*places, how, workers=workers, with_baseline=with_baseline, quiet=True)
