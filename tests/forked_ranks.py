@@ -1,25 +1,28 @@
-"""Ranks of one machine without a launcher: `forked_ranks.py SETTINGS TARGET [ARGUMENT ...]`.
+"""Ranks and other processes of one machine, forked from one that has imported torch.
 
-Importing torch costs as much as most of what tests have ranks do, so one process imports it and
-becomes all ranks. TARGET is a script, or a module where it does not end in .py: a test file says by
-`as_rank` what its ranks do, and reads by `what_ranks_saw` what they found. What launchers do is
-tested with launchers (distributed/test_ranks.py).
+Importing torch costs as much as most of what tests have processes do, so one process a test session
+imports it and becomes all of them. A target is a script, or a module where it does not end in .py:
+a test file says by `as_rank` what its ranks do, and reads by `what_ranks_saw` what they found. What
+launchers do is tested with launchers (distributed/test_ranks.py).
 """
 
+import atexit
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+# Of what most processes need; DistributedDataParallel imports _dynamo, in 3 s.
+IMPORTS = ("torch._dynamo", "mlperf_bert.train", "mlperf_bert.cli.train", "mlperf_bert.run.console")
 
 
 def free_port():
@@ -40,33 +43,73 @@ def mpiexec_of(processes):
     return [command, "-n", str(processes), sys.executable]
 
 
-def run_ranks(
-    target,
-    arguments,
-    ranks,
-    ranks_per_node=None,
-    *,
-    imports=("mlperf_bert.train", "mlperf_bert.cli.train"),
-    timeout_s=200,
-):
-    """The exit status of every rank, and what they printed; a thread each.
+class _Server:
+    """The process that becomes others, started where it is first needed."""
 
-    `imports` are the modules that are imported once for all of them.
+    def __init__(self):
+        self._process = None
+
+    def ask(self, request, timeout_s):
+        """Statuses of the processes of a request; it and they are killed where it takes longer."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            atexit.register(self._end)
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+            if not ready:
+                raise subprocess.TimeoutExpired(request["target"], timeout_s)
+            return json.loads(self._process.stdout.readline())
+        except BaseException:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._end()
+            raise
+
+    def _end(self):
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+_server = _Server()
+
+
+def run_forked(target, arguments, environs, *, imports=(), timeout_s=200, without_rights=False):
+    """The exit status of each process, and what they printed; each has variables of its own.
+
+    `imports` are modules that are imported once for all of them. `without_rights`, as root: held to
+    the rights of files.
     """
-    settings = json.dumps([ranks, ranks_per_node or ranks, free_port(), *imports])
-    command = [sys.executable, __file__, settings, str(target), *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    printed, _, statuses = done.stdout.rpartition("statuses ")
-    assert done.returncode == 0 and statuses, done.stdout
-    return json.loads(statuses), printed
+    with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+        request = {
+            **{"target": str(target), "arguments": [str(word) for word in arguments]},
+            **{"imports": [*IMPORTS, *imports], "path": sys.path, "directory": os.getcwd()},
+            **{"environ": dict(os.environ), "environs": environs, "output": output.name},
+            "without_rights": without_rights,
+        }
+        statuses = _server.ask(request, timeout_s)
+        return statuses, output.read()
+
+
+def run_ranks(target, arguments, ranks, ranks_per_node=None, *, environ=None, **options):
+    """The exit status of every rank, and what they printed; a thread each."""
+    local, port = ranks_per_node or ranks, free_port()
+    environs = [
+        {
+            **{"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % local},
+            **{"LOCAL_WORLD_SIZE": local, "GROUP_RANK": rank // local},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(environ or {})},
+        }
+        for rank in range(ranks)
+    ]
+    return run_forked(target, arguments, environs, **options)
 
 
 def what_ranks_saw(script, arguments, ranks, output, **options):
@@ -91,9 +134,33 @@ def as_rank(work, output):
     sys.exit(in_session(run, "cpu", "refuse"))
 
 
-def run_as_rank(target, arguments):
+def _give_up_rights():
+    """Let root read and write only what the rights of files allow."""
+    import ctypes
+
+    overrides = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    libc = ctypes.CDLL(None)
+    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, data) == 0
+    data[0] &= ~overrides
+    data[1] &= ~overrides
+    assert libc.capset(header, data) == 0
+
+
+def _become(request, environ):
     """Do what the command would have done."""
-    sys.argv = [target, *arguments]
+    output = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(file, number)
+    os.environ.clear()
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    own = {name: str(value) for name, value in environ.items()}
+    os.environ.update({**request["environ"], **quiet, **own})
+    os.chdir(request["directory"])
+    target, sys.path[:] = request["target"], request["path"]
+    sys.argv = [target, *request["arguments"]]
+    if request["without_rights"]:
+        _give_up_rights()
     if target.endswith(".py"):
         sys.path.insert(0, str(Path(target).parent))
         runpy.run_path(target, run_name="__main__")
@@ -101,28 +168,24 @@ def run_as_rank(target, arguments):
         runpy.run_module(target, run_name="__main__", alter_sys=True)
 
 
-def main(settings, target, *arguments):
-    """Become the ranks, and wait for them."""
-    ranks, local, port, *imports = json.loads(settings)
-    for module in imports:
-        importlib.import_module(module)
-    gc.freeze()  # so that a child searches only what is its own for garbage
-    assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            of_rank = {
-                **{"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % local},
-                **{"LOCAL_WORLD_SIZE": local, "GROUP_RANK": rank // local},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            }
-            os.environ.update({name: str(value) for name, value in of_rank.items()})
-            return run_as_rank(target, list(arguments))
-        children.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print("statuses", json.dumps(statuses), flush=True)
+def _serve():
+    """Become the processes of each request, a line of JSON, and wait for them."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        sys.path[:] = request["path"]
+        for module in request["imports"]:
+            importlib.import_module(module)
+        gc.freeze()  # the processes' collections then pass over all of it
+        assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread is copied
+        children = []
+        for environ in request["environs"]:
+            child = os.fork()
+            if child == 0:
+                return _become(request, environ)
+            children.append(child)
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(statuses), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _serve()
