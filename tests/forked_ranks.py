@@ -23,6 +23,7 @@ from pathlib import Path
 
 # Of what most processes need; DistributedDataParallel imports _dynamo, in 3 s.
 IMPORTS = ("torch._dynamo", "mlperf_bert.train", "mlperf_bert.cli.train", "mlperf_bert.run.console")
+QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def free_port():
@@ -52,9 +53,10 @@ class _Server:
     def ask(self, request, timeout_s):
         """Statuses of the processes of a request; it and they are killed where it takes longer."""
         if self._process is None:
+            interpreted = {"TRITON_INTERPRET": "1"}  # what _dynamo imports of it is made so
             self._process = subprocess.Popen(
                 [sys.executable, __file__],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                env={**os.environ, **QUIET, **interpreted},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
@@ -81,18 +83,22 @@ class _Server:
 _server = _Server()
 
 
-def run_forked(target, arguments, environs, *, imports=(), timeout_s=200, without_rights=False):
-    """The exit status of each process, and what they printed; each has variables of its own.
+def run_forked(target, commands, *, imports=(), timeout_s=200, without_rights=False):
+    """The exit status of each process, and what they printed.
 
+    Of each process `commands` has the arguments, and what it has in its environment beside ours.
     `imports` are modules that are imported once for all of them. `without_rights`, as root: held to
     the rights of files.
     """
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:
         request = {
-            **{"target": str(target), "arguments": [str(word) for word in arguments]},
-            **{"imports": [*IMPORTS, *imports], "path": sys.path, "directory": os.getcwd()},
-            **{"environ": dict(os.environ), "environs": environs, "output": output.name},
+            **{"target": str(target), "imports": [*IMPORTS, *imports], "path": sys.path},
+            **{"directory": os.getcwd(), "environ": dict(os.environ), "output": output.name},
             "without_rights": without_rights,
+            "commands": [
+                ([*map(str, words)], {name: str(value) for name, value in environ.items()})
+                for words, environ in commands
+            ],
         }
         statuses = _server.ask(request, timeout_s)
         return statuses, output.read()
@@ -109,7 +115,7 @@ def run_ranks(target, arguments, ranks, ranks_per_node=None, *, environ=None, **
         }
         for rank in range(ranks)
     ]
-    return run_forked(target, arguments, environs, **options)
+    return run_forked(target, [(arguments, environ) for environ in environs], **options)
 
 
 def what_ranks_saw(script, arguments, ranks, output, **options):
@@ -147,18 +153,16 @@ def _give_up_rights():
     assert libc.capset(header, data) == 0
 
 
-def _become(request, environ):
+def _become(request, arguments, environ):
     """Do what the command would have done."""
     output = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(file, number)
     os.environ.clear()
-    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    own = {name: str(value) for name, value in environ.items()}
-    os.environ.update({**request["environ"], **quiet, **own})
+    os.environ.update({**request["environ"], **QUIET, **environ})
     os.chdir(request["directory"])
     target, sys.path[:] = request["target"], request["path"]
-    sys.argv = [target, *request["arguments"]]
+    sys.argv = [target, *arguments]
     if request["without_rights"]:
         _give_up_rights()
     if target.endswith(".py"):
@@ -178,10 +182,10 @@ def _serve():
         gc.freeze()  # the processes' collections then pass over all of it
         assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread is copied
         children = []
-        for environ in request["environs"]:
+        for command in request["commands"]:
             child = os.fork()
             if child == 0:
-                return _become(request, environ)
+                return _become(request, *command)
             children.append(child)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         print(json.dumps(statuses), flush=True)

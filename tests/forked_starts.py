@@ -17,6 +17,6 @@ def start_each(commands, *, without_rights=False):
     found = []
     for command in commands:
         options = {"without_rights": without_rights}
-        (status,), printed = run_forked("mlperf_bert", command, [{}], **options)
+        (status,), printed = run_forked("mlperf_bert", [(command, {})], **options)
         found.append(Started(status, printed))
     return found

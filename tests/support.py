@@ -52,6 +52,11 @@ def run_cli(*arguments, **environ):
     return run_process(sys.executable, "-m", "mlperf_bert", *arguments, **environ)
 
 
+def sets_of(*settings):
+    """The words of a command that set these."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def run_process(*command, limit_s=280, **environ):
     """Run a command with its output captured; after `limit_s` it counts as hanging."""
     inherited = {

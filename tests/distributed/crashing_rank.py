@@ -20,6 +20,7 @@ from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.step import eager
+from support import sets_of
 
 SAID = "a planted error"
 SETTINGS = (
@@ -74,7 +75,7 @@ class Crash(NamedTuple):
 def crash_a_run(config, data, directory, policy, place):
     """Train on two ranks without a launcher, of which rank 1 meets the error in `place`."""
     words = ["train", "--config", config, "--data", data, "--run-dir", directory]
-    words += [word for each in (*SETTINGS, f"data.balance={policy}") for word in ("--set", each)]
+    words += sets_of(*SETTINGS, f"data.balance={policy}")
     statuses, printed = run_ranks(Path(__file__), (place, *words), 2, timeout_s=150)
     ended = time.time()
     crashed = re.search(r"crashed at ([\d.]+)", printed)

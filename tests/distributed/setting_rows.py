@@ -177,7 +177,7 @@ def run_pairs(pairs, sets, directory, *, waits=True):
             job = _job(each, set_of(row), sets, place, waits=waits)
             jobs.setdefault(_key(each, set_of(row)), job)
     failed = {}
-    done = run_jobs(list(jobs.values()), directory)
+    done = run_jobs(jobs.values())
     for number, ((key, job), statuses) in enumerate(zip(jobs.items(), done, strict=True), start=1):
         if sys.stderr.isatty():
             print(f"\r{number} of {len(jobs)} runs", end="", file=sys.stderr, flush=True)

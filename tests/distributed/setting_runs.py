@@ -1,26 +1,20 @@
-"""Runs of two ranks, each with other settings, in processes forked from one that has imported all.
+"""Runs of two ranks, each with other settings.
 
-`setting_runs.py` reads a JSON list of `Job`s from standard input and prints each one's exit
-statuses. `setting_runs.py RANK-WORDS` is one process of a job that mpiexec started: reader
-processes need MPI, which a forked process cannot join.
+`setting_runs.py WAITS WORDS...` is one process of a job: forked from one that has imported all, or
+started by mpiexec, as reader processes need MPI, which a forked process cannot join.
 
 What is different from a usual run:
 
 - a gather of sharded weights completes only when it is waited for, and until then its weights are
   NaN: whoever reads them too early spoils the loss;
-- `model.kernels = "fused"` runs in Triton's interpreter (TRITON_INTERPRET=1 before this starts);
+- `model.kernels = "fused"` runs in Triton's interpreter;
 - nvidia-dali is dali_stand_in.py.
 """
 
-import gc
-import importlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -29,13 +23,14 @@ import pytest
 import torch
 
 import dali_stand_in
-from forked_ranks import free_port, mpiexec_of
+from forked_ranks import free_port, mpiexec_of, run_ranks
 from mlperf_bert.__main__ import main
 from mlperf_bert.distributed import flat_reducer
 from mlperf_bert.model import bert
 
 RANKS = 2
-_LONGEST_S = 240.0  # of a job
+LONGEST_S = 240.0  # of a job
+INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
 class Job(NamedTuple):
@@ -113,98 +108,44 @@ def train(words, *, waits=True):
         return main(list(words))
 
 
-def _fork(job):
-    """The statuses of its ranks."""
-    port, children = free_port(), []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                _print_to(job.output)
-                own = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
-                own |= {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
-                own |= {"MASTER_ADDR": "127.0.0.1"}
-                os.environ.update({name: str(value) for name, value in own.items()})
-                status = train(job.words, waits=job.waits)
-            except Exception:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        children.append(child)
-    return [_status(child) for child in children]
-
-
-def _print_to(output):
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-
-
-def _status(child):
-    deadline = time.monotonic() + _LONGEST_S
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return -9
-
-
 def _by_mpi(job):
     with open(job.output, "ab") as output:
         process = subprocess.Popen(
-            [*mpiexec_of(2 * RANKS), __file__, *job.words],
-            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()},
+            [*mpiexec_of(2 * RANKS), __file__, *_arguments(job)],
+            env={
+                **os.environ,
+                **INTERPRETED,
+                **{"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()},
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
         try:
-            return [process.wait(_LONGEST_S)]
+            return [process.wait(LONGEST_S)]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return [process.wait()]
 
 
-def run_jobs(jobs, directory):
-    """Run them one after the other, in a process of their own; yield the exit statuses of each."""
-    with subprocess.Popen(
-        [sys.executable, __file__],
-        env={
-            **os.environ,
-            **{"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TRITON_INTERPRET": "1"},
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=directory,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        with process.stdin:
-            json.dump([job._asdict() for job in jobs], process.stdin)
-        for line in process.stdout:
-            yield json.loads(line)
-    assert process.returncode == 0
+def _arguments(job):
+    return [str(int(job.waits)), *job.words]
 
 
-def _main():
-    if len(sys.argv) > 1:
-        sys.exit(train(sys.argv[1:]))
-    jobs = [Job(**each) for each in json.load(sys.stdin)]
-    for module in ("cli.train", "model.fused_blocks", "optim.cpu_kernels", "run.console", "train"):
-        importlib.import_module(f"mlperf_bert.{module}")
-    importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, in 3 s
-    gc.freeze()  # the ranks' collections then pass over all of it
-    assert len(list(Path("/proc/self/task").iterdir())) == 1  # only this thread would be copied
+def run_jobs(jobs):
+    """Run them one after the other; yield the exit statuses of each."""
     for job in jobs:
-        print(json.dumps(_by_mpi(job) if job.by_mpi else _fork(job)), flush=True)
+        if job.by_mpi:
+            yield _by_mpi(job)
+            continue
+        options = {"environ": INTERPRETED, "timeout_s": LONGEST_S}
+        statuses, printed = run_ranks(__file__, _arguments(job), RANKS, **options)
+        Path(job.output).write_text(printed)
+        yield statuses
 
 
 if __name__ == "__main__":
-    _main()
+    sys.exit(train(sys.argv[2:], waits=sys.argv[1] == "1"))

@@ -57,13 +57,7 @@ class Run:
         }
 
 
-def start(
-    config,
-    info,
-    overrides,
-    dtype=torch.float32,
-    seed=1,
-):
+def start(config, info, overrides, dtype=torch.float32, seed=1):
     """Start a run of a config file with SMALL and `overrides`."""
     local = info.local_world_size
     ranks = (

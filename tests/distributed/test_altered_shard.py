@@ -8,6 +8,8 @@ losses.
 
 import re
 import shutil
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -18,13 +20,14 @@ from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.data.shards import Shard
 from setting_pairs import choices
 from setting_runs import Job, run_jobs
-from support import metrics_records, mlperf_records
+from support import metrics_records, mlperf_records, sets_of
 from verify_cases import flip_words, sign
 
 LOADERS = choices()["data.loader"]
 POLICIES = get_args(BalancePolicy)
 # The boundaries that move, and the masks with which that goes unseen.
 ALTERED = {"offsets": "static", "masked_lm_offsets": "dynamic"}
+QUICK = [("offsets", "none", "thread"), ("masked_lm_offsets", "exchange_global", "thread")]
 SETTINGS = (
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=8", "run.max_steps=6"),
     *("eval.interval_samples=100000", "run.hang_timeout_s=60"),
@@ -53,71 +56,74 @@ def move_boundaries(data, name):
     sign(data / "train")
 
 
-@pytest.fixture(scope="module", params=ALTERED)
-def altered(request, synthetic_data, tmp_path_factory):
-    """The data, and a setting with which nothing else would tell."""
-    data = tmp_path_factory.mktemp("altered") / "data"
-    shutil.copytree(synthetic_data, data)
-    move_boundaries(data, request.param)
-    return data, f"data.masking={ALTERED[request.param]}"
+@pytest.fixture(scope="module")
+def altered(synthetic_data, tmp_path_factory):
+    """A function: data of which the boundaries of this name have moved."""
+
+    @cache
+    def make(name):
+        data = tmp_path_factory.mktemp(name) / "data"
+        shutil.copytree(synthetic_data, data)
+        move_boundaries(data, name)
+        return data
+
+    return make
+
+
+def job_of(places, settings, output, **options):
+    """A run with these options and settings, and where it prints to."""
+    words = ["train"]
+    for name, place in places.items():
+        words += [f"--{name}", str(place)]
+    return Job([*words, *sets_of(*settings)], str(output), **options)
+
+
+def refusals_of(job):
+    """All that the ranks said for errors, without a traceback."""
+    printed = Path(job.output).read_text()
+    assert "Traceback" not in printed, printed
+    return re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "loader", ["thread", *(pytest.param(each, marks=pytest.mark.longest) for each in LOADERS[1:])]
+    ("name", "policy", "loader"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.longest)
+        for case in product(ALTERED, POLICIES, LOADERS)
+    ],
 )
-def test_every_policy_refuses_it_in_one_line(tiny_config, altered, tmp_path, loader):
-    data, masking = altered
-    jobs = {}
-    for policy in POLICIES:
-        words = ["train", "--config", tiny_config, "--data", data, "--run-dir", tmp_path / policy]
-        for setting in (*SETTINGS, masking, f"data.loader={loader}", f"data.balance={policy}"):
-            words += ["--set", setting]
-        output = str(tmp_path / f"{policy}.txt")
-        jobs[policy] = Job([str(word) for word in words], output, loader == "mpi_readers")
-    done = run_jobs(list(jobs.values()), tmp_path)
-    for (policy, job), statuses in zip(jobs.items(), done, strict=True):
-        printed = Path(job.output).read_text()
-        if job.by_mpi:  # mpiexec mixes the status with those of the readers that it kills
-            assert statuses != [0], (policy, printed)
-        else:
-            assert set(statuses) <= {MISTAKE, LOST}, (policy, statuses, printed)
-        assert "Traceback" not in printed, (policy, printed)
-        refusals = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
-        assert any("has samples of other sizes than its index says" in each for each in refusals), (
-            policy,
-            printed,
-        )
+def test_moved_boundaries_are_one_line(tiny_config, altered, tmp_path, name, policy, loader):
+    places = {"config": tiny_config, "data": altered(name), "run-dir": tmp_path / "run"}
+    settings = (*SETTINGS, f"data.masking={ALTERED[name]}", f"data.loader={loader}")
+    settings += (f"data.balance={policy}",)
+    by_mpi = loader == "mpi_readers"
+    job = job_of(places, settings, tmp_path / "output", by_mpi=by_mpi)
+    (statuses,) = run_jobs([job])
+    refusals = refusals_of(job)
+    if by_mpi:  # mpiexec mixes the status with those of the readers that it kills
+        assert statuses != [0], refusals
+    else:
+        assert set(statuses) <= {MISTAKE, LOST}, (statuses, refusals)
+    assert any("has samples of other sizes than its index says" in each for each in refusals)
 
 
 def test_flipped_bits_are_one_line_and_leave_no_result(tiny_config, synthetic_data, tmp_path):
     """A new run and a resumed one; the first step ends with an evaluation and a checkpoint."""
     checkpoint = tmp_path / "good/run_0/checkpoints/step_00000002"
-    jobs = {"good": Job([], "")}
-    for part in ("train", "eval"):
-        shutil.copytree(synthetic_data, tmp_path / part)
-        flip_words(tmp_path / part / part / f"shards/{part}.hdf5")
-        jobs |= {f"new {part}": Job([], ""), f"resumed {part}": Job([], "")}
-    for name in jobs:
-        how, _, part = name.partition(" ")
-        words = ["train", "--config", tiny_config, "--run-dir", tmp_path / name]
-        words += ["--data", tmp_path / part if part else synthetic_data]
-        words += ["--resume", checkpoint] if how == "resumed" else []
-        for setting in (*SETTINGS[:2], "checkpoint.interval_steps=1", "eval.interval_samples=16"):
-            words += ["--set", setting]
-        words += ["--set", f"run.max_steps={4 if part else 2}"]
-        jobs[name] = Job([str(word) for word in words], str(tmp_path / f"{name}.txt"))
-    done = run_jobs(list(jobs.values()), tmp_path)
-    for (name, job), statuses in zip(jobs.items(), done, strict=True):
-        printed, part = Path(job.output).read_text(), name.partition(" ")[2]
-        if not part:
-            assert statuses == [3, 3] and checkpoint.is_dir(), printed
-            continue
-        assert statuses == [MISTAKE, MISTAKE], (name, printed)
-        assert "Traceback" not in printed
-        (refusal,) = re.findall(r"^mlperf_bert: error: (.*)$", printed, re.MULTILINE)
-        shard = tmp_path / part / part / f"shards/{part}.hdf5"
+    short = (*SETTINGS[:2], "checkpoint.interval_steps=1", "eval.interval_samples=16")
+    places = {"config": tiny_config, "data": synthetic_data, "run-dir": tmp_path / "good"}
+    good = job_of(places, (*short, "run.max_steps=2"), tmp_path / "good.txt")
+    assert list(run_jobs([good])) == [[3, 3]] and checkpoint.is_dir()
+    for part, resume in (("train", {}), ("eval", {"resume": checkpoint})):
+        data, run_dir = tmp_path / part, tmp_path / f"run of {part}"
+        shutil.copytree(synthetic_data, data)
+        shard = data / part / f"shards/{part}.hdf5"
+        flip_words(shard)
+        places = {"config": tiny_config, "data": data, "run-dir": run_dir, **resume}
+        job = job_of(places, (*short, "run.max_steps=4"), tmp_path / f"{part}.txt")
+        assert list(run_jobs([job])) == [[MISTAKE, MISTAKE]]
+        (refusal,) = refusals_of(job)
         assert f"{shard}: is not the file that the manifest names" in refusal
-        run_dir = tmp_path / name
         assert metrics_records(run_dir) == []
         assert list((run_dir / "run_0/checkpoints").iterdir()) == []
         assert mlperf_records(run_dir / "result_0.txt", "run_start")

@@ -1,6 +1,6 @@
 """Every pair of the config's settings meets in a run, and losses stay what they must be.
 
-Two rows a day are trained by ./run_tests.sh, all of them by `make test-slow`; what they came to
+A row a day is trained by ./run_tests.sh, all of them by `make test-slow`; what they came to
 stands in logs/2026-11-28-setting-pairs.
 """
 
@@ -19,12 +19,10 @@ from setting_rows import (
     make_arrays,
     make_sets,
     open_indexes,
-    plainest,
     run_pairs,
     run_rows,
 )
 
-A_DAY = 2
 # What no CPU has; a new setting that nothing allows is missing here.
 OF_GPUS = {
     *(("model.attention", name) for name in ("flash", "triton")),
@@ -54,7 +52,6 @@ REFUSED = (
     ("data.sampler strata_6_3_2_5", "model.kernels", "fused"),
     ("model.architecture modern", "model.objective", "mlm_nsp"),
 )
-SHARDED = ("shard_node", "shard_world")
 
 
 @pytest.fixture(scope="module")
@@ -116,37 +113,35 @@ def check_rows(rows, sets, directory):
         assert found["accuracy_difference"] <= found["one_prediction"], told
 
 
-def sharded_rows():
+def sharded_row(how, changes):
     """FP8 products read weights by themselves; in buckets of one parameter biases come alone."""
     plain = {name: values[0] for name, values in choices().items()}
     fp8 = {"model.precision": "fp8", "parallel.bucket_cap_mb": 0.0001}
-    modern = {"model.architecture": "modern", "model.objective": "mlm", "optim.name": "muon"}
-    return [
-        plain | fp8 | architecture | {"parallel.data_parallel": how}
-        for architecture, how in zip((modern, {}), SHARDED, strict=True)
-    ]
+    return plain | fp8 | changes | {"parallel.data_parallel": how}
 
 
-def test_weights_are_waited_for_before_they_are_read(sets, tmp_path):
-    check_rows(sharded_rows(), sets, tmp_path)
+MODERN = {"model.architecture": "modern", "model.objective": "mlm", "optim.name": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("how", "changes"),
+    [("shard_node", MODERN), pytest.param("shard_world", {}, marks=pytest.mark.longest)],
+)
+def test_weights_are_waited_for_before_they_are_read(sets, tmp_path, how, changes):
+    check_rows([sharded_row(how, changes)], sets, tmp_path)
 
 
 def test_weights_that_are_not_waited_for_would_be_found(sets, tmp_path):
-    row = sharded_rows()[0]
-    (found,) = run_pairs([(row, plainest(row))], sets, tmp_path, waits=False)
+    row = sharded_row("shard_node", MODERN)
+    (found,) = run_pairs([(row, row)], sets, tmp_path, waits=False)
     assert not found["problems"]
     assert found["difference"] == math.inf
 
 
-def rows_of_a_day(array):
-    """Rows drawn by date; those that the interpreter would take long for are left out."""
-    rows = [row for row in array.rows if row["model.kernels"] != "fused"]
-    first = date.today().toordinal() * A_DAY
-    return [rows[(first + number) % len(rows)] for number in range(A_DAY)]
-
-
-def test_rows_of_the_day(arrays, sets, tmp_path):
-    check_rows(rows_of_a_day(arrays[0]), sets, tmp_path)
+def test_a_row_a_day(arrays, sets, tmp_path):
+    """Without those that the interpreter would take long for."""
+    rows = [row for row in arrays[0].rows if row["model.kernels"] != "fused"]
+    check_rows([rows[date.today().toordinal() % len(rows)]], sets, tmp_path)
 
 
 @pytest.mark.longest

@@ -1,9 +1,10 @@
-"""Fine-tuning engines on 4 ranks over gloo: all give what one rank gives; bubbles are as known."""
+"""Fine-tuning engines on 2 and 4 ranks over gloo: all give what one rank gives; known bubbles."""
 
 import json
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,32 +25,40 @@ from squad_cases import SMALL, made_up_windows, small_settings
 CPU = torch.device("cpu")
 UPDATES = 30
 FIRST = 15  # of them, of cases that show a schedule or another number of ranks
-EXACT = {"precision": "fp64", "noise_every": 15}
-SINGLE = {"precision": "fp32"}
-DROPPED = {
-    **{"precision": "fp64", "dropout": 0.1, "updates": 10, "noise_every": 5},
+KINDS = {
+    "fp64": {"precision": "fp64", "noise_every": 15},
+    "fp32": {"precision": "fp32"},
+    "dropout": {"precision": "fp64", "dropout": 0.1, "updates": 10, "noise_every": 5},
 }
-KINDS = {"fp64": EXACT, "fp32": SINGLE, "dropout": DROPPED}
 OTHER_CUT = {"fsdp:2": 2, "ddp:4": 8}  # microbatches: fsdp is slow on a CPU, four ranks share eight
-# What runs beside each other, on ranks from 0 up. A case whose third word is "first" ends early.
-WAVES = (
-    ("single fp64", "single fp32", "single dropout", "single fp64 first"),
-    ("ddp:2 fp64", "ddp:2 fp32"),
-    ("pipeline:2 fp64", "pipeline:2 fp32"),
-    ("pipeline:2@gpipe fp64 first", "pipeline:2@interleaved fp64 first"),
-    ("pipeline:2@zero_bubble fp64 first", "fsdp:2 fp64"),
-    ("fsdp:2 fp32", "pipeline:2 dropout"),
-    ("ddp:2 dropout", "fsdp:2 dropout"),
-    ("ddp:4 fp64 first",),
-    ("pipeline:4 fp64",),
-    ("pipeline:4 fp32",),
-)
+# What runs beside each other, on ranks from 0 up, by the number of ranks. A case whose third word
+# is "first" ends early.
+OF_TWO = ("ddp:2", "fsdp:2", *(f"pipeline:2{at}" for at in ("", "@gpipe", "@interleaved")))
+WAVES = {
+    2: (
+        ("single fp64", "single fp64 first"),
+        ("single dropout",),
+        ("pipeline:2 dropout",),
+        *((f"{engine} fp64 first",) for engine in (*OF_TWO, "pipeline:2@zero_bubble")),
+    ),
+    4: (
+        ("single fp64", "single fp32", "single dropout", "single fp64 first"),
+        ("ddp:2 fp64", "ddp:2 fp32"),
+        ("pipeline:2 fp64", "fsdp:2 fp64"),
+        ("pipeline:2 fp32", "fsdp:2 fp32"),
+        ("ddp:2 dropout", "fsdp:2 dropout"),
+        ("ddp:4 fp64 first",),
+        ("pipeline:4 fp64",),
+        ("pipeline:4 fp32",),
+    ),
+}
 # That a stage sleeps for a microbatch; backward twice as long. What a busy machine adds to each
 # sleep is about the same whatever its length, so longer sleeps have less of it: they are taken
 # where shorter ones do not do.
 FORWARDS_S = (0.03, 0.06, 0.12, 0.24, 0.48)
 TOLERANCE = 0.05
-SLEEPERS = ((2, (2, 4, 8)), (4, (4, 8)))  # stages, microbatches
+SCHEDULES = ("gpipe", "1f1b")
+SLEEPERS = {2: ((2, 4),), 4: ((2, 2), (2, 8), (4, 4), (4, 8))}  # by ranks: stages, microbatches
 
 
 def run_case(case, mesh, rank, output):
@@ -155,34 +164,40 @@ def bubble_of(schedule, stages, microbatches, group):
     return least
 
 
-def bubbles(rank):
+def bubbles(rank, ranks):
     """Smallest ones by name; GPipe on the first ranks beside 1F1B on the last, where both fit."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    everybody = dist.new_group([0, 1, 2, 3])
+    teams = {stages: torch.arange(ranks).reshape(-1, stages).tolist() for stages in (2, ranks)}
+    groups = {stages: [dist.new_group(team) for team in each] for stages, each in teams.items()}
     found = {}
-    schedules = ("gpipe", "1f1b")
-    for stages, counts in SLEEPERS:
-        for count in counts:
-            for number, schedule in enumerate(schedules):
-                name = f"{schedule} {stages} {count}"
-                if stages == 4:
-                    found[name] = bubble_of(schedule, stages, count, everybody)
-                elif rank // 2 == number:
-                    found[name] = bubble_of(schedule, stages, count, pairs[number])
+    for (stages, count), (number, schedule) in product(SLEEPERS[ranks], enumerate(SCHEDULES)):
+        own = number % len(groups[stages])
+        if rank in teams[stages][own]:
+            name = f"{schedule} {stages} {count}"
+            found[name] = bubble_of(schedule, stages, count, groups[stages][own])
     return found
 
 
 pytestmark = pytest.mark.timeout(900)  # of minutes on a machine that does much else
-RANKS = 4
-CASES = [case for wave in WAVES for case in wave]
 WITHIN = {"fp64": 1e-10, "dropout": 1e-10, "fp32": 1e-5}
 
 
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.longest)])
+def ranks(request):
+    """How many."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def cases(ranks):
+    return [case for wave in WAVES[ranks] for case in wave]
+
+
+@pytest.fixture(scope="module")
+def found(ranks, tmp_path_factory):
+    """What each case left, by its name, and the bubbles that each rank saw."""
     output = tmp_path_factory.mktemp("squad")
     imports = ["bert_tools.squad.fine_tune"]
-    seen = what_ranks_saw(__file__, (), RANKS, output, imports=imports, timeout_s=800)
+    seen = what_ranks_saw(__file__, (), ranks, output, imports=imports, timeout_s=800)
     by_rank = {f"bubbles_{rank}": each for rank, each in enumerate(seen)}
     return by_rank | {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
 
@@ -199,15 +214,18 @@ def difference(found, case, key):
     return float(np.abs(np.array(ours) - np.array(alone)).max())
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if "single" not in each])
-def test_losses_are_those_of_one_rank(found, case):
-    kind = case.split()[1]
-    losses = found[case]["losses"]
-    updates = FIRST if case.endswith("first") else 10 if kind == "dropout" else UPDATES
-    assert len(losses) == updates
-    assert difference(found, case, "losses") < WITHIN[kind]
-    assert difference(found, case, "grad_norms") < 100 * WITHIN[kind]
-    assert difference(found, case, "scores") < 1e-4  # stored in float32
+def test_engines_give_what_one_rank_gives(found, cases):
+    for case in cases:
+        kind = case.split()[1]
+        updates = FIRST if case.endswith("first") else 10 if kind == "dropout" else UPDATES
+        assert len(found[case]["losses"]) == updates, case
+        assert difference(found, case, "losses") < WITHIN[kind], case
+        assert difference(found, case, "grad_norms") < 100 * WITHIN[kind], case
+        assert difference(found, case, "scores") < 1e-4, case  # stored in float32
+        ours, alone = found[case]["weights"], found[single(case)]["weights"]
+        assert list(ours) == list(alone)
+        if kind != "fp32":
+            assert max(abs(ours[name] - alone[name]) for name in alone) < 1e-8, case
 
 
 def test_the_runs_learn_and_dropout_drops(found):
@@ -217,49 +235,38 @@ def test_the_runs_learn_and_dropout_drops(found):
     assert np.abs(np.array(dropped) - np.array(losses[:10])).min() > 1e-4
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if "fp64" in each])
-def test_weights_are_gathered_from_all_ranks(found, case):
-    ours, alone = found[case]["weights"], found[single(case)]["weights"]
-    assert list(ours) == list(alone)
-    assert max(abs(ours[name] - alone[name]) for name in alone) < 1e-8
+def test_noise_is_measured_alike(found, cases):
+    for case in (each for each in cases if "fp32" not in each):
+        noise, alone = found[case]["noise"], found[single(case)]["noise"]
+        expected = [5, 10] if "dropout" in case else [15, 30]
+        assert [each["update"] for each in alone] == expected[: 1 if "first" in case else 2]
+        if case.split()[0] in OTHER_CUT and "fp64" in case:  # the halves would be others
+            assert noise == []
+            continue
+        assert len(noise) == len(alone)
+        for ours, theirs in zip(noise, alone, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-6), case
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if "fp32" not in each])
-def test_noise_is_measured_alike(found, case):
-    noise, alone = found[case]["noise"], found[single(case)]["noise"]
-    expected = [5, 10] if "dropout" in case else [15, 30]
-    assert [each["update"] for each in alone] == (expected[:1] if "first" in case else expected)
-    if case.split()[0] in OTHER_CUT and "fp64" in case:  # the halves would be others
-        assert noise == []
-        return
-    assert len(noise) == len(alone)
-    for ours, theirs in zip(noise, alone, strict=True):
-        for key, value in theirs.items():
-            assert ours[key] == pytest.approx(value, rel=1e-6), key
-
-
-def test_pipelines_are_clocked(found):
-    for case in CASES:
+def test_pipelines_are_clocked(found, cases):
+    for case in cases:
         ends_before = "pipeline" not in case or case.endswith("first")
         expected = 0 if ends_before else 1 if "dropout" in case else 3
         assert found[case]["clocked"] == expected
 
 
-@pytest.mark.parametrize(
-    ("stages", "microbatches"), [(stages, count) for stages, each in SLEEPERS for count in each]
-)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_bubble_is_that_of_the_formula(found, schedule, stages, microbatches):
-    name = f"{schedule} {stages} {microbatches}"
-    of_ranks = [found[f"bubbles_{rank}"].get(name) for rank in range(RANKS)]
-    measured = [each for each in of_ranks if each is not None]
-    assert len(measured) == stages and len(set(measured)) == 1
-    assert abs(measured[0] - known_bubble(stages, microbatches)) < TOLERANCE
+def test_bubbles_are_those_of_the_formula(found, ranks):
+    for (stages, microbatches), schedule in product(SLEEPERS[ranks], SCHEDULES):
+        name = f"{schedule} {stages} {microbatches}"
+        of_ranks = [found[f"bubbles_{rank}"].get(name) for rank in range(ranks)]
+        measured = [each for each in of_ranks if each is not None]
+        assert len(measured) == stages and len(set(measured)) == 1
+        assert abs(measured[0] - known_bubble(stages, microbatches)) < TOLERANCE, name
 
 
 def all_cases(info, output):
     """Wave after wave; rank 0 of each engine leaves a file by its case's name. The bubbles seen."""
-    for wave in WAVES:
+    for wave in WAVES[info.world_size]:
         first = 0
         mine = None
         for case in wave:
@@ -271,7 +278,7 @@ def all_cases(info, output):
             first += engine.ranks
         if mine is not None:
             run_case(*mine, info.rank, output)
-    return bubbles(info.rank)
+    return bubbles(info.rank, info.world_size)
 
 
 if __name__ == "__main__":

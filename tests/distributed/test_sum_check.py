@@ -83,14 +83,7 @@ def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32():
         (1, "rank 1: cannot reach rank 0 at "),
     ],
 )
-def test_a_rank_that_never_comes_is_one_line(
-    rank,
-    said,
-    port,
-    tiny_config,
-    monkeypatch,
-    capfd,
-):
+def test_a_rank_that_never_comes_is_one_line(rank, said, port, tiny_config, monkeypatch, capfd):
     one_of_two_tasks = {
         **{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
         **{"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": f"node{rank}"},
