@@ -3,11 +3,11 @@
 import gc
 import importlib
 import pickle
-import socket
 
 import pytest
 from filelock import FileLock
 
+from forked_ranks import free_port
 from support import REDUCED, TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
 
 
@@ -40,6 +40,12 @@ def tiny_config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "tiny.toml"
     path.write_text(TINY_CONFIG, encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny(synthetic_data, tiny_config):
+    """Both of them."""
+    return synthetic_data, tiny_config
 
 
 @pytest.fixture(scope="session")
@@ -77,10 +83,8 @@ def port(monkeypatch):
     """A free port that MASTER_PORT names, and no launcher's variables."""
     for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number = listener.getsockname()[1]
+    number = free_port()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(number))
-    return number
+    monkeypatch.setenv("MASTER_PORT", number)
+    return int(number)

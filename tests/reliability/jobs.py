@@ -1,10 +1,12 @@
 """A training job as a tree of processes: started, watched, frozen, and killed in parts."""
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from contextlib import suppress
@@ -12,44 +14,49 @@ from pathlib import Path
 
 MARK = "RELIABILITY_JOB"  # in the environment of every process of a job
 POLL_S = 0.0005
-LEAVING_S = 10  # for processes to be gone after the one that started them
-MAIN = ("-m", "mlperf_bert")
+LEAVING_S = 20  # for processes to be gone after the one that started them
+COMMAND = (sys.executable, "-m", "mlperf_bert")
 
 
 class Job:
-    """A command of `mlperf_bert`, whose processes are ended with the context.
+    """A command, whose processes are ended with the context.
 
     Args:
-        arguments: of `mlperf_bert`.
-        output: where it prints to; appended.
-        main: what Python runs, as options of it.
+        arguments: of the command.
+        output: where it prints to; appended. In a `terminal` it prints there.
+        command: what is started.
+        environ: variables beside ours.
     """
 
-    def __init__(self, arguments, output, *, main=MAIN):
+    def __init__(self, arguments, output, *, command=COMMAND, terminal=None, **environ):
         self._mark = uuid.uuid4().hex
         self._output = output
         self._began = output.stat().st_size if output.exists() else 0
         quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", MARK: self._mark}
+
+        def begin():
+            # A background job may have started these tests with these ignored, and a shell cannot
+            # trap what was ignored when it began.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            if terminal is not None:
+                fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
         with output.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, *main, *map(str, arguments)],
-                env={**os.environ, **quiet},
-                stdout=file,
+                [*command, *map(str, arguments)],
+                env={**os.environ, **quiet, **{name: str(each) for name, each in environ.items()}},
+                stdin=terminal,
+                stdout=file if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that Ctrl-C reaches it alone
-                # A background job may have started these tests with Ctrl-C ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=begin,
             )
 
     def __enter__(self):
         return self
 
-    def __exit__(
-        self,
-        kind,
-        error,
-        trace,
-    ):
+    def __exit__(self, kind, error, trace):
         for process in [self.process.pid, *self.processes()]:
             _send(process, signal.SIGKILL)
         self.process.wait()
@@ -62,6 +69,10 @@ class Job:
     def printed(self):
         """The output of this job so far."""
         return self._output.read_bytes()[self._began :].decode(errors="replace")
+
+    def says(self, pattern):
+        """Whether it has printed a line that matches."""
+        return re.search(pattern, self.printed(), re.MULTILINE) is not None
 
     def processes(self):
         """Environments of all processes of the job, by number, without those that have ended."""
@@ -78,7 +89,7 @@ class Job:
         return {
             int(environ["RANK"]): process
             for process, environ in self.processes().items()
-            if "RANK" in environ and _parent(process) == self.process.pid
+            if "RANK" in environ and "RANK" not in _environ(_parent(process))
         }
 
     def wait_for_ranks(self, count, within_s):

@@ -95,6 +95,19 @@ class Run:
         found = json.loads((self.directory / "outcome.json").read_text())
         return {key: value for key, value in found.items() if key != "seconds"}
 
+    def check_so_far(self, whole):
+        """Check that all records so far are those of another run, and the checkpoints whole."""
+        trace = self.trace()
+        assert trace == whole.trace()[: len(trace)]
+        self.check_checkpoints()
+
+    def check_final(self, whole):
+        """Check that it ended as another run did, every bit of it."""
+        assert self.trace() == whole.trace()
+        assert self.final_state() == whole.final_state()
+        assert self.outcome() == whole.outcome()
+        self.check_checkpoints()
+
     def check_checkpoints(self):
         """Verify and load all that bear a checkpoint's name; how many there are."""
         named = list(self.checkpoints.glob("step_*"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from corruptions import CARELESS, FOUND, GROUPS, MIXED, NOT_REACHED, UNSEEN, table
+from forked_starts import start_each
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import Manifest
@@ -13,7 +14,7 @@ from mlperf_bert.data.loader import DirectSource
 from mlperf_bert.data.set_checks import ContentsCheck, open_data
 from mlperf_bert.errors import DataError, UserError
 from mlperf_bert.evaluation.evaluate import HeldOutBatches
-from support import REPOSITORY, TINY_CONFIG, run_cli
+from support import REPOSITORY, sets_of
 from verify_cases import check, copy_of, make_pair
 
 ALL = [one for group in GROUPS.values() for one in group]
@@ -31,15 +32,8 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def config_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "tiny.toml"
-    path.write_text(TINY_CONFIG, encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def config(config_file):
-    return load_config(config_file, SIZES)
+def config(tiny_config):
+    return load_config(tiny_config, SIZES)
 
 
 def train(config, data):
@@ -125,19 +119,18 @@ def test_ranks_behind_the_first_of_a_node_check_what_they_use(config, good, tmp_
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("corruption", ALL, ids=lambda one: one.name)
-def test_the_program_ends_in_one_line_or_trains_on(corruption, config_file, good, tmp_path):
-    pair = copy_of(good, tmp_path)
-    corruption.do(pair)
+def test_the_program_ends_in_one_line_or_trains_on(tiny_config, good, tmp_path):
     steps = -(-Manifest.load(good / "train").num_samples // 16)  # an epoch: every sample is read
-    settings = [*SIZES, f"run.max_steps={steps}"]
-    sets = [word for setting in settings for word in ("--set", setting)]
-    done = run_cli(
-        *("train", "--config", config_file, "--data", pair, "--run-dir", tmp_path / "run", *sets)
-    )
-    if FOUND in (corruption.found[0], corruption.found[3]):
-        assert done.returncode == 2, done.stderr
-        errors = [line for line in done.stderr.splitlines() if "mlperf_bert: error: " in line]
-        assert len(errors) == 1 and "Traceback" not in done.stderr, done.stderr
-    else:
-        assert done.returncode in (0, 3), done.stderr
+    options = ["--config", tiny_config, *sets_of(*SIZES, f"run.max_steps={steps}")]
+    for number, corruption in enumerate(ALL):
+        (tmp_path / str(number)).mkdir()
+        pair = copy_of(good, tmp_path / str(number))
+        corruption.do(pair)
+        places = ("--data", pair, "--run-dir", tmp_path / str(number) / "run")
+        (done,) = start_each([("train", *options, *places)])
+        if FOUND in (corruption.found[0], corruption.found[3]):
+            assert done.status == 2, (corruption.name, done)
+            errors = [line for line in done.printed.splitlines() if "mlperf_bert: error: " in line]
+            assert len(errors) == 1 and "Traceback" not in done.printed, (corruption.name, done)
+        else:
+            assert done.status in (0, 3), (corruption.name, done)

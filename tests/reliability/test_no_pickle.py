@@ -6,15 +6,18 @@ which only the user can have written, holds pickles.
 
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
-from support import PACKAGE, TOOLS, contents, run_cli, run_process
+from forked_ranks import run_ranks
+from mlperf_bert.__main__ import entry
+from support import PACKAGE, TOOLS, contents, run_cli, run_process, sets_of
 
 HOOK = Path(__file__).parents[1] / "pickle_audit"
-TWO_RANKS = ("--set", "parallel.ranks_per_node=2", "--set", "parallel.local_batch_size=8")
+TWO_RANKS = sets_of("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "value-of-aws-4f1d",
     "HF_TOKEN": "hf_value-of-hf-77aa",
@@ -28,16 +31,20 @@ SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-len
 
 
 def watched(directory, *arguments, status, **environ):
-    """The output of a command; fail if one of its processes, at least three, unpickles."""
+    """Run a command; fail if one of its processes, at least three, unpickles."""
     log = directory / "audit.jsonl"
     path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
     done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path, **environ)
     assert done.returncode == status, done.stderr
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len({entry["pid"] for entry in entries if "command" in entry}) >= 3
+    check_audit(directory, 3)
+
+
+def check_audit(directory, processes):
+    lines = (directory / "audit.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert len({entry["pid"] for entry in entries if "command" in entry}) >= processes
     found = [entry for entry in entries if "found" in entry and not is_own_cache(entry["cache"])]
     assert not found, found[:3]
-    return done.stdout + done.stderr
 
 
 def is_own_cache(directory):
@@ -54,7 +61,11 @@ def test_training_on_two_ranks(tiny, tmp_path):
     home.mkdir()
     (home / ".netrc").write_text("machine host login user password value-of-netrc-8d7e\n")
     place = ("--config", tiny[1], "--data", tiny[0], "--run-dir", run_dir)
-    printed = watched(tmp_path, "train", *place, *TWO_RANKS, status=3, HOME=str(home), **SECRETS)
+    environ = {"HOME": home, "PICKLE_AUDIT": tmp_path / "audit.jsonl", **SECRETS}
+    words = ("train", *place, *TWO_RANKS)
+    statuses, printed = run_ranks(__file__, words, 2, environ=environ)
+    assert statuses == [3, 3], printed
+    check_audit(tmp_path, 2)
     assert list((run_dir / "run_0/checkpoints").glob("step_*"))
     written = contents(run_dir) | {"what was printed": printed.encode()}
     names = {name.rpartition("/")[2] for name in written}
@@ -63,14 +74,14 @@ def test_training_on_two_ranks(tiny, tmp_path):
         assert [name for name, text in written.items() if secret.encode() in text] == []
 
 
-@pytest.mark.real
+@pytest.mark.longest
 @pytest.mark.parametrize("engine", ["fsdp:2", "pipeline:2@interleaved"])
 def test_fine_tuning(engine, tmp_path):
     run_dir = ("--run-dir", tmp_path / "run", "--record-only")
     watched(tmp_path, "squad", "train", "--engine", engine, *SQUAD, *run_dir, status=0)
 
 
-@pytest.mark.real
+@pytest.mark.longest
 def test_the_network_test(tiny, tmp_path):
     watched(tmp_path, "network-test", "--config", tiny[1], *TWO_RANKS, status=0)
 
@@ -82,3 +93,8 @@ def test_it_would_be_seen(tmp_path):
     command, found = map(json.loads, log.read_text().splitlines())
     assert "command" in command and found["found"] == "_pickle.Pickler"
     assert not is_own_cache(found["cache"])
+
+
+if __name__ == "__main__":
+    runpy.run_path(str(HOOK / "sitecustomize.py"))
+    entry()

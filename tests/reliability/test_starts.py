@@ -1,7 +1,7 @@
 """Starts: of a run directory twice, and of ranks whose launcher is killed at any moment of it.
 
 The second start is refused, and the first ends as if it were alone; no rank is left behind. Left
-out by ./run_tests.sh: `make test-real` kills five launchers, `make test-slow` twenty.
+out by ./run_tests.sh: `make test-real` kills three launchers, `make test-slow` twenty.
 """
 
 import os
@@ -19,7 +19,6 @@ from support import REPOSITORY, run_process, snapshot
 SEED = 20261123
 APART_S = 0.3
 REFUSED = 2
-of_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
 
 
 def result(run):
@@ -45,8 +44,7 @@ def test_who_comes_second_is_refused_and_changes_nothing(tiny, tmp_path):
     settings = (*SETTINGS, *DROPOUT, "checkpoint.interval_steps=0")  # else the disk decides which
     setup = Setup(*tiny, ranks=1, settings=settings)
     alone, run = Run(tmp_path / "alone"), Run(tmp_path / "run")
-    with setup.start(alone) as job:
-        assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
+    setup.train(alone)
     same_run = setup.arguments(run)
     with Job(same_run, tmp_path / "a") as first:
         time.sleep(APART_S)
@@ -100,22 +98,21 @@ def temporary_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-@of_linux
-@pytest.mark.real
-@pytest.mark.usefixtures("temporary_files")
-def test_no_rank_is_left(tiny, tmp_path):
-    setup = Setup(*tiny, ranks=2)
-    for number, wait_s in enumerate((0, 0.002, 0.01, 0.05, 0.5)):
-        leaves_none(setup, tmp_path / f"run-{number}", wait_s)
+DRAW = random.Random(SEED)
+TWENTY = [DRAW.choice((0.01, 0.1, 1, 10)) * DRAW.random() for _ in range(20)]
 
 
-@of_linux
-@pytest.mark.longest
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
 @pytest.mark.usefixtures("temporary_files")
-def test_no_rank_is_left_after_twenty_kills(tiny, tmp_path):
+@pytest.mark.parametrize(
+    "waits_s",
+    [
+        pytest.param((0, 0.01, 0.5), marks=pytest.mark.real, id="three"),
+        pytest.param(TWENTY, marks=pytest.mark.longest, id="twenty"),
+    ],
+)
+def test_no_rank_is_left(tiny, tmp_path, waits_s):
     setup = Setup(*tiny, ranks=2)
-    draw = random.Random(SEED)
-    for number in range(20):
-        wait_s = draw.choice((0.01, 0.1, 1, 10)) * draw.random()
+    for number, wait_s in enumerate(waits_s):
         phase = leaves_none(setup, tmp_path / f"run-{number}", wait_s)
         print(f"killed {wait_s:.3f} s after the first rank began: {phase}; nothing left")
