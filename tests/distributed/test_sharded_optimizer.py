@@ -1,4 +1,7 @@
-"""The sharded optimizer and the flat reducer on two and four ranks, beside DDP; its checkpoints."""
+"""The sharded optimizer and the flat reducer on two and four ranks, beside DDP; its checkpoints.
+
+Four ranks are two nodes; test_exchange.py trains so in every run of the tests.
+"""
 
 import copy
 import json
@@ -42,7 +45,6 @@ BUCKET_STEPS = 10  # those of runs that clip bucket by bucket
 SAVED_AT, LAST = 4, 8
 VOCABULARY = "ab"
 SPOILT_BY = {2: float("nan"), 3: float("inf"), 5: 1e30}  # by step; the last: its square overflows
-FORWARDS = (1, 2)  # an update
 SPOILT_STEPS = max(SPOILT_BY) + 1
 
 
@@ -52,9 +54,18 @@ def modes(info):
     return ("flat", "shard_world", *by_node)
 
 
-def trained_cases(mode):
+def trained_cases(mode, world_size):
     """Rule and dtype of its long runs: `flat` shares its parts with the others, and has one."""
-    return [("adamw", "float64")] if mode == "flat" else list(product(RULES, DTYPES))
+    if mode == "flat":
+        return [("adamw", "float64")]
+    some = [*product(("adamw", "lamb", "muon of ModernBERT"), ["float64"]), ("lamb", "fp32")]
+    return list(product(RULES, DTYPES)) if world_size > 2 else some
+
+
+def spoilt_cases(world_size):
+    """Policy and forwards of an update."""
+    some = [("none", 2), ("after_allreduce", 1), ("whole_before_allreduce", 1), (POLICIES[-1], 2)]
+    return list(product(POLICIES, (1, 2))) if world_size > 2 else some
 
 
 def trained(run, last):
@@ -193,22 +204,20 @@ SAVED = {  # by directory: rule, config options, dtype
 }
 
 
-def all_cases(config, output, info):
+def all_cases(config, loaded, saved, info):
     """Everything that test_sharded_optimizer.py looks at."""
     seen = {}
     for mode in ("ddp", *modes(info)):
-        for rule, name in trained_cases(mode):
-            options = (f"parallel.data_parallel={mode}", *RULES[rule])
-            run = start(config, info, options, DTYPES[name])
+        parallel = f"parallel.data_parallel={mode}"
+        for rule, name in trained_cases(mode, info.world_size):
+            run = start(config, info, (parallel, *RULES[rule]), DTYPES[name])
             seen[f"{mode} {rule} {name}"] = trained(run, STEPS)
         seen[f"{mode} state"] = state_elements(run.optimizer)
         seen[f"{mode} parts"] = len(run.optimizer.parts)
-    for mode, policy in product(("ddp", *modes(info)), POLICIES):
-        options = (f"parallel.data_parallel={mode}", f"clip.policy={policy}")
-        options += RULES["muon"]  # its vectors have AdamW
-        for forwards in FORWARDS:
-            more = f"parallel.grad_accum_steps={forwards}"
-            seen[f"{mode} {policy} {forwards} spoilt"] = spoilt(config, info, (*options, more))
+        for policy, forwards in spoilt_cases(info.world_size):
+            more = (f"clip.policy={policy}", f"parallel.grad_accum_steps={forwards}")
+            options = (parallel, *RULES["muon"], *more)  # its vectors have AdamW
+            seen[f"{mode} {policy} {forwards} spoilt"] = spoilt(config, info, options)
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
         run = start(config, info, (parallel, BUCKETS, *RULES["muon"]), torch.float64)
@@ -219,54 +228,49 @@ def all_cases(config, output, info):
             options = (parallel, f"clip.policy={policy}")
             seen[f"{mode} {policy} events"] = order_of_events(start(config, info, options))
         seen[f"{mode} waits"] = waits(start(config, info, (parallel,)))
-        seen |= saved_or_loaded(config, output, info, mode)
+        for name, (options, dtype) in SAVED.items():
+            if loaded.exists():
+                run = start(config, info, (parallel, *options), dtype, seed=2)
+                seen[f"{mode} {name} loaded"] = load_and_go_on(run, loaded / name)
+            if mode == "shard_world":
+                run = start(config, info, (parallel, *options), dtype)
+                seen[f"{name} saved"] = save(run, saved / name)
     return seen
 
 
-def saved_or_loaded(config, output, info, mode):
-    """Four ranks save, and go on; fewer go on from there."""
-    seen = {}
-    for name, (options, dtype) in SAVED.items():
-        case = (f"parallel.data_parallel={mode}", *options)
-        if info.world_size < MICRO_BATCHES:
-            run = start(config, info, case, dtype, seed=2)
-            seen[f"{mode} {name} loaded"] = load_and_go_on(run, output / name)
-        elif mode == "shard_world":
-            run = start(config, info, case, dtype)
-            seen[f"{mode} {name} saved"] = save(run, output / name)
-    return seen
-
-
-# Absolute, of weights: sums of four ranks in another order, 30 steps with an epsilon of 1e-6.
+# Absolute, of weights: sums of the ranks in another order, 30 steps with an epsilon of 1e-6.
 TOLERANCES = {"float64": 1e-10, "fp32": 2e-6}
-RANKS = (4, 2)  # the second goes on where the first has saved
+RANKS = [2, pytest.param(4, marks=pytest.mark.longest)]
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
-    """The directory of the four ranks' checkpoints, from which two ranks continue."""
+    """The directory of the ranks' checkpoints; four ranks go on from those of two."""
     return tmp_path_factory.mktemp("shard")
 
 
 @pytest.fixture(scope="module")
-def both(output, tiny_config, tmp_path_factory):
-    """Observations of the ranks; each number of ranks is started once for all tests."""
-    return {  # four ranks are two nodes
-        ranks: what_ranks_saw(
-            __file__,
-            (tiny_config, output),
-            ranks,
-            tmp_path_factory.mktemp("ranks"),
-            ranks_per_node=2,
-        )
-        for ranks in RANKS
-    }
+def of_two(output, tiny_config, tmp_path_factory):
+    """Observations of two ranks, which are started once for all tests."""
+    return observations(2, output, tiny_config, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def of_four(of_two, output, tiny_config, tmp_path_factory):
+    return observations(4, output, tiny_config, tmp_path_factory.mktemp("four"))
+
+
+def observations(ranks, output, config, directory):
+    saved = output / str(ranks)
+    saved.mkdir()
+    places = (config, output / "2" if ranks == 4 else output / "none", saved)
+    return what_ranks_saw(__file__, places, ranks, directory, ranks_per_node=2)
 
 
 @pytest.fixture(params=RANKS)
-def seen(request, both):
-    return both[request.param]
+def seen(request):
+    return request.getfixturevalue({2: "of_two", 4: "of_four"}[request.param])
 
 
 def modes_of(seen):
@@ -283,13 +287,12 @@ def assert_equal(one, other):
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", RULES)
-def test_sharded_training_is_ddps(seen, rule, dtype):
-    expected = seen[0][f"ddp {rule} {dtype}"]
-    assert 0 < expected["clipped"].mean() < 1  # after_allreduce: some steps are clipped
-    assert expected["losses"][-10:].mean() < 0.9 * expected["losses"][:10].mean()
-    for mode in (each for each in modes_of(seen) if (rule, dtype) in trained_cases(each)):
+def test_sharded_training_is_ddps(seen):
+    cases = [(mode, *case) for mode in modes_of(seen) for case in trained_cases(mode, len(seen))]
+    for mode, rule, dtype in cases:
+        expected = seen[0][f"ddp {rule} {dtype}"]
+        assert 0 < expected["clipped"].mean() < 1  # after_allreduce: some steps are clipped
+        assert expected["losses"][-10:].mean() < 0.9 * expected["losses"][:10].mean()
         for rank in seen:
             found = rank[f"{mode} {rule} {dtype}"]
             assert next(iter(found["weights"].values())).dtype == DTYPES[dtype]
@@ -298,9 +301,10 @@ def test_sharded_training_is_ddps(seen, rule, dtype):
             assert_equal(found["model"], seen[0][f"{mode} {rule} {dtype}"]["model"])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_two_ranks_train_as_four_do(both, rule):
-    four, two = (both[ranks][0][f"shard_world {rule} float64"] for ranks in RANKS)
+@pytest.mark.longest
+@pytest.mark.parametrize("rule", ["adamw", "lamb", "muon of ModernBERT"])
+def test_two_ranks_train_as_four_do(of_two, of_four, rule):
+    two, four = (each[0][f"shard_world {rule} float64"] for each in (of_two, of_four))
     torch.testing.assert_close(two["losses"], four["losses"], rtol=0, atol=1e-10)
     assert largest_difference(two["weights"], four["weights"]) <= TOLERANCES["float64"]
 
@@ -326,16 +330,15 @@ def test_optimizer_state_shrinks_with_the_ranks(seen):
             assert whole <= shards[mode] * rank[f"{mode} state"] <= whole + padding
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen, policy):
+def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen):
     skipped = [float(step in SPOILT_BY) for step in range(1, SPOILT_STEPS + 1)]
-    for mode, forwards in product(("ddp", *modes_of(seen)), FORWARDS):
+    cases = product(("ddp", *modes_of(seen)), spoilt_cases(len(seen)), seen)
+    for mode, (policy, forwards), rank in cases:
         case = f"{mode} {policy} {forwards} spoilt"
-        for rank in seen:
-            assert rank[case]["skipped"].tolist() == skipped
-            assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY)
-            assert_equal(rank[case]["model"], seen[0][case]["model"])
-            assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values())
+        assert rank[case]["skipped"].tolist() == skipped, case
+        assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY), case
+        assert_equal(rank[case]["model"], seen[0][case]["model"])
+        assert all(bool(each.isfinite().all()) for each in rank[case]["model"].values()), case
 
 
 def test_a_skipped_first_step_leaves_the_initial_weights(seen):
@@ -378,11 +381,20 @@ def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen):
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_state_of_four_ranks_continues_on_others(both, output, tiny_config, name):
-    expected = both[4][0][f"shard_world {name} saved"]
+def test_state_of_ranks_continues_on_one(seen, output, tiny_config, name):
+    expected = seen[0][f"{name} saved"]
     alone = start(tiny_config, ONE_RANK, *SAVED[name], seed=9)
-    continued = [load_and_go_on(alone, output / name)]
-    continued += [rank[f"{mode} {name} loaded"] for rank in both[2] for mode in modes_of(both[2])]
+    check_continued([load_and_go_on(alone, output / str(len(seen)) / name)], expected, name)
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize("name", SAVED)
+def test_state_of_two_ranks_continues_on_four(of_two, of_four, name):
+    continued = [rank[f"{mode} {name} loaded"] for rank in of_four for mode in modes_of(of_four)]
+    check_continued(continued, of_two[0][f"{name} saved"], name)
+
+
+def check_continued(continued, expected, name):
     masters = expected["saved"]
     # Masters of 16-bit weights are more than those.
     assert any(not torch.equal(each, each.bfloat16().to(each)) for each in masters.values())
@@ -398,38 +410,31 @@ def test_state_of_four_ranks_continues_on_others(both, output, tiny_config, name
         assert largest_difference(found["weights"], expected["weights"]) <= 1e-10
 
 
-def test_every_rank_goes_on_from_its_own_random_stream(both, output, monkeypatch):
+def test_every_rank_goes_on_from_its_own_random_stream(of_two, output, monkeypatch):
     monkeypatch.setattr(load, "on_every_rank", lambda info, restore: restore())
-    streams = [rank["shard_world lamb saved"]["stream"] for rank in both[4]]
-    (step,) = (output / "lamb").glob("step_*")
-    state = replace(read_state(step), world_size=len(streams))
+    streams = [rank["lamb saved"]["stream"] for rank in of_two]
+    (step,) = (output / "2/lamb").glob("step_*")
+    state = replace(read_state(step), world_size=2)
     without_fp8 = SimpleNamespace(fp8_state=dict)
     for number, stream in enumerate(streams):
         assert sum(torch.equal(stream, other) for other in streams) == 1
         torch.manual_seed(99)
-        info = RankInfo(number, 4, number, 4, 0, "torchrun")
+        info = RankInfo(number, 2, number, 2, 0, "torchrun")
         load.restore_rank_states(step, state, without_fp8, info, CPU)
         assert torch.equal(torch.get_rng_state(), stream)
 
 
-@pytest.mark.parametrize("damage", ["flip", "remove", "unlist", "mix"])
-def test_damaged_optimizer_state_is_named(both, output, tiny_config, tmp_path, damage):
-    shutil.copytree(output / "lamb", tmp_path / "lamb")
+@pytest.mark.parametrize("damage", ["unlisted", "twice"])
+def test_damaged_optimizer_state_is_named(of_two, output, tiny_config, tmp_path, damage):
+    """A rank's part is missing, or another's is in its place; other damage: unit/checkpoint."""
+    shutil.copytree(output / "2/lamb", tmp_path / "lamb")
     (step,) = (tmp_path / "lamb").glob("step_*")
-    victim = step / "optimizer" / "rank_00002.safetensors"
+    first, second = (f"optimizer/rank_0000{rank}.safetensors" for rank in range(2))
     manifest = json.loads((step / "manifest.json").read_text())
-    if damage == "flip":
-        contents = bytearray(victim.read_bytes())
-        contents[-1] ^= 1
-        victim.write_bytes(contents)
-    elif damage == "remove":
-        victim.unlink()
-    elif damage == "unlist":
-        del manifest["files"]["optimizer/rank_00002.safetensors"]
-    else:  # the same shard twice
-        of_others = manifest["files"]["optimizer/rank_00001.safetensors"]
-        manifest["files"]["optimizer/rank_00002.safetensors"] = of_others
-        shutil.copy(victim.with_name("rank_00001.safetensors"), victim)
+    del manifest["files"][second]
+    if damage == "twice":
+        manifest["files"][second] = manifest["files"][first]
+        shutil.copy(step / first, step / second)
     (step / "manifest.json").write_text(json.dumps(manifest))
     run = start(tiny_config, ONE_RANK, SAVED["lamb"][0], SAVED["lamb"][1])
     with pytest.raises(CheckpointError, match="optimizer") as caught:
@@ -439,4 +444,4 @@ def test_damaged_optimizer_state_is_named(both, output, tiny_config, tmp_path, d
 
 if __name__ == "__main__":
     places = [Path(each) for each in sys.argv[1:]]
-    as_rank(lambda info: all_cases(*places[:2], info), places[-1])
+    as_rank(lambda info: all_cases(*places[:3], info), places[-1])
