@@ -1,7 +1,6 @@
 """Exchange policies on four real ranks, two "nodes" of two: batches, losses and errors."""
 
 import hashlib
-import itertools
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,14 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import dali_stand_in
 from forked_ranks import as_rank, what_ranks_saw
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.exchange import ExchangeSource
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.make_loader import make_loader
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.distributed.session import check_nodes, make_exchange_group
 from mlperf_bert.errors import ConfigError, DataError
@@ -32,6 +29,7 @@ POLICIES = ("none", "exchange_local", "exchange_global", "presort_local", "preso
 BATCH_CASES = {policy: (f"data.balance={policy}",) for policy in POLICIES}
 TRAIN_CASES = {
     **BATCH_CASES,
+    "shard_node": ("data.balance=exchange_local", "parallel.data_parallel=shard_node"),
     **{
         f"per_rank {policy}": (f"data.balance={policy}", "optim.loss_normalization=per_rank")
         for policy in ("none", "exchange_global")
@@ -42,7 +40,6 @@ SHORT = (
     *("checkpoint.interval_steps=never", "eval.interval_samples=1000000"),
     *(f"run.max_steps={TRAIN_STEPS}", "schedule.decay_steps=20"),
 )
-CAPTURED = ("run.step_mode=captured", "parallel.grad_accum_steps=2")
 STEPS = range(1, 6)
 CPU = torch.device("cpu")
 
@@ -101,17 +98,6 @@ def exchanged_batches(config, data, info):
     return found
 
 
-def loaded_batches(config, data, info):
-    """Digests of what the loader of a captured run brings to this rank, padded."""
-    planner, reader = open_planned(config, data)
-    loader, shapes = make_loader(config, planner, reader, 5, info, CPU, None, 1)
-    with loader:
-        steps = [step for _, step in zip(STEPS, loader, strict=False)]
-    batches = [batch for step in steps for batch in step.micro_batches]
-    assert all(batch.shape in shapes for batch in batches)
-    return list(map(digest, batches))
-
-
 def error_of_a_broken_reader(config, data, info):
     """The error of this rank when rank 3 cannot read."""
     planner, reader = open_planned(config, data)
@@ -168,20 +154,11 @@ def test_exchanged_batches_are_those_of_the_definition(seen, policy, definition)
         assert received != of_rank["none"]
 
 
-def test_dali_brings_every_policys_batches_to_captured_steps(seen):
-    for of_rank in seen:
-        brought = [of_rank[f"{policy} by thread"] for policy in POLICIES]
-        assert [of_rank[f"{policy} by dali"] for policy in POLICIES] == brought
-        assert {len(each) for each in brought} == {2 * len(STEPS)}
-        assert of_rank["runs of dali"] >= 2 * len(STEPS) * len(POLICIES)
-    assert len({str(seen[0][f"{policy} by dali"]) for policy in POLICIES}) > 2
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same_losses(seen, job, policy):
+@pytest.mark.parametrize("case", [*POLICIES, "shard_node"])
+def test_every_policy_gives_the_same_losses(seen, job, case):
     expected = metrics_losses(job / "none")
     assert len(expected) == TRAIN_STEPS
-    assert metrics_losses(job / policy) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
+    assert metrics_losses(job / case) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
 def test_means_of_ranks_depend_on_the_policy(seen, job):
@@ -214,13 +191,6 @@ def all_cases(config_path, data, output, info):
         found[name] = planned_batches(case, data, info)
         if case.data.balance.startswith("exchange_"):
             found[f"{name} received"] = exchanged_batches(case, data, info)
-    with pytest.MonkeyPatch.context() as patch:
-        dali_stand_in.install(patch)
-        for policy, loader in itertools.product(POLICIES, ("thread", "dali")):
-            settings = (f"data.balance={policy}", f"data.loader={loader}", *CAPTURED)
-            case = load_config(config_path, (*SIZES, *settings))
-            found[f"{policy} by {loader}"] = loaded_batches(case, data, info)
-    found["runs of dali"] = dali_stand_in.Pipeline.runs
     for name, settings in TRAIN_CASES.items():
         case = load_config(config_path, (*SIZES, *settings, *SHORT))
         directory = RunDirectory(output / name, 0)

@@ -6,19 +6,19 @@ With dropout: it is keyed by sample, so that it does not depend on who computes 
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from forked_ranks import free_port, mpiexec_of
+from forked_ranks import free_port, mpiexec_of, run_forked, run_ranks
 from mlperf_bert.__main__ import main
-from resume_cases import DROPOUT
-from support import metrics_losses, metrics_records, run_cli, run_process
+from resume_cases import DROPOUT, MISSED
+from support import metrics_losses, metrics_records, run_cli, run_process, sets_of
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
+# As in the shipped configs of 1,024 ranks: ranks get different numbers of sequences.
 UNEQUAL = ("data.balance=presort_global", "data.counts_per_rank=unequal")
 # Imported by every Python process started with this directory on PYTHONPATH.
 SITE_CUSTOMIZE = """
@@ -97,7 +97,7 @@ def assert_shards_are_opened_after_run_start_only(run_dir, ranks):
 
 def sizes(ranks, batch, accumulation=1):
     values = {"ranks_per_node": ranks, "local_batch_size": batch, "grad_accum_steps": accumulation}
-    return [word for key, value in values.items() for word in ("--set", f"parallel.{key}={value}")]
+    return sets_of(*(f"parallel.{key}={value}" for key, value in values.items()))
 
 
 def torchrun(ranks):
@@ -110,80 +110,74 @@ def torchrun(ranks):
 @pytest.fixture(scope="module")
 def arguments(tiny_config, synthetic_data):
     places = ["--config", str(tiny_config), "--data", str(synthetic_data)]
-    return ["train", *places, *(word for setting in DROPOUT for word in ("--set", setting))]
+    return ["train", *places, *sets_of(*DROPOUT)]
 
 
 @pytest.fixture(scope="module")
-def one_rank(arguments, synthetic_data, tmp_path_factory):
+def one_rank(arguments, tmp_path_factory):
+    """A run that goes to its end and misses the target, which is out of reach."""
     run_dir = tmp_path_factory.mktemp("one") / "run"
-    done = run_cli(*arguments, "--run-dir", run_dir, **traced(synthetic_data, run_dir))
-    assert done.returncode == 3, done.stderr  # ran to its end, target missed by design
-    assert_shards_are_opened_after_run_start_only(run_dir, 1)
+    assert main([*arguments, "--run-dir", str(run_dir)]) == MISSED
+    assert len(metrics_losses(run_dir)) == STEPS
     return run_dir
 
 
 def assert_same_losses(run_dir, expected):
-    assert len(metrics_losses(expected)) == STEPS
     assert metrics_losses(run_dir) == pytest.approx(
         metrics_losses(expected), abs=LOSS_TOLERANCE, rel=0
     )
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings"),
+    ("ranks", "batch", "settings"),
     [
-        (2, ("run.step_mode=captured",)),
-        # As in the shipped configs of 1,024 ranks: ranks get different numbers of sequences.
-        (4, ("run.step_mode=captured", "parallel.data_parallel=flat", *UNEQUAL)),
+        (2, 4, ("parallel.data_parallel=flat", *UNEQUAL)),
+        pytest.param(4, 4, UNEQUAL, marks=pytest.mark.longest),
     ],
 )
-def test_torchrun_equals_one_rank(ranks, settings, arguments, one_rank, tmp_path):
-    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(ranks, 16 // ranks)]
-    options += [word for setting in settings for word in ("--set", setting)]
-    done = run_process(*torchrun(ranks), *options)
-    assert "target NOT reached after 320 samples" in done.stdout, done.stderr
+def test_captured_ranks_equal_one(ranks, batch, settings, arguments, one_rank, tmp_path):
+    captured = sets_of("run.step_mode=captured", *settings)
+    options = ["--run-dir", tmp_path / "run", *sizes(ranks, batch, 16 // batch // ranks)]
+    statuses, printed = run_ranks("mlperf_bert", [*arguments, *options, *captured], ranks)
+    assert statuses == [MISSED] * ranks, printed
     assert_same_losses(tmp_path / "run", one_rank)
     records = metrics_records(tmp_path / "run")
     assert sum(each["unpadded_steps"] for each in records) < STEPS / 2  # most are padded
 
 
-def test_accumulation_equals_one_forward(arguments, one_rank, tmp_path):
-    assert main([*arguments, "--run-dir", str(tmp_path / "run"), *sizes(1, 4, 4)]) == 3
-    assert_same_losses(tmp_path / "run", one_rank)
-
-
-def test_mpiexec_equals_one_rank(arguments, one_rank, tmp_path):
+@pytest.mark.longest
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_launchers_equal_one_rank(launcher, arguments, one_rank, tmp_path):
+    command = torchrun(2) if launcher == "torchrun" else [*mpiexec_of(2), "-m", "mlperf_bert"]
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
-    done = run_process(*mpiexec_of(2), "-m", "mlperf_bert", *options, MASTER_PORT=free_port())
+    done = run_process(*command, *options, MASTER_PORT=free_port())
     assert "target NOT reached after 320 samples" in done.stdout, done.stderr
     assert_same_losses(tmp_path / "run", one_rank)
 
 
-def slurm_tasks(*options_of_ranks):
-    """Exit status and output of each of two tasks of a step."""
-    environ = {
+def test_accumulation_equals_one_forward(arguments, one_rank, tmp_path):
+    assert main([*arguments, "--run-dir", str(tmp_path / "run"), *sizes(1, 4, 4)]) == MISSED
+    assert_same_losses(tmp_path / "run", one_rank)
+
+
+def slurm_tasks(*words_of_ranks):
+    """Statuses and output of the tasks of a step."""
+    step = {
         **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"},
         **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"},
-        **{"MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        "MASTER_PORT": free_port(),
     }
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "mlperf_bert", *map(str, options)],
-            env={**os.environ, **environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, options in enumerate(options_of_ranks)
+    commands = [
+        (words, {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        for rank, words in enumerate(words_of_ranks)
     ]
-    outputs = [task.communicate(timeout=200)[0] for task in tasks]
-    return [task.returncode for task in tasks], outputs
+    return run_forked("mlperf_bert", commands)
 
 
 def test_slurm_variables_equal_one_rank(arguments, one_rank, tmp_path):
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
-    statuses, outputs = slurm_tasks(options, options)
-    assert statuses == [3, 3], outputs
+    statuses, printed = slurm_tasks(options, options)
+    assert statuses == [MISSED, MISSED], printed
     assert_same_losses(tmp_path / "run", one_rank)
 
 
@@ -192,12 +186,11 @@ def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(arguments, synthe
     next((tmp_path / "data" / "train" / "shards").glob("*.hdf5")).unlink()
     options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
     elsewhere = ["--data", tmp_path / "data"]  # of rank 1, as on another node
-    statuses, outputs = slurm_tasks(options, [*options, *elsewhere])
-    assert statuses == [2, 2], outputs
+    statuses, printed = slurm_tasks(options, [*options, *elsewhere])
+    assert statuses == [2, 2], printed
     # On a busy machine rank 0 may have said that it is still starting.
-    (refusal,) = [line for line in outputs[0].splitlines() if ": error: " in line]
-    assert "train.hdf5" in refusal and "Traceback" not in outputs[0], outputs
-    assert outputs[1] == ""
+    (refusal,) = [line for line in printed.splitlines() if ": error: " in line]
+    assert "train.hdf5" in refusal and "Traceback" not in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -206,10 +199,10 @@ def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(one_rank, synt
     state = json.loads((checkpoints / "step_00000020" / "state.json").read_text())
     options = ["evaluate", "--checkpoint", str(checkpoints), "--data", str(synthetic_data)]
     assert main([*options, "--json"]) == 0
-    done = run_process(*torchrun(4), *options, "--json")
-    assert done.returncode == 0, done.stderr
-    for printed in (capsys.readouterr().out, done.stdout):
-        result = json.loads(printed)
+    statuses, printed = run_ranks("mlperf_bert", [*options, "--json"], 4)
+    assert statuses == [0] * 4, printed
+    for shown in (capsys.readouterr().out, printed.splitlines()[-1]):
+        result = json.loads(shown)
         assert result["mlm_accuracy"] == state["mlm_accuracy"]
         assert result["masked_tokens"] > 500
 
@@ -220,7 +213,7 @@ def test_ranks_start_by_themselves_without_a_launcher(
     run_dir = tmp_path / "run"
     options = [*arguments, "--run-dir", run_dir, *sizes(2, 8)]
     done = run_cli(*options, **traced(synthetic_data, run_dir))
-    assert done.returncode == 3
+    assert done.returncode == MISSED
     assert done.stderr == ""  # nothing over the ranks' own words
     assert_same_losses(run_dir, one_rank)
     assert_shards_are_opened_after_run_start_only(run_dir, 2)
@@ -234,6 +227,7 @@ def test_wrong_number_of_ranks_is_one_clear_line(arguments, tmp_path, capsys):
     assert not run_dir.exists()
 
 
+@pytest.mark.longest
 def test_a_failing_rank_ends_the_run_with_its_own_words(arguments, tmp_path):
     options = ["--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "model.vocab_size=70"]
     done = run_cli(*arguments, *options)
