@@ -1,28 +1,28 @@
-"""Reader processes beside trainers under mpiexec: batches and errors.
-
-What they train: test_encoder_recipe.py.
-"""
+"""Reader processes beside trainers under mpiexec: batches, losses and errors."""
 
 import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from forked_ranks import free_port, mpiexec_of
+from mlperf_bert.__main__ import main as command_line
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.make_loader import run_reader
 from mlperf_bert.data.mpi_readers import MpiSource, Pair
 from mlperf_bert.data.shards import SampleReader
+from mlperf_bert.distributed import reader_roles
 from mlperf_bert.distributed.launch import read_rank_info
 from mlperf_bert.distributed.reader_roles import mpi_process
 from mlperf_bert.errors import DataError
-from resume_cases import run_train
-from support import run_process
+from resume_cases import MISSED, run_train
+from support import metrics_losses, run_process, sets_of
 from test_exchange import digest, planned_batches
 
 SIZES = (
@@ -30,7 +30,12 @@ SIZES = (
     "data.loader=mpi_readers",
 )
 POLICIES = ("none", "exchange_local", "exchange_global", "presort_global")
+WITH_READERS = sets_of(
+    *("data.loader=mpi_readers", "data.balance=exchange_local", "run.max_steps=8"),
+    *("parallel.ranks_per_node=2", "parallel.local_batch_size=8"),
+)
 SEED = 5
+LOSS_TOLERANCE = 5e-6
 STEPS = range(1, 10)  # more than a reader sends ahead
 
 
@@ -50,7 +55,7 @@ def received(config, data, process, steps):
     return found
 
 
-def fail_after(reads):
+def fail_after(patch, reads):
     """Let no reader read more often than that."""
     read = SampleReader.read
     ids_read = []
@@ -61,7 +66,15 @@ def fail_after(reads):
         ids_read.append(ids)
         return read(self, ids)
 
-    SampleReader.read = limited
+    patch.setattr(SampleReader, "read", limited)
+
+
+def trained(process, config, data, output):
+    """The status of the command in this job, which has begun MPI already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_roles, "mpi_process", lambda _: nullcontext(process))
+        places = ("--config", config, "--data", data, "--run-dir", output / "run")
+        return command_line(["train", *map(str, places), *WITH_READERS])
 
 
 def main(config_path, data, output):
@@ -79,48 +92,37 @@ def main(config_path, data, output):
         together = load_config(config_path, (*SIZES, "data.balance=exchange_global"))
         if process.role.is_reader:
             run_reader(together, data, process)
-            fail_after(3)
-            run_reader(alone, data, process)
+            with pytest.MonkeyPatch.context() as patch:
+                fail_after(patch, 3)
+                run_reader(alone, data, process)
             run_reader(alone, data / "nowhere", process)
         else:
             steps = STEPS if info.rank == 0 else range(1, 2)
             seen["left alone"] = received(together, data, process, steps)
             seen["broken"] = received(alone, data, process, STEPS)
             seen["no data"] = received(alone, data, process, STEPS)
+        seen["status"] = trained(process, config_path, data, output)
+        if not process.role.is_reader:
             (output / f"rank_{info.rank}.json").write_text(json.dumps(seen))
     return 0
 
 
-WITH_READERS = tuple(
-    word
-    for setting in (
-        *("data.loader=mpi_readers", "data.balance=exchange_local", "run.max_steps=8"),
-        *("parallel.ranks_per_node=2", "parallel.local_batch_size=8"),
-    )
-    for word in ("--set", setting)
-)
-
-
 @pytest.fixture(scope="module")
-def mpiexec():
-    """The command that starts two trainers and two readers."""
+def job(tiny_config, synthetic_data, tmp_path_factory):
+    """Observations of both trainers in one job, and the run that they trained."""
     pytest.importorskip("mpi4py")
-    return mpiexec_of(4)
+    output = tmp_path_factory.mktemp("readers")
+    words = (*mpiexec_of(4), __file__, tiny_config, synthetic_data, output)
+    path = os.pathsep.join(sys.path)
+    done = run_process(*words, PYTHONPATH=path, MASTER_PORT=free_port())
+    assert done.returncode == 0, done.stderr
+    of_ranks = [json.loads((output / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    return of_ranks, output / "run"
 
 
 @pytest.fixture(scope="module")
-def seen(
-    mpiexec,
-    tiny_config,
-    synthetic_data,
-    tmp_path_factory,
-):
-    """Observations of both trainers in one job."""
-    output = tmp_path_factory.mktemp("readers")
-    job = (__file__, tiny_config, synthetic_data, output)
-    done = run_process(*mpiexec, *job, PYTHONPATH=os.pathsep.join(sys.path))
-    assert done.returncode == 0, done.stderr
-    return [json.loads((output / f"rank_{rank}.json").read_text()) for rank in range(2)]
+def seen(job):
+    return job[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -128,6 +130,15 @@ def test_readers_deliver_what_the_direct_loader_reads(seen, policy):
     for of_trainer in seen:
         assert len(of_trainer[policy]) == 2 * len(STEPS)
         assert of_trainer[policy] == of_trainer[f"{policy} planned"]
+
+
+def test_they_train_as_one_rank_that_reads_by_itself(job, tiny_config, synthetic_data, tmp_path):
+    (one, other), run = job
+    assert one["status"] == other["status"] == MISSED
+    assert run_train(tiny_config, synthetic_data, tmp_path, "run.max_steps=8") == MISSED
+    expected = metrics_losses(tmp_path)
+    assert len(expected) == 8
+    assert metrics_losses(run) == pytest.approx(expected, abs=LOSS_TOLERANCE, rel=0)
 
 
 def test_an_error_in_a_reader_is_its_trainers(seen):
@@ -139,22 +150,22 @@ def test_an_error_in_a_reader_is_its_trainers(seen):
         assert said.startswith(f"reader of rank {rank}: ") and "nowhere" in said
 
 
-def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(
-    seen,
-):
+def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(seen):
     *batches, said = seen[0]["left alone"]
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
     assert said == "reader of rank 0: ended because another rank's did; see that rank's message"
     assert len(seen[1]["left alone"]) == 2
 
 
-def test_an_error_in_a_reader_ends_the_run(mpiexec, tiny_config, synthetic_data, tmp_path):
+@pytest.mark.longest
+def test_an_error_in_a_reader_ends_the_run(tiny_config, synthetic_data, tmp_path):
+    pytest.importorskip("mpi4py")
     data = tmp_path / "data"
     shutil.copytree(synthetic_data, data)
     shard = data / "train" / "shards" / "train.hdf5"
     shard.write_bytes(b"\xff" * shard.stat().st_size)
     done = run_process(
-        *(*mpiexec, "-m", "mlperf_bert", "train", "--config", tiny_config, "--data", data),
+        *(*mpiexec_of(4), "-m", "mlperf_bert", "train", "--config", tiny_config, "--data", data),
         *("--run-dir", tmp_path / "run", *WITH_READERS),
         MASTER_PORT=free_port(),
     )
