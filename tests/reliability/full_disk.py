@@ -2,34 +2,25 @@
 
 A disk is a small tmpfs. A command first runs on a large one, which says how much it writes and how
 each file looks; then on disks from none free to just too small.
-
-    PYTHONPATH=benchmarks/bert/implementations/pytorch:tools:tests:tests/reliability \
-      python tests/reliability/full_disk.py SIZES [NAME ...]
-
-prints a line a disk, for SIZES disks a command.
 """
 
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
-import time
 import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked_starts import start_each
 from import_cases import SMALL, VOCAB, make_foreign, make_from_text
 from own_texts import made_up_texts
 from submissions import OPEN, write_repository
-from support import CONFIGS, make_tiny_inputs, run_cli
+from support import CONFIGS, make_tiny_inputs
 
 LARGE = 256 * 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MISTAKE, MISSED = 2, 3  # exit statuses
-LARGEST_LEFT = 12  # names in a line
 
 
 @dataclass(frozen=True)
@@ -67,8 +58,8 @@ def make_inputs(root):
 
 
 def done(*words, expected=0):
-    ended = run_cli(*words)
-    assert ended.returncode == expected, ended.stderr
+    (ended,) = start_each([words])
+    assert ended.status == expected, ended.printed
 
 
 SMALL_MODEL = (
@@ -141,28 +132,12 @@ COMMANDS = {
     "squad train": lambda i, d: squad("train", d / "run"),
     "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
     "plan suggest": lambda i, d: (
-        *(
-            "plan",
-            "suggest",
-            "--nodes",
-            1,
-            "--gpus-per-node",
-            8,
-            "--out",
-            d / "suggested_1x8x16x1.toml",
-        ),
+        *("plan", "suggest", "--nodes", 1, "--gpus-per-node", 8),
+        *("--out", d / "suggested_1x8x16x1.toml"),
     ),
     "bench train": lambda i, d: (
-        *(
-            "bench",
-            "train",
-            *SMALL_MODEL,
-            "--steps",
-            2,
-            "--profile",
-            "--out",
-            d / "profile.json.gz",
-        ),
+        *("bench", "train", *SMALL_MODEL, "--steps", 2, "--profile"),
+        *("--out", d / "profile.json.gz"),
     ),
 }
 
@@ -175,16 +150,22 @@ def limits():
 
 
 @contextmanager
-def disk(at, free_bytes):
-    """A file system with so much room, in whole pages."""
+def mounted(*options, at):
     at.mkdir(exist_ok=True)
-    size = f"size={free_bytes + PAGE}"  # tmpfs takes 0 for no limit
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(at)], check=True)
+    subprocess.run(["mount", *options, str(at)], check=True)
     try:
-        (at / ".filler").write_bytes(bytes(PAGE))
         yield at
     finally:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@contextmanager
+def disk(at, free_bytes):
+    """A file system with so much room, in whole pages."""
+    size = f"size={free_bytes + PAGE}"  # tmpfs takes 0 for no limit
+    with mounted("-t", "tmpfs", "-o", size, "tmpfs", at=at):
+        (at / ".filler").write_bytes(bytes(PAGE))
+        yield at
 
 
 def used_bytes(at):
@@ -197,22 +178,18 @@ class Ended:
     """The outcome of a command on a disk, and its files there."""
 
     status: int
-    stderr: str
-    stdout: str
+    printed: str
     left: tuple[str, ...]
     faults: tuple[str, ...]  # what must not be
-    seconds: float
 
 
 def run_on(name, inputs, at, whole):
     """Run a command that writes to the disk `at`; `whole` are the files of a good run."""
-    began = time.monotonic()
-    ended = run_cli(*COMMANDS[name](inputs, at))
-    seconds = time.monotonic() - began
+    (ended,) = start_each([COMMANDS[name](inputs, at)])
     left = files_of(at)
     faults = [f"half-written {path}" for path in left if is_half(at / path, path, whole)]
     faults += line_faults(ended)
-    return Ended(ended.returncode, ended.stderr, ended.stdout, tuple(left), tuple(faults), seconds)
+    return Ended(ended.status, ended.printed, tuple(left), tuple(faults))
 
 
 def files_of(at):
@@ -228,13 +205,13 @@ def line_faults(ended):
     """An end that says why, in one line, with a status that the docs name."""
     faults = []
     # Every rank says it.
-    errors = {line for line in ended.stderr.splitlines() if ": error: " in line}
-    if ended.returncode not in (0, MISTAKE, MISSED):
-        faults.append(f"status {ended.returncode}")
-    if ended.returncode == MISTAKE and len(errors) != 1:
+    errors = {line for line in ended.printed.splitlines() if ": error: " in line}
+    if ended.status not in (0, MISTAKE, MISSED):
+        faults.append(f"status {ended.status}")
+    if ended.status == MISTAKE and len(errors) != 1:
         faults.append(f"{len(errors)} lines of errors")
     for words in ("Traceback", "Exception ignored", "Segmentation", "Fatal Python"):
-        if words in ended.stderr + ended.stdout:
+        if words in ended.printed:
             faults.append(words)
     return faults
 
@@ -317,25 +294,3 @@ def sweep(name, inputs, scratch, count):
     for free in sizes(needed, count):
         with disk(at, free):
             yield free, run_on(name, inputs, at, whole)
-
-
-def main():
-    count, names = int(sys.argv[1]), sys.argv[2:] or list(COMMANDS)
-    scratch = Path(tempfile.mkdtemp(prefix="full-disk-"))
-    try:
-        kept = os.environ.get("FULL_DISK_INPUTS")
-        inputs = Inputs(Path(kept)) if kept else make_inputs(scratch)
-        for name in names:
-            for free, ended in sweep(name, inputs, scratch, count):
-                last = ended.stderr.rstrip().rpartition("\n")[2].replace(str(scratch), "")
-                print(f"{name} | {free:,} | {ended.status} | {ended.seconds:.1f} s | {last}")
-                print(f"    left: {' '.join(ended.left[:LARGEST_LEFT])}")
-                for fault in ended.faults:
-                    print(f"    FAULT {fault}")
-                sys.stdout.flush()
-    finally:
-        shutil.rmtree(scratch)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,22 @@
 """Disks that are full, cannot be written or are slow: training goes on, and says what it lacks.
 
-Left out by ./run_tests.sh; `make test-real` runs them.
+Left out by ./run_tests.sh; `make test-real` runs some, `make test-slow` the rest.
 """
 
 import os
 import re
 import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from campaign import MISSED, STARTS_WITHIN_S, Setup
+from full_disk import mounted
 from jobs import Job, freeze, thaw
 from runs import Run
 
-pytestmark = pytest.mark.real
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 FAILED = 2  # status of a run whose last checkpoint could not be written
@@ -45,15 +46,6 @@ def setup(tiny):
 
 
 @contextmanager
-def mounted(*options, at):
-    subprocess.run(["mount", *options, str(at)], check=True)
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", "--lazy", str(at)], check=True)
-
-
-@contextmanager
 def frozen(job):
     """Its ranks stand still."""
     processes = list(job.ranks().values()) or [job.process.pid]
@@ -66,9 +58,7 @@ def frozen(job):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    with mounted("-t", "tmpfs", "-o", "size=32m", "tmpfs", at=directory):
+    with mounted("-t", "tmpfs", "-o", "size=32m", "tmpfs", at=tmp_path / "disk") as directory:
         yield directory
 
 
@@ -91,6 +81,7 @@ def failures(job):
     return {int(step): reason for step, reason in said}
 
 
+@pytest.mark.real
 @needs_root
 def test_a_disk_that_is_full_for_a_while(setup, small_disk, tmp_path):
     run = Run(small_disk / "run")
@@ -113,18 +104,37 @@ def test_a_disk_that_is_full_for_a_while(setup, small_disk, tmp_path):
     run.check_checkpoints()
 
 
+@contextmanager
+def full(disk, _):
+    yield fill(disk)
+
+
+@contextmanager
+def read_only(_, run):
+    place = str(run.checkpoints)
+    with mounted("--bind", place, at=run.checkpoints):
+        subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        yield
+
+
+@pytest.mark.longest
 @needs_root
-def test_a_disk_that_stays_full(setup, small_disk, tmp_path):
+@pytest.mark.parametrize(
+    ("harm", "why"), [(full, "No space left"), (read_only, "Read-only file system")]
+)
+def test_a_disk_that_takes_nothing_any_more(setup, small_disk, tmp_path, harm, why):
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
         with frozen(job):
-            fill(small_disk)
             newest = run.newest_step()
-        assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
+            with harm(small_disk, run):
+                thaw([job.process.pid])
+                assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
         last_line = job.printed().rstrip().rpartition("\n")[2]
         assert last_line.startswith("mlperf_bert: error: ")
-        assert f"step_{STEPS:08d}" in last_line and "No space left" in last_line
+        assert f"step_{STEPS:08d}" in last_line and why in last_line
+        assert all(why in reason for reason in failures(job).values())
         assert set(failures(job)) >= {newest + 20, newest + 30}
     assert run.last_step() == STEPS
     assert run.newest_step() == newest
@@ -132,6 +142,7 @@ def test_a_disk_that_stays_full(setup, small_disk, tmp_path):
     assert run.check_checkpoints() >= 1
 
 
+@pytest.mark.longest
 @needs_root
 def test_parts_of_other_ranks_do_not_fill_the_disk(setup, small_disk, tmp_path):
     """Rank 1's part of a checkpoint may fit where rank 0's does not."""
@@ -147,26 +158,7 @@ def test_parts_of_other_ranks_do_not_fill_the_disk(setup, small_disk, tmp_path):
     assert run.check_checkpoints() >= 1
 
 
-@needs_root
-def test_a_disk_that_becomes_read_only(setup, tmp_path):
-    run = Run(tmp_path / "run")
-    with Job(setup.arguments(run), tmp_path / "output") as job:
-        await_checkpoint(job, run)
-        with frozen(job):
-            newest, place = run.newest_step(), str(run.checkpoints)
-            with mounted("--bind", place, at=run.checkpoints):
-                subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
-                thaw([job.process.pid])
-                assert job.ended(STARTS_WITHIN_S) == FAILED, job.printed()
-        last_line = job.printed().rstrip().rpartition("\n")[2]
-        assert f"step_{STEPS:08d}" in last_line and "Read-only file system" in last_line
-        assert all("Read-only file system" in reason for reason in failures(job).values())
-        assert set(failures(job)) >= {newest + 20, newest + 30}
-    assert run.last_step() == STEPS
-    assert run.newest_step() == newest
-    assert run.check_checkpoints() >= 1
-
-
+@pytest.mark.real
 @needs_root
 def test_a_run_directory_that_cannot_be_written(setup, small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -177,11 +169,12 @@ def test_a_run_directory_that_cannot_be_written(setup, small_disk, tmp_path):
     assert list(small_disk.iterdir()) == []
 
 
+@pytest.mark.longest
 def test_a_slow_disk(setup, tmp_path):
     """Flushes of 0.4 s each, several to a checkpoint: steps take a hundredth of that."""
     run = Run(tmp_path / "run")
-    main = ("-c", WITH_SLOW_FLUSHES)
-    with Job(setup.arguments(run), tmp_path / "output", main=main) as job:
+    command = (sys.executable, "-c", WITH_SLOW_FLUSHES)
+    with Job(setup.arguments(run), tmp_path / "output", command=command) as job:
         job.wait_until(lambda: bool(run.partials()), STARTS_WITHIN_S)
         first = run.last_step()
         job.wait_until(lambda: run.last_step() >= first + 20, STARTS_WITHIN_S)

@@ -94,7 +94,7 @@ def test_prepare_ends_in_one_line(tmp_path):
     (good, *full) = sweep("prepare --text", Inputs(tmp_path), tmp_path, 4)
     assert (good[1].status, good[1].faults) == (0, ())
     assert [(ended.status, ended.faults) for _, ended in full] == [(MISTAKE, ())] * len(full)
-    assert all("No space left on device" in ended.stderr for _, ended in full)
+    assert all("No space left on device" in ended.printed for _, ended in full)
 
 
 @pytest.fixture(scope="module")
@@ -112,4 +112,4 @@ def test_every_command_that_writes(name, inputs, tmp_path):
     assert {free: ended.faults for free, ended in full if ended.faults} == {}
     assert full[0][1].status == MISTAKE
     for free, ended in full:
-        print(f"{free:,}: {ended.status}, {ended.stderr.rstrip().rpartition(chr(10))[2]}")
+        print(f"{free:,}: {ended.status}, {ended.printed.rstrip().rpartition(chr(10))[2]}")
