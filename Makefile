@@ -29,13 +29,10 @@ test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --durations=25 $(TESTS)
 
 # A real cluster of two nodes, two network namespaces, a browser; installs SLURM and Chromium where they are missing.
-ALONE = tests/reliability/test_corruptions.py
 test-real: setup
 	tests/slurm/install.sh
 	tests/browser/install.sh
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m real $(ALONE) # many short commands, each on one core
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real --deselect $(ALONE) \
-		-o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
 # What is too long for every run of the tests.
 test-slow: setup test-oldest

@@ -3,6 +3,8 @@
 Names are those of the first BERT release (https://github.com/google-research/bert).
 """
 
+import json
+import shutil
 import zlib
 from pathlib import Path
 
@@ -19,6 +21,19 @@ V2 = FIXTURES / "bert_v2" / f"model.ckpt-{STEP}"
 V2_SHARDS = FIXTURES / "sharded_v2" / "model.ckpt"
 OBJECTS = FIXTURES / "objects_v2" / "ckpt-1"
 SCORES = FIXTURES / "bert_scores.npz"  # what TensorFlow's operators make of V2 and `inputs`
+
+
+def write_published(directory):
+    """V2 beside its vocabulary and config, as they are published; the words of the vocabulary."""
+    shutil.copytree(V2.parent, directory)
+    words = [f"w{number}" for number in range(VOCAB_SIZE - 5)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (directory / "vocab.txt").write_text("\n".join([*special, *words]) + "\n")
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE}
+    sizes |= {"max_position_embeddings": POSITIONS}
+    (directory / "bert_config.json").write_text(json.dumps({**sizes, "hidden_act": "gelu"}))
+    return words
 
 
 def layer_shapes(number):

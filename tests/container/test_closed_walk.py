@@ -7,7 +7,6 @@ for docker's program does what `docker run` is asked, without a container.
 import json
 import random
 import re
-import shutil
 import sys
 import time
 
@@ -15,7 +14,15 @@ import pytest
 
 from mlperf_bert.config.files import load_config
 from support import CONFIGS, copy_checkout, mlperf_records, run_process
-from tensorflow_cases import HEADS, HIDDEN, INTERMEDIATE, LAYERS, POSITIONS, V2, VOCAB_SIZE
+from tensorflow_cases import (
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    LAYERS,
+    POSITIONS,
+    VOCAB_SIZE,
+    write_published,
+)
 
 NAMED = "dgxa100_1x8x56x1"
 RUNS = 10
@@ -79,14 +86,7 @@ def tree(tmp_path_factory):
     """A copy of this repository with `text`, as download_dataset.sh leaves it, and the config."""
     tree = copy_checkout(tmp_path_factory.mktemp("walk") / "tree")
     text = tree / "text"
-    shutil.copytree(V2.parent, text)
-    words = [f"w{number}" for number in range(VOCAB_SIZE - 5)]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (text / "vocab.txt").write_text("\n".join([*special, *words]) + "\n")
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
-    sizes |= {"num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE}
-    sizes |= {"max_position_embeddings": POSITIONS}
-    (text / "bert_config.json").write_text(json.dumps({**sizes, "hidden_act": "gelu"}))
+    words = write_published(text)
     for seed, (name, documents) in enumerate({"part-00000-of-00001": 300, "eval.txt": 60}.items()):
         (text / name).write_text(one_word_mostly(words, documents, random.Random(seed)))
     (tree / "small.toml").write_text(CONFIG)
@@ -122,7 +122,7 @@ def shell(tree, command):
     return run_process("bash", "-euo", "pipefail", "-c", line, **environ)
 
 
-@pytest.mark.real
+@pytest.mark.longest
 @pytest.mark.timeout(600)
 def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree):
     *steps, launch, copy, package = commands()

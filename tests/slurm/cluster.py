@@ -7,13 +7,14 @@ disk; the first one's name resolves nowhere: jobs get MASTER_ADDR.
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked_ranks import free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
@@ -153,7 +154,7 @@ def started(directory, tree):
     directory.chmod(0o755)
     (directory / "state").mkdir()
     (directory / "local").mkdir()
-    ports = _free_ports(3)
+    ports = [free_port() for _ in range(3)]
     (directory / "slurm.conf").write_text(
         CONFIGURATION.format(
             directory=directory,
@@ -220,11 +221,3 @@ def _process(command, environ):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_ports(number):
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
