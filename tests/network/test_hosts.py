@@ -2,7 +2,7 @@
 
 While ranks of one of them run, nobody outside it can speak to it.
 
-Left out by ./run_tests.sh; `make test-real` runs them.
+Left out by ./run_tests.sh: `make test-real`, one of them `make test-slow`.
 """
 
 import errno
@@ -19,19 +19,18 @@ from pathlib import Path
 
 import pytest
 
+from forked_ranks import run_ranks
 from hosts import ADDRESSES, INTERFACE, linked_hosts
 from listening import is_loopback, listeners, tree
 from support import (
     PACKAGE,
     REPOSITORY,
     TOOLS,
-    make_tiny_inputs,
     metrics_losses,
-    run_process,
+    sets_of,
 )
 
 pytestmark = [
-    pytest.mark.real,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None,
@@ -51,19 +50,22 @@ TIMEOUT_S = 8  # run.hang_timeout_s of the run whose link is cut
 SLACK_S = 8  # for a rank to see it and say so, on a machine that has other work
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_tiny_inputs(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture
 def hosts():
     with linked_hosts(2) as names:
         yield names
 
 
-def sets_of(*settings):
-    return [word for setting in settings for word in ("--set", setting)]
+def on_host(host, *words, output=subprocess.PIPE, **environ):
+    """Python with these words, as a process of a host."""
+    own = {name: str(value) for name, value in environ.items()}
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, sys.executable, *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | own,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def start(hosts, tiny, run_dir, *settings):
@@ -78,20 +80,15 @@ def start(hosts, tiny, run_dir, *settings):
     }.items():
         assert theirs in line
         line = line.replace(theirs, ours)
-    processes = []
-    for node, host in enumerate(hosts):
-        words = line.replace("--node-rank 0", f"--node-rank {node}").split()
-        command = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run"]
-        processes.append(
-            subprocess.Popen(
-                [*command, *words, *sets_of(*TWO_NODES, *settings)],
-                env=os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    return [
+        on_host(
+            *(host, "-m", "torch.distributed.run"),
+            *line.replace("--node-rank 0", f"--node-rank {node}").split(),
+            *sets_of(*TWO_NODES, *settings),
+            GLOO_SOCKET_IFNAME=INTERFACE,
         )
-    return processes
+        for node, host in enumerate(hosts)
+    ]
 
 
 def left_in(host):
@@ -105,6 +102,7 @@ def sent_bytes(host):
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.real
 def test_a_run_crosses_the_link(hosts, tiny, tmp_path):
     processes = start(hosts, tiny, tmp_path / "apart")
     outputs = [process.communicate(timeout=200)[0] for process in processes]
@@ -115,19 +113,15 @@ def test_a_run_crosses_the_link(hosts, tiny, tmp_path):
         assert sent_bytes(host) > 20 * 4 * int(gradients[1].replace(",", ""))
         assert left_in(host) == []
 
-    data, config = tiny
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    run_process(
-        *(sys.executable, *launcher, "-m", "mlperf_bert", "train", "--config", config),
-        *("--data", data, "--run-dir", tmp_path / "together"),
-        *sets_of(*TWO_RANKS, "run.seed=11"),
-    )
+    words = ["--config", tiny[1], "--data", tiny[0], "--run-dir", tmp_path / "together"]
+    run_ranks("mlperf_bert", ["train", *words, *sets_of(*TWO_RANKS, "run.seed=11")], 2)
     apart, together = metrics_losses(tmp_path / "apart"), metrics_losses(tmp_path / "together")
     assert len(apart) == 20
     # Not bit for bit: a rank alone on its host has the threads of two.
     assert apart == pytest.approx(together, rel=1e-6)
 
 
+@pytest.mark.real
 def test_a_cut_link_ends_both_sides(hosts, tiny, tmp_path):
     run_dir = tmp_path / "run"
     processes = start(hosts, tiny, run_dir, *ENDLESS, f"run.hang_timeout_s={TIMEOUT_S}")
@@ -144,6 +138,7 @@ def test_a_cut_link_ends_both_sides(hosts, tiny, tmp_path):
         assert left_in(host) == []
 
 
+@pytest.mark.longest
 def test_ranks_listen_on_the_address_of_the_nodes_alone(hosts, tiny, tmp_path):
     """As srun starts them, with no port and no interface given; nothing comes out of a pickle."""
     data, config = tiny
@@ -171,25 +166,13 @@ def test_ranks_listen_on_the_address_of_the_nodes_alone(hosts, tiny, tmp_path):
 def start_task(rank, host, words, audit):
     """One of two tasks on two nodes of a SLURM step."""
     environ = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": str(rank),
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-        "SLURM_STEP_NODELIST": ADDRESSES[0],
-        "OMP_NUM_THREADS": "1",
-        "PICKLE_AUDIT": str(audit),
+        **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        **{"SLURM_PROCID": rank, "SLURM_NODEID": rank, "SLURM_LOCALID": "0"},
+        **{"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": ADDRESSES[0]},
+        "PICKLE_AUDIT": audit,
         "PYTHONPATH": os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent))),
     }
-    return subprocess.Popen(
-        ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)],
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return on_host(host, "-m", "mlperf_bert", *words, **environ)
 
 
 def time_of_the_error(process, rank):
@@ -224,13 +207,15 @@ def commands(tiny, directory):
     }
 
 
+@pytest.mark.real
 def test_nobody_outside_can_connect(hosts, tiny, tmp_path):
     """All commands at once: most of their time is the start of their ranks."""
     with ExitStack() as stack:
-        running = {
-            name: stack.enter_context(started(hosts[0], words, tmp_path / f"{name}.output"))
-            for name, words in commands(tiny, tmp_path).items()
-        }
+        running = {}
+        for name, words in commands(tiny, tmp_path).items():
+            output = stack.enter_context((tmp_path / f"{name}.output").open("w"))
+            process = on_host(hosts[0], "-m", "mlperf_bert", *words, output=output)
+            running[name] = stack.enter_context(process)
         stack.callback(lambda: [process.terminate() for process in running.values()])
         found = {name: set() for name in running}
         deadline = time.monotonic() + 120
@@ -251,12 +236,6 @@ def test_nobody_outside_can_connect(hosts, tiny, tmp_path):
 def have_met(places):
     """Whether both ranks of a command listened, for gloo's connections."""
     return len(places - {"unix"}) >= 2
-
-
-def started(host, words, output):
-    command = ["ip", "netns", "exec", host, sys.executable, "-m", "mlperf_bert", *map(str, words)]
-    with output.open("wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
 
 def answer(host, place):
