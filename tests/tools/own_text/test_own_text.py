@@ -193,7 +193,7 @@ def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, ca
     out = make(free, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" MB in 150 files, read with --documents file")
-    assert "not read: 2 of other kinds, first 'caf\\udce9.png'" in lines
+    assert "not read: 1 .png, 1 .pdf (first 'caf\\udce9.png')" in lines
     record = json.loads((out / "corpus.json").read_text())
     assert record["rules"]["documents"] == "file"
     documents = [each for stem in ("train", "held") for each in documents_in(out, stem)]
@@ -214,7 +214,7 @@ def test_the_paragraphs_of_few_files_are_documents(wanted, whole, tmp_path):
     wanted.source.rename(tmp_path / "text" / "text.txt")
     few = replace(wanted, source=tmp_path / "text", documents=None)
     assert contents(make(few, tmp_path / "other")) == contents(whole)
-    with pytest.raises(DataError, match=r"documents for (train|eval), 2 are needed; .*empty-line"):
+    with pytest.raises(DataError, match=r"has 1 documents of .*, 4 are needed; .*empty-line"):
         make(replace(few, documents="file"), tmp_path / "one")
 
 
@@ -234,7 +234,7 @@ def test_few_documents_are_held_out_by_about_their_share(sizes):
         found = sorted((rng.random(), size) for size in sizes)
         parts = [Part("", 1, size, "") for _, size in found]
         lowest = [[int(place * 2**64), 1, size] for place, size in found]
-        share = fitting_share(Cleaned(parts, [], sum(sizes), {}, lowest), 1 / 16)
+        share = fitting_share(Cleaned(parts, [], sum(sizes), {}, lowest, [], 0), 1 / 16)
         held_out = [size for place, size in found if place < share]
         least = 4 if len(sizes) > 10 else 2
         assert len(held_out) >= least
@@ -248,9 +248,9 @@ def test_few_documents_are_held_out_by_about_their_share(sizes):
 
 def test_too_little_is_one_line(wanted, tmp_path):
     for text, problem in (
-        (b"one document only, of enough letters", "documents for (train|eval), 2 are needed"),
-        (b"\xff\xfe\x00" * 500, "has 0 documents for train"),
-        (b"", "has 0 documents for train"),
+        (b"one document only, of enough letters", "has 1 documents of 36 characters, 4 are needed"),
+        (b"\xff\xfe\x00" * 500, "has 0 documents after cleaning"),
+        (b"", "has 0 documents after cleaning"),
     ):
         wanted.source.write_bytes(text)
         with pytest.raises(DataError, match=problem) as caught:

@@ -109,6 +109,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = "default: own_text_gpu where there is a GPU, else own_text_cpu"
     add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
     parser.add_argument("--architecture", choices=("bert", "modern"), help="default: bert")
+    add_text_options(parser)
+    add_init_checkpoint(parser)
+    data_help = "where prepared data go (default: OUT/data)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
+    only_help = "one step: choose the model, prepare the data, or finish (measure and export)"
+    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=only_help)
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the text is read, and the vocabulary."""
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
     parser.add_argument(
         "--documents",
@@ -116,13 +126,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where a document of plain text ends (default: file in a directory, empty-line in "
         "a single file)",
     )
+    also_help = "ending of plain text to read too, such as .py; may be given several times"
+    parser.add_argument(
+        "--also", action="append", default=[], type=ending, metavar=".ENDING", help=also_help
+    )
     text_field_help = "of JSON lines and Parquet (default text)"
     parser.add_argument("--text-field", metavar="NAME", help=text_field_help)
-    add_init_checkpoint(parser)
-    data_help = "where prepared data go (default: OUT/data)"
-    parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
-    only_help = "one step: choose the model, prepare the data, or finish (measure and export)"
-    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=only_help)
+
+
+def ending(text: str) -> str:
+    """An ending of file names in lower case; argparse makes a line of its ValueError."""
+    if not text.startswith(".") or len(text) < 2 or "/" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ending of file names, such as .py")
+    return text.lower()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -262,7 +278,9 @@ def _choose(args: argparse.Namespace) -> Plan:
     if args.vocab is not None:
         settings["model.vocab_size"] = len(load_any_vocabulary(args.vocab))
     if path.stem in PASSES:
-        num_bytes = text_bytes(find_files(args.text, args.vocab))
+        field = args.text_field or "text"
+        files = find_files(args.text, args.vocab, text_field=field, also=args.also)
+        num_bytes = text_bytes(files)
         settings["schedule.warmup_steps"] = 0  # so that any number of steps may be set
         if args.vocab is None:
             size = 2 ** max(0, (num_bytes // BYTES_A_WORD).bit_length() - 1)
@@ -351,6 +369,7 @@ def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
         vocab_path=args.vocab,
         vocab_size=plan.config.model.vocab_size,
         settings=ShardSettings(seed=SEED, **values),
+        also=tuple(args.also),
     )
 
 

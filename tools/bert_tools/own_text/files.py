@@ -1,52 +1,66 @@
-"""The files of a user's own text: which are read, how they are unpacked, and where documents end.
+"""The files of a user's own text: which are read, in which encoding, and how they are unpacked.
 
-A file's suffixes decide how it is read (`FORMS`, `GZIP`, `PARQUET`). It is never in memory as a
-whole, whatever its size; only a line of JSON is.
-
-A plain file is one document, in which an empty line ends a paragraph (`file`), or each of its
-paragraphs is a document (`empty-line`). A line of JSON or a row of Parquet is one document, and
-each line of its text is a paragraph.
-
-A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
-separate documents, but stay on one side of the train/held-out split.
+A file's endings decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`); its first bytes decide
+between UTF-8, UTF-16 and UTF-32, with a byte order mark or without, and what ends its lines. What
+is not read is counted by kind (`unread_files`), because nobody looks for a silence.
 """
 
+import bz2
 import codecs
 import gzip
 import io
 import json
-import math
+import lzma
+import mimetypes
 import os
+import stat
+import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.files import open_regular_file
+from mlperf_bert.files import in_brief, open_regular_file
 
 Form = Literal["text", "json_lines"]
-Packing = Literal["plain", "gzip", "parquet"]  # a row of Parquet is read like a JSON object
+Packing = Literal["plain", "gzip", "bzip2", "xz", "zstandard", "parquet"]
 
+# Ending -> how the file is read; a row of Parquet is read like a JSON object.
 FORMS: dict[str, Form] = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jsonl": "json_lines",
-    ".ndjson": "json_lines",
+    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".adoc", ".org"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json_lines"),
 }
-GZIP, PARQUET = ".gz", ".parquet"
-READ = f"{', '.join(FORMS)}, each also with {GZIP}; {PARQUET}"
+PACKINGS: dict[str, Packing] = {
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zst": "zstandard",  # read by pyarrow
+}
+PARQUET = ".parquet"
+READ = f"{', '.join(FORMS)}, each also with {', '.join(PACKINGS)}; {PARQUET}"
+NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that nobody misses in a text
 
-DocumentRule = Literal["file", "empty-line"]
-SECTION_CHARS = 2**16  # about 12,000 words
 EXPANSION = 4  # of packed text, roughly
-
-_PARQUET_ROWS = 16  # in memory at a time
+SAMPLE_BYTES = 2**16  # of a file's beginning, in which its encoding is seen
 _BUFFER_BYTES = 2**20
+_MARKS = (  # byte order marks; that of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+_BREAKS = frozenset(" \n\r\u3000\u3001\u3002\uff0c")  # between words, lines or clauses
+_LEAST_BREAKS, _MOST_ODD = 0.002, 0.01  # shares of the characters of a text
+_FEW_PAGES = 4  # of 256 characters, which hold nearly all letters of a script that has an alphabet
+# Pages of Chinese, Japanese and Korean, with Latin letters and wide punctuation between them.
+_EAST_ASIAN = frozenset((0x00, *range(0x2E, 0xD8), 0xFF))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,7 @@ class TextFile:
     form: Form
     packing: Packing
     size_bytes: int
+    encoding: str = "utf-8"
     start: int = 0
     stop: int | None = None
 
@@ -73,71 +88,186 @@ class TextFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """Where documents of plain text end, and the name of the text in JSON lines and Parquet."""
+class Unread:
+    """A file or folder that is not read, why, and its bytes (0 for a folder)."""
 
-    documents: DocumentRule
-    text_field: str
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Consecutive paragraphs of a document; `opens` if they are its first."""
-
-    paragraphs: list[str]
-    opens: bool
+    name: str
+    why: str
+    size_bytes: int
 
 
 # Find ---------------------------------------------------------------------------------------------
 
 
-def find_files(source: Path, leave_out: Path | None = None) -> list[TextFile]:
+def find_files(
+    source: Path,
+    leave_out: Path | None = None,
+    *,
+    text_field: str = "text",
+    also: Collection[str] = (),
+) -> list[TextFile]:
     """The text files of a directory at any depth, sorted by name; or the one file that is named.
 
-    Hidden files, files of other kinds, and `leave_out` are left out; a file that is named itself is
-    read as plain text if its kind is not known. Raises DataError if there is none, ConfigError if a
-    package is missing.
+    Folders and files that are links count like others. Hidden files, files of other kinds
+    (`unread_files`) and `leave_out` are left out; `also` names endings of plain text that are read
+    too. A file that is named itself is read as plain text if its kind is not known. Raises
+    DataError if there is none or if most of what was given is not read, ConfigError if a package
+    is missing.
     """
     if not source.is_dir():
-        return [_text_file(source, source.name)]
-    names = [name for name in _names_below(source, leave_out) if _kind(name)[0] is not None]
-    if not names:
-        raise DataError(str(source), "has no text files", f"these are read: {READ}")
-    return [_text_file(source / name, name) for name in names]
+        return [_text_file(source, source.name, also)]
+    files, unread = _look(source, leave_out, text_field, also)
+    missed = [each for each in unread if not _has_no_text(each.name)]
+    if not files:
+        beside = f"; {unread_in_words(unread)}" if unread else ""
+        remedy = f"these are read: {READ}; --also .ENDING reads others as plain text"
+        raise DataError(str(source), f"has no text files{beside}", remedy)
+    missed_bytes = sum(each.size_bytes for each in missed)
+    if missed_bytes > sum(file.size_bytes for file in files):
+        problem = f"is mostly not read: {unread_in_words(missed)}; {len(files):,} files are"
+        remedy = "give a directory of what is read, or name endings of plain text by --also .ENDING"
+        raise DataError(str(source), problem, remedy)
+    return files
 
 
-def unread_files(source: Path, leave_out: Path | None = None) -> list[str]:
-    """The names of files of other kinds, which `find_files` leaves out, sorted; not hidden ones."""
-    return [name for name in _names_below(source, leave_out) if _kind(name)[0] is None]
+def unread_files(
+    source: Path,
+    leave_out: Path | None = None,
+    *,
+    text_field: str = "text",
+    also: Collection[str] = (),
+) -> list[Unread]:
+    """What `find_files` leaves out below `source`, sorted by name, but hidden files."""
+    return _look(source, leave_out, text_field, also)[1] if source.is_dir() else []
 
 
-def _names_below(source: Path, leave_out: Path | None) -> list[str]:
-    """All files of a directory at any depth but hidden ones and `leave_out`; none of a file."""
-    found = []
-    for directory, subdirectories, names in os.walk(source):
-        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
-        for name in names:
+def unread_in_words(unread: Sequence[Unread]) -> str:
+    """Their number by reason, the most frequent first, and the name of one."""
+    reasons = Counter(each.why for each in unread).most_common()
+    counts = ", ".join(f"{count:,} {why}" for why, count in reasons)
+    return f"not read: {counts} (first {in_brief(unread[0].name)})"
+
+
+def _has_no_text(name: str) -> bool:
+    kind = mimetypes.guess_type(name)[0] or ""
+    return kind.partition("/")[0] in NO_TEXT
+
+
+def _look(
+    source: Path, leave_out: Path | None, text_field: str, also: Collection[str]
+) -> tuple[list[TextFile], list[Unread]]:
+    files, unread = [], []
+    for path, why in _walk(source):
+        name = path.relative_to(source).as_posix()
+        if why is None and leave_out is not None and path.resolve() == leave_out.resolve():
+            continue
+        size_bytes = 0
+        if why is None:
+            try:
+                status = path.stat()
+                size_bytes = status.st_size
+                why = _why_not(path, status, text_field, also)
+            except FileNotFoundError:
+                why = "links to nothing"
+            except PermissionError:
+                why = "without permission"
+        if why is None:
+            files.append(_text_file(path, name, also))
+        else:
+            unread.append(Unread(name, why, size_bytes))
+    return sorted(files, key=lambda each: each.name), sorted(unread, key=lambda each: each.name)
+
+
+def _walk(source: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yield the files of a directory at any depth, and, with the reason, folders that are not read.
+
+    A folder that two links lead to is entered once.
+    """
+    closed: list[OSError] = []
+    entered = {_identity(source)}
+    for directory, subdirectories, names in os.walk(
+        source, onerror=closed.append, followlinks=True
+    ):
+        shown = sorted(name for name in subdirectories if not name.startswith("."))
+        subdirectories.clear()
+        for name in shown:
             path = Path(directory, name)
-            is_left_out = leave_out is not None and path.resolve() == leave_out.resolve()
-            if not name.startswith(".") and not is_left_out:
-                found.append(path.relative_to(source).as_posix())
-    return sorted(found)
+            if (identity := _identity(path)) in entered:
+                yield path, "folders that are read by another name"
+            else:
+                entered.add(identity)
+                subdirectories.append(name)
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(directory, name), None
+    for error in closed:
+        if Path(error.filename) == source:
+            problem = error.strerror or "cannot be read"
+            raise DataError(str(source), problem, "give a directory that you may read")
+        yield Path(error.filename), "folders without permission"
 
 
-def _kind(name: str) -> tuple[Form | None, Packing]:
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _why_not(
+    path: Path, status: os.stat_result, text_field: str, also: Collection[str]
+) -> str | None:
+    """Why a file below the directory is not read; None if it is."""
+    if not stat.S_ISREG(status.st_mode):
+        return "no files (pipes, sockets, devices)"
+    form, packing = _kind(path.name, also)
+    endings = "".join(suffix for suffix in path.suffixes[-2:] if len(suffix) <= 9).lower()
+    if form is None:
+        suffix = path.suffix.lower()
+        return (endings if suffix in PACKINGS else suffix) or "without an ending"
+    if not os.access(path, os.R_OK):
+        return "without permission"
+    if Path(path.name.lower().removesuffix(_packing_suffix(packing))).suffix == ".json":
+        file = TextFile(path, path.name, form, packing, status.st_size)
+        return None if _is_json_lines(file, text_field) else f"{endings} without a text a line"
+    return None
+
+
+def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
     path = Path(name.lower())
     if path.suffix == PARQUET:
         return "json_lines", "parquet"
-    if path.suffix == GZIP:
-        return FORMS.get(Path(path.stem).suffix), "gzip"
-    return FORMS.get(path.suffix), "plain"
+    packing = PACKINGS.get(path.suffix, "plain")
+    suffix = path.suffix if packing == "plain" else Path(path.stem).suffix
+    return ("text" if suffix in also else FORMS.get(suffix)), packing
 
 
-def _text_file(path: Path, name: str) -> TextFile:
-    form, packing = _kind(name)
-    if packing == "parquet" and find_spec("pyarrow") is None:
+def _packing_suffix(packing: Packing) -> str:
+    return next((suffix for suffix, each in PACKINGS.items() if each == packing), "")
+
+
+def _is_json_lines(file: TextFile, text_field: str) -> bool:
+    """True if the first line of a .json file is an object with a text, as in JSON lines."""
+    with opened(file) as stream:
+        sample = stream.read(SAMPLE_BYTES)
+        encoding = encoding_of(sample) or "utf-8"
+        if not sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n").startswith("{"):
+            return False  # an array may be one line of gigabytes
+    with opened(file) as stream:
+        lines = io.TextIOWrapper(stream, encoding, "replace")
+        first = next(line for line in lines if line.strip("\ufeff \t\n"))
+        lines.detach()  # so that its end closes nothing
+    try:
+        value = json.loads(first.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and isinstance(value.get(text_field), str)
+
+
+def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
+    form, packing = _kind(name, also)
+    if packing in ("parquet", "zstandard") and find_spec("pyarrow") is None:
+        suffix = PARQUET if packing == "parquet" else _packing_suffix(packing)
         remedy = "run in the checkout: tools/venv.sh parquet, or move them out of the directory"
-        raise ConfigError("TEXT", f"has {PARQUET} files, which need a package", remedy)
+        raise ConfigError("TEXT", f"has {suffix} files, which need a package", remedy)
     try:
         size_bytes = path.stat().st_size
     except OSError as error:
@@ -151,6 +281,9 @@ def text_bytes(files: Sequence[TextFile]) -> int:
     return sum(file.text_bytes for file in files)
 
 
+# Open ---------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def opened(file: TextFile) -> Iterator[BinaryIO]:
     """Open a file whose contents are unpacked as they are read; Parquet as it is.
@@ -159,138 +292,122 @@ def opened(file: TextFile) -> Iterator[BinaryIO]:
     """
     try:
         with io.BufferedReader(open_regular_file(file.path), _BUFFER_BYTES) as stream:
-            unpacked: Any = gzip.GzipFile(fileobj=stream) if file.packing == "gzip" else stream
-            yield unpacked
-    except (OSError, EOFError, zlib.error, ValueError, NotImplementedError) as error:
+            yield _unpacked(file.packing, stream)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise DataError(str(file.path), problem, "give whole, readable files") from None
 
 
-# Where documents end ------------------------------------------------------------------------------
+def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
+    match packing:
+        case "gzip":
+            return gzip.GzipFile(fileobj=stream)
+        case "bzip2":
+            return bz2.BZ2File(stream)
+        case "xz":
+            return lzma.LZMAFile(stream)
+        case "zstandard":
+            from pyarrow import CompressedInputStream, PythonFile  # an extra
+
+            return io.BufferedReader(CompressedInputStream(PythonFile(stream), "zstd"))
+    return stream
 
 
-def next_document(file: TextFile, position: int) -> int | None:
-    """The start of the first document that begins after `position`; None if there is none.
+# Encoding -----------------------------------------------------------------------------------------
 
-    The file is plain, not packed. Memory is bounded even if it is one line.
+
+def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[TextFile]]:
+    """The files with their encodings, and those of them that are no Unicode text.
+
+    Reads the first SAMPLE_BYTES of each. Raises DataError like `opened`.
     """
-    at = position
-    at_line_start = opens = False  # `position` may be within a line
-    with opened(file) as stream:
-        stream.seek(position)
-        for line in _byte_lines(stream, longest=SECTION_CHARS):
-            if opens and line.strip():
-                return at
-            is_empty = at_line_start and not line.strip()
-            at_line_start = line.endswith(b"\n")
-            opens = at_line_start and (file.form == "json_lines" or is_empty)
-            at += len(line)
-    return None
-
-
-def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
-    """Yield all sections in order. Raises DataError if the file cannot be read in this form."""
-    num_bytes = math.inf if file.stop is None else file.stop - file.start
-    with opened(file) as stream:
-        if file.start:
-            stream.seek(file.start)
-        if file.form == "text":
-            lines = _lines(stream, num_bytes)
-            yield from _sections(_plain_paragraphs(lines, rules.documents))
-            return
+    known, foreign = [], []
+    for file in files:
         if file.packing == "parquet":
-            found = _parquet_rows(stream, rules.text_field)
-        else:
-            found = _json_values(_byte_lines(stream, num_bytes), file.path)
-        for number, value in enumerate(found, start=1):
-            text = value.get(rules.text_field) if isinstance(value, dict) else None
-            if not isinstance(text, str):
-                remedy = "give objects or rows with text, and its name as --text-field"
-                problem = f"has no text {rules.text_field!a}"
-                raise DataError(f"{file.path}: document {number}", problem, remedy)
-            yield from _sections((paragraph, False) for paragraph in _cut(text.split("\n")))
+            known.append(file)
+            continue
+        with opened(file) as stream:
+            encoding = encoding_of(stream.read(SAMPLE_BYTES))
+        known.append(replace(file, encoding=encoding or "utf-8"))
+        if encoding is None:
+            foreign.append(file)
+    return known, foreign
 
 
-def _byte_lines(
-    stream: BinaryIO, num_bytes: float = math.inf, longest: int = -1
-) -> Iterator[bytes]:
-    """Yield the lines that begin in the next `num_bytes`, in pieces of `longest` bytes at most."""
-    while num_bytes > 0 and (line := stream.readline(longest)):
-        yield line
-        num_bytes -= len(line)
+def encoding_of(sample: bytes) -> str | None:
+    """The Unicode encoding of a file that begins with `sample`, as Python names it; None for none.
 
-
-def _lines(stream: BinaryIO, num_bytes: float) -> Iterator[tuple[str, bool]]:
-    """Yield lines, long ones in pieces, each with True if the line ends there.
-
-    Bytes that are not UTF-8 become U+FFFD.
+    Without a byte order mark, UTF-16 and UTF-32 are known by what UTF-8 would make of them, control
+    characters or nothing, and by having spaces and few kinds of letters.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for line in _byte_lines(stream, num_bytes, longest=SECTION_CHARS):
-        yield decoder.decode(line), line.endswith(b"\n")
-    yield decoder.decode(b"", final=True), True
+    for mark, encoding in _MARKS:
+        if sample.startswith(mark):
+            return encoding
+    as_utf8 = _decoded(sample, "utf-8")
+    if as_utf8 is not None and _share_of_odd(as_utf8) <= _MOST_ODD:
+        return "utf-8"
+    wide = {encoding: _decoded(sample, encoding) for encoding in _WIDE}
+    breaks = {
+        encoding: sum(char in _BREAKS for char in text)
+        for encoding, text in wide.items()
+        if text and _is_of_few_scripts(text)
+    }
+    best = max(breaks, key=breaks.__getitem__, default=None)
+    if best is not None and breaks[best] >= _LEAST_BREAKS * len(wide[best] or ""):
+        return best
+    if as_utf8 is not None:
+        return "utf-8"
+    with_marks = sample.decode("utf-8", "replace")
+    return "utf-8" if with_marks.count("\ufffd") <= _MOST_ODD * len(with_marks) + 1 else None
 
 
-def _plain_paragraphs(
-    lines: Iterable[tuple[str, bool]], rule: DocumentRule
-) -> Iterator[tuple[str, bool]]:
-    """Yield paragraphs, or parts of long ones, each with True if it opens a document."""
-    collected: list[str] = []
-    num_chars = 0
-    opens, in_line = True, False
-    for text, ends in lines:
-        is_empty = not in_line and not text.strip()
-        in_line = not ends
-        collected.append(text)
-        num_chars += len(text)
-        if is_empty or num_chars >= SECTION_CHARS:
-            paragraph = "".join(collected)
-            if paragraph.strip():
-                yield paragraph, opens
-                opens = False
-            collected, num_chars = [], 0
-            opens = opens or (is_empty and rule == "empty-line")
-    paragraph = "".join(collected)
-    if paragraph.strip():
-        yield paragraph, opens
+def _decoded(sample: bytes, encoding: str) -> str | None:
+    """The text of bytes that may end within a character; None if they are not of the encoding."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError:
+        return None
 
 
-def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
-    """Group paragraphs of a document up to the length of a section; the first opens a document."""
-    collected: list[str] = []
-    num_chars, opens_with = 0, True
-    for paragraph, opens in paragraphs:
-        if collected and (opens or num_chars + len(paragraph) > SECTION_CHARS):
-            yield Section(collected, opens_with)
-            collected, num_chars, opens_with = [], 0, opens
-        collected.append(paragraph)
-        num_chars += len(paragraph)
-    if collected:
-        yield Section(collected, opens_with)
-
-
-def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
-    for paragraph in paragraphs:
-        for start in range(0, len(paragraph), SECTION_CHARS):
-            yield paragraph[start : start + SECTION_CHARS]
-
-
-def _json_values(lines: Iterable[bytes], path: Path) -> Iterator[Any]:
-    full = (line for line in lines if line.strip())
-    for number, line in enumerate(full, start=1):
-        try:
-            yield json.loads(line.decode("utf-8", "replace").removeprefix("\ufeff"))
-        except (ValueError, RecursionError):
-            remedy = "give one JSON object a line"
-            raise DataError(f"{path}: document {number}", "is not JSON", remedy) from None
-
-
-def _parquet_rows(stream: BinaryIO, text_field: str) -> Iterator[dict[str, Any]]:
-    """Yield rows of one column. It starts no threads and holds one page and one batch of rows."""
-    from pyarrow.parquet import ParquetFile  # an extra
-
-    table = ParquetFile(
-        stream, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+def _share_of_odd(text: str) -> float:
+    """The share of characters that no text has: control characters, private and unassigned ones."""
+    odd = sum(
+        count
+        for char, count in Counter(text).items()
+        if unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs")
+        and char not in "\t\n\v\f\r\x1a\x85"
     )
-    for rows in table.iter_batches(_PARQUET_ROWS, columns=[text_field], use_threads=False):
-        yield from rows.to_pylist()
+    return odd / max(1, len(text))
+
+
+def _is_of_few_scripts(text: str) -> bool:
+    """True for what a person may have written, not bytes read in pairs that are none."""
+    pages = Counter(ord(char) >> 8 for char in text)
+    written = sum(count for _, count in pages.most_common(_FEW_PAGES))
+    east_asian = sum(count for page, count in pages.items() if page in _EAST_ASIAN)
+    return _share_of_odd(text) <= _MOST_ODD and max(written, east_asian) >= 0.9 * len(text)
+
+
+# Say ----------------------------------------------------------------------------------------------
+
+
+def what_is_read() -> str:
+    """The table of docs/start/own_text.md, in Markdown."""
+    text = [suffix for suffix, form in FORMS.items() if form == "text"]
+    lines = [suffix for suffix, form in FORMS.items() if form == "json_lines"]
+    encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)
+    rows = {
+        "plain text": f"{_listed(text)}; others with `--also .ENDING`",
+        "JSON, an object a line": f"{_listed(lines)}; its text is `text`, or `--text-field NAME`",
+        "Parquet": f"{_listed([PARQUET])}; a column of strings, large strings, categories, or "
+        "binary UTF-8; null is no text",
+        "packed": f"{_listed(PACKINGS)} behind the endings of text and JSON lines",
+        "encodings": f"{', '.join(encodings)}, either byte order, with or without a mark",
+        "line ends": "LF, CR LF, CR, NEL, U+2028, U+2029",
+    }
+    table = "".join(f"| {name} | {found} |\n" for name, found in rows.items())
+    return f"| what | is read |\n|---|---|\n{table}".rstrip()
+
+
+def _listed(endings: Collection[str]) -> str:
+    return " ".join(f"`{ending}`" for ending in endings)

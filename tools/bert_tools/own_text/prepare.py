@@ -22,15 +22,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_tools.own_text.cleaning import clean_document, documents_of
-from bert_tools.own_text.files import (
+from bert_tools.own_text.documents import (
     DocumentRule,
     Rules,
-    TextFile,
-    find_files,
+    can_be_cut,
     next_document,
     sections,
+)
+from bert_tools.own_text.files import (
+    TextFile,
+    find_files,
     text_bytes,
     unread_files,
+    unread_in_words,
+    with_encodings,
 )
 from bert_tools.own_text.vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.data.index import ShardSettings
@@ -52,10 +57,12 @@ from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
-CLEANING_VERSION = 4  # version of the rules that turn text into parts
+CLEANING_VERSION = 5  # version of the rules that turn text into parts
 _REMEDY = "name a new directory or delete this one"
 FEWEST_FILES = 32  # of which each is a document
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
+LEAST_DIFFERENT = 2 * LEAST_DOCUMENTS  # as copies stay on one side
+MANY_OF_ONE_SENTENCE = 0.9  # share of the documents, with a warning where pairs are learned
 MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
 
 # Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
@@ -79,7 +86,7 @@ class OwnText:
 
     `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
     is made. If `documents` is None, each plain file is a document, but of fewer than FEWEST_FILES
-    each paragraph is one.
+    each paragraph is one. `also` has endings of plain text beside the usual ones.
     """
 
     source: Path
@@ -88,6 +95,11 @@ class OwnText:
     vocab_path: Path | None
     vocab_size: int
     settings: ShardSettings
+    also: tuple[str, ...] = ()
+
+    def files(self) -> list[TextFile]:
+        """The files of the text; see `find_files`."""
+        return find_files(self.source, self.vocab_path, text_field=self.text_field, also=self.also)
 
 
 def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
@@ -97,12 +109,12 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     user can mend, and if `out_dir` was made of other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
-    files = find_files(wanted.source, wanted.vocab_path)
+    files = _checked_files(wanted)
     is_few = len(files) < FEWEST_FILES and all(file.form == "text" for file in files)
     by_number: DocumentRule = "empty-line" if is_few else "file"
     rules = Rules(wanted.documents or by_number, wanted.text_field)
-    _show_files(files, rules, unread_files(wanted.source, wanted.vocab_path))
-    settings = _settings_of(wanted, rules)
+    _show_files(files, rules, wanted)
+    settings = _settings_of(wanted, files, rules)
     if _is_ready(out_dir, settings):
         return False
 
@@ -121,11 +133,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
         "eval": len(held_out),
         "held out, but not needed": num_documents(cleaned.held_out) - len(held_out),
     }
-    for name in ("train", "eval"):
-        if documents[name] < LEAST_DOCUMENTS:
-            problem = f"has {documents[name]} documents for {name}, {LEAST_DOCUMENTS} are needed"
-            remedy = "give more text, or try --documents empty-line"
-            raise DataError(str(wanted.source), problem, remedy)
+    _check_documents(wanted, rules, cleaned, documents)
     eval_path = text_dir / "eval.txt"
     write_file(eval_path, "\n".join(held_out).encode())
     texts = {"train": _training_texts(cleaned, parts_dir), "eval": [eval_path]}
@@ -161,6 +169,26 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     check_place(wanted.source, out_dir)
 
 
+def _checked_files(wanted: OwnText) -> list[TextFile]:
+    """The files with their encodings, of which a line tells where they are not all UTF-8.
+
+    Raises DataError if most bytes are in none of Unicode's encodings.
+    """
+    files, foreign = with_encodings(wanted.files())
+    counts = Counter(file.encoding for file in files if file.encoding != "utf-8")
+    if counts:
+        found = ", ".join(f"{count:,} in {name.upper()}" for name, count in counts.most_common())
+        print(f"encodings: {found}; the others in UTF-8", flush=True)
+    if foreign:
+        name = in_brief(foreign[0].name)
+        problem = f"{len(foreign):,} of {len(files):,} files are not Unicode text (first {name})"
+        remedy = "convert them, for example by iconv -f WINDOWS-1252 -t UTF-8"
+        if text_bytes(foreign) > 0.5 * text_bytes(files):
+            raise DataError(str(wanted.source), problem, remedy)
+        print(f"warning: {problem}, so they are left out; {remedy}", flush=True)
+    return files
+
+
 def check_place(text: Path, out_dir: Path) -> None:
     """Raise ConfigError for an `out_dir` whose files would be read as text."""
     source, out = text.resolve(), out_dir.resolve()
@@ -172,12 +200,8 @@ def check_place(text: Path, out_dir: Path) -> None:
         raise ConfigError("--out", problem, "name a directory outside of the text")
 
 
-def text_digest(source: Path, vocab_path: Path | None) -> str:
-    """A digest of the text in `source`; the vocabulary file does not count as text.
-
-    Raises DataError if there is no text, or it cannot be read.
-    """
-    files = find_files(source, vocab_path)
+def text_digest(files: Sequence[TextFile]) -> str:
+    """A digest of the text. Raises DataError if it cannot be read."""
     kinds = [f"{file.form} {file.packing}" for file in files]
     digests = [file_digest(file.path, "give readable text files") for file in files]
     return _digest(str(CLEANING_VERSION), *kinds, *digests)
@@ -187,11 +211,11 @@ def _digest(*words: str) -> str:
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
-def _settings_of(wanted: OwnText, rules: Rules) -> dict[str, str]:
+def _settings_of(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
     """What must be as before if the directory exists."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     settings = {
-        "text": text_digest(wanted.source, wanted.vocab_path),
+        "text": text_digest(files),
         "vocabulary": given or f"own, {wanted.vocab_size} tokens",
         "documents": rules.documents,
         "text_field": rules.text_field,
@@ -236,7 +260,9 @@ class Cleaned(NamedTuple):
     """The result of one job or of several.
 
     `num_chars` are kept, and `left_out` counts characters by the reason. `lowest` has the digest,
-    sections, and bytes of the held-out documents, and of the next few of each job.
+    sections, and bytes of the held-out documents, and of the next few of each job. `different` has
+    the lowest digests of each job, each once, so that copies are seen. `one_sentence` counts
+    documents that have no second sentence.
     """
 
     train: list[Part]
@@ -244,6 +270,8 @@ class Cleaned(NamedTuple):
     num_chars: int
     left_out: dict[str, int]
     lowest: list[list[int]]
+    different: list[int]
+    one_sentence: int
 
 
 Job = tuple[int, list[TextFile]]  # a number, and pieces of files
@@ -272,6 +300,8 @@ def _clean_all(
         sum(each.num_chars for each in made),
         sum((Counter(each.left_out) for each in made), Counter()),
         [document for each in made for document in each.lowest],
+        sorted({digest for each in made for digest in each.different}),
+        sum(each.one_sentence for each in made),
     )
     return parts_dir, together
 
@@ -295,8 +325,7 @@ def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
 
 
 def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
-    is_one_document = file.form == "text" and rules.documents == "file"
-    if file.packing == "plain" and not is_one_document:
+    if can_be_cut(file, rules):
         for position in range(wanted, file.size_bytes, wanted):
             if position > file.start:
                 start = next_document(file, position)
@@ -322,7 +351,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
             return Cleaned(**values)
     train = _PartWriter(parts_dir / f"train-{number:05d}")
     held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
-    to, opens, num_chars = train, True, 0
+    to, opens, num_chars, one_sentence = train, True, 0, 0
     left_out: Counter[str] = Counter()
     documents: list[list[int]] = []  # the digest, sections and bytes of each
     for section in (each for piece in pieces for each in sections(piece, rules)):
@@ -333,6 +362,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
             continue
         text = "".join(sentence + "\n" for sentence in sentences)
         num_chars += len(text)
+        one_sentence += len(sentences) == 1
         if opens:
             documents.append([digest_of(text), 0, 0])
             to = held_out if documents[-1][0] < share * 2**64 else train
@@ -342,7 +372,9 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
         opens = False
     num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
     lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
-    made = Cleaned(train.finish(), held_out.finish(), num_chars, left_out, lowest)
+    different = sorted({digest for digest, _, _ in documents})[:LEAST_DIFFERENT]
+    parts = train.finish(), held_out.finish()
+    made = Cleaned(*parts, num_chars, left_out, lowest, different, one_sentence)
     write_file(record, json.dumps(made._asdict()).encode())
     return made
 
@@ -410,6 +442,36 @@ def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: 
     return path
 
 
+def _check_documents(
+    wanted: OwnText, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
+) -> None:
+    """Raise DataError, with what would help, where the documents cannot be learned from."""
+    parts = [*cleaned.train, *cleaned.held_out]
+    number = num_documents(parts)
+    problem = f"has {number:,} documents"
+    if number == 0:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in cleaned.left_out.items())
+        problem += f" after cleaning (left out: characters {reasons or 0})"
+        raise DataError(str(wanted.source), problem, "give text of sentences in Unicode")
+    if number >= LEAST_DIFFERENT > len(cleaned.different):
+        problem += f", of which {len(cleaned.different)} differ, as the others are copies"
+        raise DataError(str(wanted.source), problem, "give different documents")
+    if min(documents["train"], documents["eval"]) < LEAST_DOCUMENTS:
+        by_line = rules.documents == "empty-line"
+        problem += f" of {cleaned.num_chars:,} characters, {LEAST_DIFFERENT} are needed"
+        remedy = "separate documents by an empty line" if by_line else "try --documents empty-line"
+        raise DataError(str(wanted.source), problem, f"{remedy}, or give more of them")
+    if wanted.settings.segments == "single":
+        return
+    share = cleaned.one_sentence / number
+    problem = f"{cleaned.one_sentence:,} of {number:,} documents have one sentence, so none follows"
+    remedy = "train masked LM alone (--segments single), or give longer documents"
+    if share == 1:
+        raise DataError(str(wanted.source), problem, remedy)
+    if share > MANY_OF_ONE_SENTENCE:
+        print(f"warning: {problem}; {remedy}", flush=True)
+
+
 # Hold out -----------------------------------------------------------------------------------------
 
 
@@ -457,13 +519,16 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 # Say ----------------------------------------------------------------------------------------------
 
 
-def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[str]) -> None:
+def _show_files(files: Sequence[TextFile], rules: Rules, wanted: OwnText) -> None:
     """Print how documents are found, and how much is not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
     way = f"read with --documents {rules.documents}"
     print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
+    unread = unread_files(
+        wanted.source, wanted.vocab_path, text_field=wanted.text_field, also=wanted.also
+    )
     if unread:
-        print(f"not read: {len(unread):,} of other kinds, first {in_brief(unread[0])}", flush=True)
+        print(unread_in_words(unread), flush=True)
 
 
 def _show_left_out(cleaned: Cleaned) -> dict[str, object]:

@@ -8,6 +8,7 @@ import errno
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import sys
 import traceback
@@ -71,9 +72,15 @@ COMMANDS = {
     "package": ("bert_tools.package.cli", "a submission directory, checked, and its score"),
 }
 
+# An option that makes another module's command of it.
+VARIANTS = {("prepare", "--corpus"): "bert_tools.own_text.corpus"}
+
 
 def entry() -> NoReturn:
     """Run the command of the command line and exit with its status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale of one byte lacks most characters
+            stream.reconfigure(errors="backslashreplace")
     try:
         keep_this_directory_from_children()
         end_with_script()
@@ -106,19 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         say_error(error)
         return error.exit_status
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0)
-        if DEBUG in words or remedy is None:
-            raise
-        where = one_line(str(error.filename or "stdout or a file"))
-        say_error(f"{where}: {error.strerror}; {remedy}")
-        return MISTAKE
     except Exception as error:
-        if DEBUG in words or not is_out_of_memory(error):
+        line = None if DEBUG in words else _in_one_line(error, words)
+        if line is None:
             raise
-        part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
-        problem = one_line(str(error).partition("\n")[0])
-        say_error(f"{part}: out of memory ({problem}); {_LESS_MEMORY.get(part, _SMALLER)}")
+        say_error(line)
         return MISTAKE
     except Ended as ended:
         say(f"interrupted by {ended}")
@@ -126,6 +125,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
+
+
+def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
+    """What a user can do about an error of the machine; None if it is a fault of ours."""
+    if isinstance(error, OSError) and (remedy := _REMEDIES.get(error.errno or 0)):
+        where = one_line(str(error.filename or "stdout or a file"))
+        return f"{where}: {error.strerror}; {remedy}"
+    if isinstance(error, ImportError):
+        from mlperf_bert.distributed.launch import shadowed_packages
+
+        names = ", ".join(f"{name} of {directory}" for directory, name in shadowed_packages())
+        problem = f"PYTHONPATH: Python takes {names} ({one_line(str(error))}); unset it"
+        return problem if names else None
+    if is_out_of_memory(error):
+        part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
+        problem = one_line(str(error).partition("\n")[0])
+        return f"{part}: out of memory ({problem}); {_LESS_MEMORY.get(part, _SMALLER)}"
+    return None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,6 +164,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     asked = next((word for word in words if not word.startswith("-")), None)
     has_tools = importlib.util.find_spec("bert_tools") is not None
     for name, (module_name, text) in COMMANDS.items():
+        for (command_name, option), variant in VARIANTS.items():
+            if name == command_name and option in words:
+                module_name = variant
         is_there = has_tools or not module_name.startswith("bert_tools.")
         if is_there:
             command = commands.add_parser(name, help=text)

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def number(name: str, text: str) -> None:
         parser.add_argument(name, type=int, metavar="N", help=text)
 
+    parser.epilog = "your own text: see `prepare --corpus TEXT --help`"
     _add_sources(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory to make")
     parser.add_argument(
@@ -68,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is prepared, one of which must be given."""
+    """The options that say what is prepared, one of which must be given.
+
+    `--corpus`, a user's own text, is a tool's (`__main__.VARIANTS`).
+    """
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, one shard each"

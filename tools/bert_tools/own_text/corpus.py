@@ -1,0 +1,87 @@
+"""The sub-command `prepare --corpus`: a user's own text to prepared sets, with sizes as options.
+
+`own-text` does the same with the sizes of a config, and then trains.
+"""
+
+import argparse
+from pathlib import Path
+
+from bert_tools.own_text.cli import SEED, add_text_options
+from mlperf_bert.config.sections import MAX_PREDICTIONS
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.machine import usable_cpus
+from mlperf_bert.prepare.cli import DUPE_FACTOR, MAX_SEQ_LENGTH
+
+VOCAB_SIZE = 30_522
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `prepare --corpus`."""
+
+    def number(name: str, default: int, text: str) -> None:
+        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+
+    parser.add_argument(
+        "--corpus", type=Path, metavar="TEXT", required=True, help="a directory or a file of text"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="gets train/, eval/ and vocab.txt"
+    )
+    add_text_options(parser)
+    parser.add_argument(
+        "--segments",
+        choices=("pair", "single"),
+        default="pair",
+        help="two segments for next-sentence prediction (default), or one for masked LM alone",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help=f"of the vocabulary that is made (default {VOCAB_SIZE:,})",
+    )
+    number("--max-seq-length", MAX_SEQ_LENGTH, "most tokens of an example (default %(default)s)")
+    number(
+        "--max-predictions",
+        MAX_PREDICTIONS,
+        "most masked positions of an example (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dupe-factor",
+        type=int,
+        metavar="N",
+        help=f"passes over the text (default {DUPE_FACTOR}; with --segments single 1)",
+    )
+    number("--seed", SEED, "seed of the examples (default %(default)s)")
+    number("--workers", len(usable_cpus()), "worker processes (default: the cores, %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the text. Raises ConfigError or DataError for what the user can mend."""
+    from bert_tools.own_text.prepare import OwnText, prepare_own_text
+    from mlperf_bert.data.index import ShardSettings
+
+    if args.vocab is not None and args.vocab_size is not None:
+        raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")
+    if not args.corpus.exists():
+        problem = f"there is no file or directory '{args.corpus}'"
+        raise ConfigError("--corpus", problem, "give your text")
+    passes = 1 if args.segments == "single" else DUPE_FACTOR
+    wanted = OwnText(
+        source=args.corpus,
+        documents=args.documents,
+        text_field=args.text_field or "text",
+        also=tuple(args.also),
+        vocab_path=args.vocab,
+        vocab_size=args.vocab_size or VOCAB_SIZE,
+        settings=ShardSettings(
+            max_seq_length=args.max_seq_length,
+            max_predictions=args.max_predictions,
+            dupe_factor=args.dupe_factor or passes,
+            seed=args.seed,
+            segments=args.segments,
+        ),
+    )
+    if not prepare_own_text(wanted, args.out, workers=args.workers):
+        print(f"{args.out}: already prepared with these settings")
+    return 0

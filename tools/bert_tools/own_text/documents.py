@@ -1,0 +1,217 @@
+"""Where the documents of a user's own text end.
+
+A plain file is one document, in which an empty line ends a paragraph (`file`), or each of its
+paragraphs is a document (`empty-line`). A line of JSON or a row of Parquet is one document, and
+each line of its text is a paragraph. A file is never in memory as a whole, whatever its size; only
+a line of JSON is.
+
+A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
+separate documents, but stay on one side of the train/held-out split.
+"""
+
+import codecs
+import io
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from bert_tools.own_text.files import SAMPLE_BYTES, TextFile, opened
+from mlperf_bert.errors import DataError
+
+DocumentRule = Literal["file", "empty-line"]
+SECTION_CHARS = 2**16  # about 12,000 words
+
+_PARQUET_ROWS = 16  # in memory at a time
+_BUFFER_BYTES = 2**20
+# Other line ends: NEL, and Unicode's own, of which the second ends a paragraph.
+_LINE_ENDS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Where documents of plain text end, and the name of the text in JSON lines and Parquet."""
+
+    documents: DocumentRule
+    text_field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Consecutive paragraphs of a document; `opens` if they are its first."""
+
+    paragraphs: list[str]
+    opens: bool
+
+
+def can_be_cut(file: TextFile, rules: Rules) -> bool:
+    """True if `next_document` finds documents within the file: plain UTF-8 with line feeds."""
+    if file.packing != "plain" or file.encoding != "utf-8":
+        return False
+    return file.form == "json_lines" or rules.documents == "empty-line"
+
+
+def next_document(file: TextFile, position: int) -> int | None:
+    """The start of the first document that begins after `position`; None if there is none.
+
+    The file is one that can be cut. Memory is bounded even if it is one line.
+    """
+    at = position
+    at_line_start = opens = False  # `position` may be within a line
+    with opened(file) as stream:
+        stream.seek(position)
+        while line := stream.readline(SECTION_CHARS):
+            if opens and line.strip():
+                return at
+            is_empty = at_line_start and not line.strip()
+            at_line_start = line.endswith(b"\n")
+            opens = at_line_start and (file.form == "json_lines" or is_empty)
+            at += len(line)
+    return None
+
+
+def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
+    """Yield all sections in order. Raises DataError if the file cannot be read in this form."""
+    num_bytes = sys.maxsize if file.stop is None else file.stop - file.start
+    with opened(file) as stream:
+        if file.start:
+            stream.seek(file.start)
+        if file.packing == "parquet":
+            found = _parquet_rows(stream, rules.text_field)
+        elif file.form == "text":
+            lines = _lines(_blocks(stream, num_bytes), file.encoding, longest=SECTION_CHARS)
+            yield from _sections(_plain_paragraphs(lines, rules.documents))
+            return
+        else:
+            lines = _lines(_blocks(stream, num_bytes), file.encoding, longest=None)
+            found = _json_values((line for line, _ in lines), file.path)
+        for number, value in enumerate(found, start=1):
+            text = value.get(rules.text_field) if isinstance(value, dict) else None
+            if isinstance(text, bytes):  # Parquet of Spark, Hive or Impala
+                text = text.decode("utf-8", "replace")
+            if not isinstance(text, str):
+                remedy = "give objects or rows with text, and its name as --text-field"
+                problem = f"has no text {rules.text_field!a}"
+                raise DataError(f"{file.path}: document {number}", problem, remedy)
+            paragraphs = re.split("\r\n?|\n", _with_line_feeds(text))
+            yield from _sections((paragraph, False) for paragraph in _cut(paragraphs))
+
+
+def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    """Yield the next `num_bytes`, or all."""
+    while num_bytes > 0 and (block := stream.read(min(num_bytes, SAMPLE_BYTES))):
+        yield block
+        num_bytes -= len(block)
+
+
+def _lines(
+    blocks: Iterable[bytes], encoding: str, *, longest: int | None
+) -> Iterator[tuple[str, bool]]:
+    r"""Yield lines with their "\n", those over `longest` in pieces; True with what ends a line.
+
+    Line ends are LF, CR, and both together; in text, not in JSON, which allows them in strings, the
+    others of Unicode too (`longest` is given). Bytes that are not of the encoding become U+FFFD.
+    """
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder(encoding)("replace"), translate=True
+    )
+    pending: list[str] = []  # of a line that has not ended
+    for block in chain(blocks, (b"",)):
+        text = decoder.decode(block, final=not block)
+        if longest is not None:
+            text = _with_line_feeds(text)
+        *whole, last = text.split("\n")
+        for line in whole:
+            yield from _pieces("".join([*pending, line, "\n"]), longest, ends=True)
+            pending = []
+        pending.append(last)
+        if longest is not None and sum(map(len, pending)) >= longest:
+            yield from _pieces("".join(pending), longest, ends=False)
+            pending = []
+    yield "".join(pending), True
+
+
+def _with_line_feeds(text: str) -> str:
+    for end, feed in _LINE_ENDS.items():
+        text = text.replace(end, feed)
+    return text
+
+
+def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str, bool]]:
+    while longest is not None and len(line) > longest:
+        yield line[:longest], False
+        line = line[longest:]
+    yield line, ends
+
+
+def _plain_paragraphs(
+    lines: Iterable[tuple[str, bool]], rule: DocumentRule
+) -> Iterator[tuple[str, bool]]:
+    """Yield paragraphs, or parts of long ones, each with True if it opens a document."""
+    collected: list[str] = []
+    num_chars = 0
+    opens, in_line = True, False
+    for text, ends in lines:
+        is_empty = not in_line and not text.strip()
+        in_line = not ends
+        collected.append(text)
+        num_chars += len(text)
+        if is_empty or num_chars >= SECTION_CHARS:
+            paragraph = "".join(collected)
+            if paragraph.strip():
+                yield paragraph, opens
+                opens = False
+            collected, num_chars = [], 0
+            opens = opens or (is_empty and rule == "empty-line")
+    paragraph = "".join(collected)
+    if paragraph.strip():
+        yield paragraph, opens
+
+
+def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
+    """Group paragraphs of a document up to the length of a section; the first opens a document."""
+    collected: list[str] = []
+    num_chars, opens_with = 0, True
+    for paragraph, opens in paragraphs:
+        if collected and (opens or num_chars + len(paragraph) > SECTION_CHARS):
+            yield Section(collected, opens_with)
+            collected, num_chars, opens_with = [], 0, opens
+        collected.append(paragraph)
+        num_chars += len(paragraph)
+    if collected:
+        yield Section(collected, opens_with)
+
+
+def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
+    for paragraph in paragraphs:
+        for start in range(0, len(paragraph), SECTION_CHARS):
+            yield paragraph[start : start + SECTION_CHARS]
+
+
+def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
+    full = (line for line in lines if line.strip())
+    for number, line in enumerate(full, start=1):
+        try:
+            yield json.loads(line.removeprefix("\ufeff"))
+        except (ValueError, RecursionError):
+            remedy = "give one JSON object a line"
+            raise DataError(f"{path}: document {number}", "is not JSON", remedy) from None
+
+
+def _parquet_rows(stream: BinaryIO, text_field: str) -> Iterator[dict[str, Any]]:
+    """Yield rows of one column, null as no text; one page and one batch are in memory, no threads.
+
+    A column of strings may also be large, a dictionary (pandas' category), or binary.
+    """
+    from pyarrow.parquet import ParquetFile  # an extra
+
+    table = ParquetFile(
+        stream, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+    )
+    for rows in table.iter_batches(_PARQUET_ROWS, columns=[text_field], use_threads=False):
+        for row in rows.to_pylist():
+            yield {name: "" if value is None else value for name, value in row.items()}
