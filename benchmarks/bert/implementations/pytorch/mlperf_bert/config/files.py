@@ -189,7 +189,9 @@ def checked_setting(dotted: str, value: Any, origin: str) -> Any:
 def read_toml(path: Path, remedy: str = "give a config file") -> dict[str, Any]:
     """The tables of a small TOML file. Raises ConfigError if it is none."""
     try:
-        text = read_regular_file(path, _MAX_BYTES).decode("utf-8")
+        text = read_regular_file(path, _MAX_BYTES).decode(
+            "utf-8-sig"
+        )  # an editor may have put a mark first
     except OSError as error:
         raise ConfigError(str(path), error.strerror or "unreadable", remedy) from None
     except UnicodeDecodeError:

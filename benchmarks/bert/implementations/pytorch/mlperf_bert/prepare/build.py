@@ -41,7 +41,13 @@ from mlperf_bert.files import (
     remove_temporaries,
     write_file,
 )
-from mlperf_bert.prepare.contents import Tally, baseline_of, check_arrays, read_counts
+from mlperf_bert.prepare.contents import (
+    Tally,
+    baseline_of,
+    check_arrays,
+    check_unknown,
+    read_counts,
+)
 from mlperf_bert.prepare.documents import (
     EVAL_DUPE_FACTOR,
     Documents,
@@ -61,6 +67,8 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
+MANY_UNKNOWN = 0.01  # share of the tokens, with a warning; from MAX_UNKNOWN_SHARE on, an error
+_WANTED_VOCABULARY = "give a vocabulary of this text's language, or have one made of the text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,7 @@ def prepare_pair(
 
 def make_set(
     jobs: list[ShardJob],
-    make: Callable[[ShardJob], object],
+    make: Callable[[ShardJob], Tally],
     vocabulary: AnyVocabulary,
     *,
     workers: int,
@@ -150,8 +158,9 @@ def make_set(
 ) -> Manifest:
     """Make the unfinished shards of a set, then its index.
 
-    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished; it runs in
-    worker processes (1: in this one), so it must be a function of a module, or a partial of one.
+    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished, and counts its
+    tokens; it runs in worker processes (1: in this one), so it must be a function of a module, or a
+    partial of one.
     `corpus` is provenance for the manifest, `words` are those of `count_bytes`.
 
     Raises DataError like `make`, and if a shard was finished with other settings or the set has
@@ -163,8 +172,12 @@ def make_set(
     # Check the settings of every existing shard before hours of work, not after.
     for job in jobs:
         is_finished(job, source_sha256=None)
-    for _ in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
-        pass
+    counted = Tally()
+    for _, tally in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
+        counted += tally
+    if not quiet and counted.unknown > MANY_UNKNOWN * counted.tokens:
+        share = counted.unknown / counted.tokens
+        print(f"warning: {share:.1%} of the tokens are [UNK]: {_WANTED_VOCABULARY}", flush=True)
     shards = [job.shard_path for job in jobs]
     names = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
     remove_temporaries(out_dir / "shards", names)
@@ -289,18 +302,24 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
         _make_examples(documents, vocabulary, settings, source_sha256="")
 
 
-def make_shard(job: ShardJob) -> None:
-    """Make one shard unless it exists. Raises DataError for a faulty text or vocabulary."""
+def make_shard(job: ShardJob) -> Tally:
+    """Make one shard unless it exists; count its text's tokens.
+
+    Raises DataError for a faulty text or vocabulary, or one that lacks most words of the text.
+    """
     # The text is released once it is split: the examples need the memory.
     source = read_text(job.text_path)
     source_sha256 = source.sha256
     if is_finished(job, source_sha256):
-        return
+        return Tally()
     settings = job.settings
     vocabulary = load_any_vocabulary(job.vocab_path)
     encoder = make_encoder(vocabulary)
     documents = tokenize_documents(source.text, encoder, split=settings.split_sentences)
     del source
+    unknown = int(np.count_nonzero(documents.tokens == vocabulary.unk_id))
+    tally = Tally(tokens=len(documents.tokens), unknown=unknown)
+    check_unknown(job.text_path, tally, _WANTED_VOCABULARY)
     # With a single document the reference would silently pair it with itself and call the second
     # segment a random other one, which teaches a wrong next-sentence label.
     least = 1 if settings.segments == "single" else 2
@@ -322,6 +341,7 @@ def make_shard(job: ShardJob) -> None:
         source_sha256=source_sha256,
         settings=settings,
     )
+    return tally
 
 
 def _make_examples(

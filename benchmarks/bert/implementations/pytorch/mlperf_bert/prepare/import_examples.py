@@ -27,7 +27,13 @@ from mlperf_bert.prepare.build import (
     shard_jobs,
     write_shard,
 )
-from mlperf_bert.prepare.contents import MIN_LENGTH, check_arrays, check_labels, check_unknown
+from mlperf_bert.prepare.contents import (
+    MIN_LENGTH,
+    Tally,
+    check_arrays,
+    check_labels,
+    check_unknown,
+)
 from mlperf_bert.prepare.examples import joined
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
@@ -171,8 +177,8 @@ def import_set(
     return manifest
 
 
-def import_shard(job: ShardJob) -> None:
-    """Make one shard of a file with examples unless the shard exists.
+def import_shard(job: ShardJob) -> Tally:
+    """Make one shard of a file with examples unless the shard exists; count what it holds.
 
     Raises DataError for a faulty file or vocabulary, and for examples that `verify --full` would
     refuse. It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked;
@@ -181,7 +187,7 @@ def import_shard(job: ShardJob) -> None:
     path, settings = job.text_path, job.settings
     source_sha256 = file_digest(path, "give a readable file")
     if is_finished(job, source_sha256):
-        return
+        return Tally()
     vocabulary = load_vocabulary(job.vocab_path)
     examples = read_examples(path, vocabulary, settings)
     tally, _ = check_arrays(path, examples, manifest_of(vocabulary, settings), REMEDY)
@@ -194,3 +200,4 @@ def import_shard(job: ShardJob) -> None:
         source_sha256=source_sha256,
         settings=settings,
     )
+    return tally

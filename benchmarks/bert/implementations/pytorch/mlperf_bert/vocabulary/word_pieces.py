@@ -7,6 +7,7 @@ example after it. For a new word it takes about as long as the definition does (
 microseconds, measured together).
 """
 
+import codecs
 import hashlib
 import unicodedata
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _REMEDY = "give the model's vocab.txt, one token a line"
 _MAX_BYTES = 64 * 2**20  # the largest in use, of several languages, have 5 MB
+
+_OPENS_A_WORD = "\u2581"  # SentencePiece's mark of a space
+_MOST_OF_SENTENCE_PIECE = 0.1  # share of the tokens
 
 MAX_WORD_CHARS = 200
 # About 50 MB for words of usual length, about 240 MB for the longest that are kept (text without
@@ -73,7 +77,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     r"""Read a vocabulary; lines end at \n only, white space around a token is dropped.
 
     Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, lacks one
-    of the five special tokens or has no other.
+    of the five special tokens or has no other, or is a list for SentencePiece.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -84,6 +88,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
 
 def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
     """Parse a file's contents as in `load_vocabulary`; `where` opens every error message."""
+    contents = contents.removeprefix(codecs.BOM_UTF8)  # an editor's, and no part of a token
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,6 +107,13 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
             raise DataError(where, f"has no token {token}", _REMEDY)
     if len(tokens) == len(SPECIAL_TOKENS):
         raise DataError(where, "has only the special tokens", _REMEDY)
+    words = sum(token.startswith(_OPENS_A_WORD) for token in tokens)
+    if words > _MOST_OF_SENTENCE_PIECE * len(tokens):
+        problem = (
+            f"is a list for SentencePiece ({words:,} of its tokens open with {_OPENS_A_WORD!a}"
+        )
+        problem += "), with which word pieces would be [UNK]"
+        raise DataError(where, problem, "give the tokenizer.json of that model")
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)
 
 
@@ -184,16 +196,25 @@ def basic_words(text: str) -> list[str]:
 def _cleaned(text: str) -> str:
     chars = []
     for char in text:
-        category = unicodedata.category(char)
-        if char in "\t\n\r" or category == "Zs":
+        if is_space(char):
             chars.append(" ")
-        elif char in "\0\ufffd" or category in ("Cc", "Cf"):
+        elif is_dropped(char):
             continue
         elif is_cjk(ord(char)):
             chars.append(f" {char} ")
         else:
             chars.append(char)
     return "".join(chars)
+
+
+def is_space(char: str) -> bool:
+    """True for white space of the reference; `str.split` knows a few characters more."""
+    return char in "\t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def is_dropped(char: str) -> bool:
+    """True for a character that is no part of any word: control, format, and U+FFFD."""
+    return char == "\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
 def is_cjk(code: int) -> bool:

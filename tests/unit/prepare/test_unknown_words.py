@@ -1,0 +1,37 @@
+"""A vocabulary that does not fit its text is seen while preparing."""
+
+import pytest
+
+from mlperf_bert.data.index import ShardSettings
+from mlperf_bert.errors import DataError
+from mlperf_bert.prepare.build import MANY_UNKNOWN, prepare_text
+from mlperf_bert.prepare.contents import MAX_UNKNOWN_SHARE
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def prepared(tmp_path, unknown, of=100):
+    """Two documents of `of` words, of which so many are not in the vocabulary."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "river", "stone"]) + "\n")
+    line = " ".join(["река"] * unknown + ["river"] * (of - unknown))
+    (tmp_path / "text.txt").write_text(f"{line}\n{line}\n\n{line}\n{line}\n")
+    settings = ShardSettings(max_seq_length=32, max_predictions=5, dupe_factor=1, seed=1)
+    places = [tmp_path / "text.txt"], tmp_path / "vocab.txt", tmp_path / "out"
+    return prepare_text(*places, settings, workers=1)
+
+
+def test_most_words_unknown_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"text.txt: 51.0 % of the tokens are \[UNK\]; give a voc"):
+        prepared(tmp_path, 51)
+    assert list((tmp_path / "out" / "shards").glob("*.hdf5")) == []
+    assert MAX_UNKNOWN_SHARE == 0.5
+
+
+def test_many_unknown_words_are_a_warning(tmp_path, capsys):
+    prepared(tmp_path, 2)
+    assert "warning: 2.0% of the tokens are [UNK]: give a vocabulary" in capsys.readouterr().out
+
+
+def test_few_unknown_words_are_no_matter(tmp_path, capsys):
+    prepared(tmp_path, 1)
+    assert MANY_UNKNOWN == 0.01 and "[UNK]" not in capsys.readouterr().out
