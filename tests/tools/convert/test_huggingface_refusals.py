@@ -44,7 +44,7 @@ OTHER_MODELS = (
     ("plain", "num_attention_heads", 5, "does not divide"),
     ("plain", "num_hidden_layers", 3, "is missing"),
     ("plain", "hidden_size", 64, "has the shape"),
-    ("plain", "type_vocab_size", 1, "type_vocab_size"),
+    ("plain", "type_vocab_size", 3, "type_vocab_size"),
     *(
         ("modern", f"{name}_bias", True, "computes False only")
         for name in ("norm", "attention", "mlp", "classifier")

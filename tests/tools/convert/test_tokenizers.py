@@ -27,11 +27,23 @@ def theirs(tmp_path):
     return tmp_path / "theirs"
 
 
+BERTS = {  # the library's own sections for BERT
+    "normalizer": {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    },
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+}
+
+
 def write_tokenizer(folder, change):
     contents = "".join(f"{word}\n" for word in WORDS).encode()
     values = word_piece_tokenizer(parse_vocabulary(contents, "words"))
     for section, settings in change.items():
-        values[section] |= settings
+        values[section] = {**BERTS.get(section, values[section]), **settings}
     (folder / "tokenizer.json").write_text(json.dumps(values))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.errors import one_line, typed
+from mlperf_bert.files import in_brief
 
 if TYPE_CHECKING:
     from bert_tools.huggingface.conversion import Conversion
@@ -84,6 +85,9 @@ def _report(conversion: "Conversion", out: Path) -> list[str]:
         f"vocabulary: {len(vocabulary):,} tokens, sha256 {vocabulary.sha256}",
         f"word embedding: {conversion.word_rows:,} rows, {kept}",
     ]
+    if added := _added(conversion):
+        first = in_brief(added[0])
+        lines.append(f"added tokens: {len(added)} beside vocab.txt, kept as words (first {first})")
     for why, count in Counter(conversion.ignored.values()).items():
         first = next(name for name, reason in conversion.ignored.items() if reason == why)
         others = f" and {count - 1} more" if count > 1 else ""
@@ -100,3 +104,14 @@ def _report(conversion: "Conversion", out: Path) -> list[str]:
     ):
         lines.append(f"to go on from it: {typed(*words, '--init-checkpoint', str(out))}")
     return lines
+
+
+def _added(conversion: "Conversion") -> list[str]:
+    """Tokens of the conversion's vocabulary that files beside its vocab.txt have added."""
+    from bert_tools.huggingface.tokenizer import WORD_PIECES
+    from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
+
+    path, vocabulary = conversion.source.folder / WORD_PIECES, conversion.vocabulary
+    if not path.exists() or not isinstance(vocabulary, Vocabulary):
+        return []
+    return list(vocabulary.tokens[len(load_vocabulary(path)) :])

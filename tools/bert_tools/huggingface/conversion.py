@@ -39,7 +39,7 @@ from mlperf_bert.config.files import (
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ARCHITECTURES, ModelSection
 from mlperf_bert.errors import CheckpointError
-from mlperf_bert.files import new_directory, write_file
+from mlperf_bert.files import in_brief, new_directory, write_file
 from mlperf_bert.model.bert import BertForPretraining, initial_weights
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary, file_name
@@ -84,6 +84,8 @@ class Conversion:
         else:
             generator = torch.Generator().manual_seed(derive_seed(0, f"drawn {name}"))
             return initial_weights(name, torch.Size(shape), self.config.model, generator)
+        if name == family.segments and len(found) == 1:
+            found = np.repeat(found, shape[0], axis=0)  # both segments as the only one
         if name in family.fills:
             found = with_rows(found, shape[0], family.fills[name])
         return torch.from_numpy(found)
@@ -122,7 +124,9 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 
 
 def _incomplete(source: Source, name: str) -> CheckpointError:
-    problem = f"{name} is missing"
+    tail = name.removeprefix(source.family.body)
+    others = (each for each in (*source.weights, *source.ignored) if each.endswith(tail))
+    problem = f"{name} is missing" + "".join(f", {in_brief(other)} is there" for other in others)
     return CheckpointError(str(source.folder), problem, "give the weights of a BERT, all of them")
 
 
@@ -188,7 +192,8 @@ def _unused(
             continue
         shape = shapes[name]
         wanted = (rows, *shape[1:]) if name in source.family.fills else shape
-        if weight.shape != wanted:
+        is_only_type = name == source.family.segments and weight.shape == (1, *shape[1:])
+        if weight.shape != wanted and not is_only_type:
             problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
             raise CheckpointError(weight.where, problem, remedy)
     return unused

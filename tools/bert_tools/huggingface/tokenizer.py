@@ -5,7 +5,12 @@
 """
 
 import json
-from collections.abc import Mapping
+import re
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +19,7 @@ import numpy as np
 
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import CheckpointError, ConfigError
-from mlperf_bert.files import is_there, parse_json_object, read_json, reading
+from mlperf_bert.files import in_brief, is_there, parse_json_object, read_json, reading
 from mlperf_bert.vocabulary.any_vocabulary import (
     ROLES,
     AnyVocabulary,
@@ -27,7 +32,12 @@ from mlperf_bert.vocabulary.word_pieces import (
     SPECIAL_TOKENS,
     VOCABULARY_FILES,
     Vocabulary,
+    is_cjk,
+    is_dropped,
+    is_punctuation,
+    is_space,
     load_vocabulary,
+    parse_vocabulary,
 )
 
 MASK = "[MASK]"
@@ -35,11 +45,22 @@ _PROBE = f"a {MASK} a"
 
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
+ADDED_TOKENS = "added_tokens.json"
 LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
 _OF_ITS_DATA = "give the vocabulary of its data with --vocab"
 _REMEDY = "give the vocabulary of these weights with --vocab"
-# Settings of tokenizer.json equal to vocabulary/word_pieces.py; we write the first of each. Words
-# end at 200 letters there, at 100 by the library's default; that difference is accepted.
+_TOKENIZER_FILE = (
+    "give its tokenizer.json with --vocab; where there is none, "
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
+)
+# Classes of transformers that split as BertTokenizer does, or that leave it to the files.
+_OURS = re.compile(
+    "(?:Bert|DistilBert|Electra|MobileBert|ConvBert|SqueezeBert|LayoutLM|Funnel|Lxmert|RetriBert)"
+    "Tokenizer(?:Fast)?|PreTrainedTokenizer(?:Fast)?|TokenizersBackend"
+)
+# Settings of tokenizer.json that split as vocabulary/word_pieces.py does but for rare characters,
+# which `_splitting`, in our exports, has right. Words end at 200 letters there, at 100 by the
+# library's default; that difference is accepted.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "normalizer": {
@@ -163,10 +184,7 @@ def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
 
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
     """The `tokenizer.json` of a list of word pieces."""
-    as_ours = {
-        section: {name: allowed[0] for name, allowed in settings.items()}
-        for section, settings in _AS_OURS.items()
-    }
+    as_ours = {name: allowed[0] for name, allowed in _AS_OURS["model"].items()}
     return {
         "version": "1.0",
         "truncation": None,
@@ -175,16 +193,77 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
             (_added(token, words.ids[token]) for token in SPECIAL_TOKENS),
             key=lambda added: int(added["id"]),
         ),
-        "normalizer": as_ours["normalizer"],
-        "pre_tokenizer": as_ours["pre_tokenizer"],
+        **_splitting(),
         "post_processor": _template({"[CLS]": words.cls_id}, {"[SEP]": words.sep_id}),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
-            **as_ours["model"],
+            **as_ours,
             "max_input_chars_per_word": MAX_WORD_CHARS,
             "vocab": words.ids,
         },
     }
+
+
+def _splitting() -> dict[str, Any]:
+    """The sections of tokenizer.json that clean and split text into words as training does.
+
+    The library's own rules for BERT (`_AS_OURS`) differ on 7,000 characters: private use, some
+    ideographs, and marks and punctuation that are younger than its tables. So every set of
+    characters is written out, as this Python's Unicode has it.
+    """
+    spaces, dropped, marks, alone = _character_sets()
+    return {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                _replace(spaces, " "),
+                _replace(dropped, ""),
+                # Python's lower case of a sigma that ends its word.
+                _replace("(?<=\\p{L}\\p{M}{0,9})\u03a3(?!\\p{M}*\\p{L})", "\u03c2"),
+                {"type": "Lowercase"},
+                {"type": "NFD"},
+                _replace("\U00011938", "\U00011935\U00011930"),  # the library's NFD leaves it whole
+                _replace(marks, ""),
+            ],
+        },
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": alone},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+            ],
+        },
+    }
+
+
+@cache
+def _character_sets() -> tuple[str, str, str, str]:
+    """Patterns for spaces, what is dropped, accents, and characters that are words."""
+    chars = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    return (
+        _any_of([char for char in chars if is_space(char)]),
+        _any_of([char for char in chars if is_dropped(char)]),
+        _any_of([char for char in chars if unicodedata.category(char) == "Mn"]),
+        _any_of([char for char in chars if is_punctuation(char) or is_cjk(ord(char))]),
+    )
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _any_of(chars: Sequence[str]) -> str:
+    """A regular expression for one of these characters, which ascend."""
+    codes = [ord(char) for char in chars]
+    starts = [code for before, code in pairwise([-2, *codes]) if code != before + 1]
+    ends = [code for code, after in pairwise([*codes, sys.maxunicode + 2]) if after != code + 1]
+    ranges = (f"\\x{{{a:X}}}-\\x{{{b:X}}}" for a, b in zip(starts, ends, strict=True))
+    return f"[{''.join(ranges)}]"
 
 
 def _added(token: str, number: int) -> dict[str, object]:
@@ -216,20 +295,54 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     if not has_words:
         return load_any_vocabulary(folder / TOKENIZER)
     words = load_vocabulary(folder / WORD_PIECES)
+    added = added_tokens(folder, words)
+    if added:
+        lines = "".join(f"{token}\n" for token in added)
+        contents = words.contents.removesuffix(b"\n") + b"\n" + lines.encode()
+        words = parse_vocabulary(contents, f"{folder / WORD_PIECES} with added tokens")
     if has_tokenizer and not _splits_alike(folder / TOKENIZER, words):
         return load_any_vocabulary(folder / TOKENIZER)
     if not is_there(folder / TOKENIZER_CONFIG):
         return words
     values = read_json(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
+    kind = values.get("tokenizer_class")
+    if kind is not None and not _OURS.fullmatch(str(kind)):
+        problem = f"is {in_brief(kind)}, whose words are not those of BERT's word pieces"
+        where = f"{folder / TOKENIZER_CONFIG}: tokenizer_class"
+        raise CheckpointError(where, problem, _TOKENIZER_FILE)
     for setting in _DROPS:
         if values.get(setting) is False:
-            remedy = (
-                "give its tokenizer.json with --vocab; where there is none, "
-                "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
-            )
             problem = "is false, word pieces are split here as if it were true"
-            raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: {setting}", problem, remedy)
+            where = f"{folder / TOKENIZER_CONFIG}: {setting}"
+            raise CheckpointError(where, problem, _TOKENIZER_FILE)
     return words
+
+
+def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
+    """Tokens that files beside vocab.txt add after its own, in the order of their ids.
+
+    They are words here, so one with capitals or punctuation is kept but not found in text. Raises
+    CheckpointError if their ids do not follow, or a token has two.
+    """
+    found: dict[str, int] = {}
+    path = folder / ADDED_TOKENS
+    if is_there(path):
+        values = read_json(path, missing="is missing", remedy=_REMEDY)
+        with reading(path, _REMEDY):
+            found |= {token: int(number) for token, number in values.items()}
+    if is_there(folder / TOKENIZER_CONFIG):
+        path = folder / TOKENIZER_CONFIG
+        values = read_json(path, missing="is missing", remedy=_REMEDY)
+        with reading(path, _REMEDY):
+            added = values.get("added_tokens_decoder") or {}
+            found |= {each["content"]: int(number) for number, each in added.items()}
+    new = {token: number for token, number in found.items() if words.ids.get(token) != number}
+    ordered = sorted(new, key=new.__getitem__)
+    wanted = list(range(len(words), len(words) + len(new)))
+    if [new[token] for token in ordered] != wanted or any(token in words.ids for token in new):
+        problem = f"has added tokens whose ids do not follow the {len(words):,} of {WORD_PIECES}"
+        raise CheckpointError(str(path), problem, _TOKENIZER_FILE)
+    return ordered
 
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
@@ -239,6 +352,8 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
         values = found.get(section)
         if not isinstance(values, dict):
             return False
+        if values == _splitting().get(section):
+            continue
         if any(values.get(name) not in allowed for name, allowed in settings.items()):
             return False
     with reading(path, _REMEDY):

@@ -10,7 +10,8 @@ probability of exactly zero in the softmax, and so a gradient of zero. Training 
 loss and accuracy are the same without it, and export recognises and omits it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +47,7 @@ class Family:
         layers: prefix of a layer's names, before its number.
         words: the word embedding.
         word_bias: bias of the masked-LM decoder.
+        segments: the embedding of token types, of which some models have one for all.
         head: prefixes of the masked-LM head's names.
         copies: tensors that some files duplicate, and our tensors that they must equal.
         buffers: numbers 0 .. n and zeros, which older releases kept among the weights.
@@ -60,6 +62,7 @@ class Family:
     layers: str
     words: str
     word_bias: str
+    segments: str = ""
     head: tuple[str, ...]
     copies: Mapping[str, str]
     buffers: frozenset[str] = frozenset()
@@ -80,6 +83,7 @@ _BERT = Family(
     layers="bert.encoder.layer.",
     words="bert.embeddings.word_embeddings.weight",
     word_bias="cls.predictions.bias",
+    segments="bert.embeddings.token_type_embeddings.weight",
     head=("cls.predictions.",),
     copies={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -157,17 +161,39 @@ _NOT_OURS = ("rope_scaling", "head_dim")
 PADDING_BIAS = -10_000.0  # float16 holds it, and exp of it is zero in float64 too
 MOST_SPARE_ROWS = 1024  # beyond the tokens: the padding in use is to multiples of 8 .. 1,024
 
+# Names that wrappers give to what they hold: before all names, and before or within any.
+_WRAPPERS = ("module.", "model.", "encoder_model.", "net.", "network.", "student.", "_model.")
+_WRAPPED = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
+)
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
-    """Their name of each tensor -> ours; tensors outside the model keep their names."""
-    names = list(theirs)
-    prefix = "" if any(name.startswith(family.body) for name in names) else family.body
+    """Their name of each tensor -> ours; tensors outside the model keep their names.
+
+    What wrappers put before or into all names goes: DistributedDataParallel, torch.compile, FSDP,
+    and a module that holds the model.
+    """
+    plain = {name: _WRAPPED.sub("", name) for name in theirs}
+    while (prefix := _wrapper(plain.values(), family)) is not None:
+        plain = {name: each.removeprefix(prefix) for name, each in plain.items()}
+    has_body = any(name.startswith(family.body) for name in plain.values())
+    prefix = "" if has_body else family.body
     # The file published as bert-base-uncased has TensorFlow's names of a norm's weights, and
     # transformers 5 keeps them when it saves that model again.
     gamma, beta = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
-    return {name: prefix + name.replace(*gamma).replace(*beta) for name in names}
+    return {name: prefix + each.replace(*gamma).replace(*beta) for name, each in plain.items()}
+
+
+def _wrapper(names: Collection[str], family: Family) -> str | None:
+    """A wrapper's prefix of all names; the architecture's own `model.` is none."""
+    for prefix in _WRAPPERS:
+        if names and all(name.startswith(prefix) for name in names):
+            inner = any(name.startswith(prefix + family.body) for name in names)
+            if prefix != family.body or inner:
+                return prefix
+    return None
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +216,7 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     found["vocab_size"] = _size(config, "vocab_size")
     for theirs, ours in SIZES.items():
         found[ours] = _size(config, theirs)
-    if family is _BERT and config.get("type_vocab_size") not in (None, TOKEN_TYPES):
+    if family is _BERT and config.get("type_vocab_size") not in (None, 1, TOKEN_TYPES):
         stated = in_brief(config["type_vocab_size"])
         raise ValueError(f"type_vocab_size is {stated}, this program computes {TOKEN_TYPES} only")
     found |= {**family.defaults, **_read_numbers(config, family)}
