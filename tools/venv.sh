@@ -30,9 +30,10 @@ fail() {
     exit 2
 }
 
-find_python() {
-    local candidate
-    for candidate in python3 python3.12 python3.11; do
+find_python() { # the usual one, else those that were tried, else any newer one on PATH
+    local candidate newer
+    newer=$(compgen -c python3. | grep -xE 'python3\.[0-9]+' | sort -u -t. -k2n || true)
+    for candidate in python3 python3.12 python3.11 python3.13 $newer; do
         if "$candidate" -c 'import sys; sys.version_info < (3, 11) and sys.exit(1); import ensurepip, venv' \
             2>/dev/null; then
             echo "$candidate"
@@ -40,6 +41,22 @@ find_python() {
         fi
     done
     fail "no Python 3.11 or newer with venv and ensurepip is on PATH; install one (Debian: python3-venv)"
+}
+
+# What pip's files and variables set goes on to count (an index, a proxy), but for what would install elsewhere.
+keep_pip_here() {
+    local settings name value
+    settings=$("$venv/bin/python" -m pip config list 2>/dev/null || true)
+    grep -qE "^[a-z:.]+\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=" <<<"$settings" || return 0
+    while IFS='=' read -r name value; do
+        case $name in global.* | install.*) ;; *) continue ;; esac
+        name=PIP_$(tr 'a-z-' 'A-Z_' <<<"${name#*.}")
+        value=${value#[\'\"]} value=${value%[\'\"]}
+        [ -n "${!name:-}" ] || export "$name=${value//\\n/ }"
+    done <<<"$settings"
+    unset PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV PIP_DRY_RUN PIP_IGNORE_INSTALLED
+    export PIP_CONFIG_FILE=/dev/null
+    echo "pip's settings that install elsewhere do not count here: $(grep -oE '\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=' <<<"$settings" | tr -d '.=' | sort -u | tr '\n' ' ')"
 }
 
 by_pip() {
@@ -154,6 +171,7 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     make_venv() { "$python3" -m venv --clear "$venv" >>"$log" 2>&1; }
     ticking "echo making $name" make_venv || explain
 fi
+keep_pip_here
 if [ "${2:-}" = oldest ]; then install_oldest; else install_locked; fi || explain
 wanted >"$stamp" 2>>"$log" || { rm -f "$stamp" && explain; }
 echo "installed into $name"

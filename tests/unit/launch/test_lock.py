@@ -80,13 +80,13 @@ def checkout(tmp_path):
     return root
 
 
-def install(root, **lines):
+def install(root, environ=None, **lines):
     """Run tools/venv.sh, after the lock's files were changed to `lines`, by their names."""
     (root / "requirements").mkdir(exist_ok=True)
     for name, text in lines.items():
         (root / "requirements" / f"{name}.txt").write_text(text)
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (root / "wheels").as_uri(), "PYTHONPATH": ""}
-    return run_process(root / "tools" / "venv.sh", **offline)
+    return run_process(root / "tools" / "venv.sh", **offline | (environ or {}))
 
 
 def test_every_extra_can_be_installed_by_the_lock():
@@ -160,3 +160,26 @@ def test_another_file_than_the_locks_is_refused(checkout):
     assert install(checkout).stdout == ""  # nothing to do
     changed = install(checkout, hashed="")
     assert changed.returncode == 2 and "run: make lock" in changed.stderr
+
+
+@pytest.mark.parametrize("where", ["variables", "file"])
+def test_pips_settings_do_not_install_elsewhere(checkout, tmp_path, where):
+    """What else they set counts: here the place of the wheels."""
+    elsewhere = str(tmp_path / "elsewhere")
+    settings = {"user": "1", "target": elsewhere, "prefix": elsewhere}
+    if where == "file":
+        wheels = (checkout / "wheels").as_uri()
+        lines = [f"{name} = {value}" for name, value in settings.items()]
+        text = "\n".join(["[global]", f"find-links = {wheels}", "[install]", *lines])
+        (tmp_path / "pip.conf").write_text(text)
+        environ = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_FIND_LINKS": ""}
+    else:
+        environ = {f"PIP_{name.upper()}": value for name, value in settings.items()}
+    digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
+    done = install(checkout, environ, hashed=f"leaf==1 \\\n    --hash=sha256:{digest}\n", pinned="")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "pip's settings that install elsewhere do not count here: prefix target user" in done.stdout
+    )
+    assert len(list(checkout.glob(".venv/**/leaf-1.dist-info"))) == 1
+    assert not Path(elsewhere).exists()

@@ -16,6 +16,7 @@ from typing import Literal
 
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.distributed.launch import shadowed_packages
 from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.machine import memory_bytes, usable_cpus
 
@@ -192,7 +193,15 @@ def check_packages(config: RunConfig | None) -> list[Finding]:
     """Check the packages that are needed everywhere, and those that this config or a GPU needs."""
     needed = needed_here(config, has_gpus=gpus_of_driver() > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
-    return [judge(package, installed_version(package)) for package in packages]
+    elsewhere = {name: directory for directory, name in shadowed_packages()}
+    findings = []
+    for package in packages:
+        if package.module in elsewhere:  # its version is not that of the environment's
+            found = f"Python takes another, of PYTHONPATH: {elsewhere[package.module]}"
+            findings.append(fail(f"packages.{package.name}", found, "unset PYTHONPATH"))
+        else:
+            findings.append(judge(package, installed_version(package)))
+    return findings
 
 
 def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:

@@ -91,14 +91,15 @@ say_result() { # index, seconds, start, last line of its log before that
 }
 
 one_run() { # index, seed; the status of training, or 1 where its log is not accepted
-    local log=$LOGDIR/result_$1.txt report=$LOGDIR/run_$1/compliance status=0 start=$SECONDS start_time last claim=
+    local log=$LOGDIR/result_$1.txt report=$LOGDIR/run_$1/compliance status=0 start start_time last claim=
     [ ! -e "$log" ] || [ -f "$log" ] || fail "$log is no file; remove it, or give another LOGDIR"
     last=$(tail -n 1 "$log" 2>/dev/null || true)
+    start=$(monotonic)
     start_time=$(date '+%Y-%m-%d %r')
     phase "train: run $1"
     train "$1" "$2" || status=$?
     case $leads-$status in
-    1-0) say_result "$1" $((SECONDS - start)) "$start_time" "$last" ;;
+    1-0) say_result "$1" $(($(monotonic) - start)) "$start_time" "$last" ;;
     1-"$TARGET_MISSED") ;;
     *) return "$status" ;;
     esac

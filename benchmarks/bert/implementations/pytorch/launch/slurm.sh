@@ -51,7 +51,7 @@ wants $1; submit with: $(again_by)"
 }
 
 stage() { # every node copies DATADIR to STAGEDIR, where the runs then read; what the nodes say is in a file of LOGDIR
-    local status=0 began=$SECONDS said=$LOGDIR/staging.txt
+    local status=0 began said=$LOGDIR/staging.txt
     # Only into a directory that is empty, or holds a copy of the same set, which may have been interrupted.
     # shellcheck disable=SC2016 # expanded on the node
     local copy='set -o pipefail
@@ -62,11 +62,12 @@ stage() { # every node copies DATADIR to STAGEDIR, where the runs then read; wha
         fi
         { mkdir -p "$2" && cat "${manifests[@]}" >"$mark" &&
             rsync -aL --delete-after --exclude=/.copy_of "$1/" "$2/"; } 2>&1 | sed "s|^|$node: |"'
+    began=$(monotonic)
     mkdir -p "$LOGDIR"
     with_signals "$passed_on" "${nodes[@]}" bash -c "$copy" bash "$DATADIR" "$STAGEDIR" >"$said" 2>&1 || status=$?
     [ "$signalled" = 0 ] || exit "$STOPPED"
     [ "$status" = 0 ] || fail "STAGEDIR: $(grep -m 1 -v '^srun: ' "$said" || tail -n 1 "$said") (all nodes: $said)"
-    echo "every node has copied $DATADIR to $STAGEDIR, in $((SECONDS - began)) s"
+    echo "every node has copied $DATADIR to $STAGEDIR, in $(($(monotonic) - began)) s"
     DATADIR=$STAGEDIR
     CACHE_CLEARED=0 # a copy is in the page cache
 }

@@ -1,6 +1,13 @@
 # shellcheck shell=bash disable=SC2154 # names of run_and_time.sh
 # Sourced by run_and_time.sh and tools/venv.sh: what comes, and that a command that says nothing goes on.
 
+# Whole seconds of a clock that nobody sets. Bash's SECONDS follows the time of day; outside Linux nothing better is there.
+monotonic() {
+    local since_start
+    if read -r since_start _ 2>/dev/null </proc/uptime; then echo "${since_start%.*}"; else echo "$SECONDS"; fi
+}
+began_at=$(monotonic)
+
 # Run a command, and meanwhile say that it goes on and for how long: in place on a terminal, where the command's own
 # line comes over it; else as a line every 10 s. Returns the command's status.
 ticking() { # command that prints what goes on, command...
@@ -21,10 +28,11 @@ end_ticker() { # if there is one
 }
 
 tick() { # command that prints what goes on; ends with the script
-    local start=$SECONDS every=10 due=10 line passed
+    local start every=10 due=10 line passed
+    start=$(monotonic)
     if [ -t 1 ]; then every=2 due=2; fi
     while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
-        passed=$((SECONDS - start))
+        passed=$(($(monotonic) - start))
         [ "$passed" -ge "$due" ] || continue
         due=$((passed + every))
         line="$((passed / 60)):$(printf %02d $((passed % 60))) $($1)"
@@ -47,6 +55,7 @@ say_plan() { # what comes, before any of it
 
 phase() { # what begins now
     [ "$leads" = 1 ] || return 0
+    local passed=$(($(monotonic) - began_at))
     at_step=$((at_step + 1))
-    echo "[$at_step of ${#steps[@]}, $((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $1"
+    echo "[$at_step of ${#steps[@]}, $((passed / 60)):$(printf %02d $((passed % 60)))] $1"
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import write_status
-from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError
+from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError, say
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; 0 at the target or the end of a run without one, 3 if missed, 75 after a signal."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
-    from mlperf_bert.distributed.launch import read_rank_info
+    from mlperf_bert.distributed.launch import read_rank_info, shadowed_packages
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
 
@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.set, args.init_checkpoint)
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
-    parallel, is_single = config.parallel, read_rank_info().launcher == "single"
+    info = read_rank_info()
+    parallel, is_single = config.parallel, info.launcher == "single"
+    if info.rank == 0 and info.launcher != "local":
+        for directory, name in shadowed_packages():
+            say(f"warning: PYTHONPATH has its own {name} in {directory}, which counts before ours")
     if is_single and args.resume == "none":
         check_first_weights(config, args.data)  # before torch is loaded
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:

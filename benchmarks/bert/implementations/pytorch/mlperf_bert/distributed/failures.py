@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,7 +31,14 @@ POLL_S = 0.5
 _READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
 # Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
-_SILENCE = ("timed out", "timeout")
+# A time that has passed: "timed out waiting 600000ms for recv", "ran for 600043 milliseconds".
+_WAITED = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
+# What the operating system or gloo says of a network that does not work.
+_CAUSE = re.compile(
+    "connection timed out|operation timed out|network is unreachable|no route to host"
+    "|cannot assign requested address|connection refused|host is down"
+    r"|unable to (?:find|resolve)[^\[\n]*|timed out"
+)
 _OF_THIS_HOST = ("failed to listen", "already in use")
 
 
@@ -108,10 +116,17 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)
     if not is_of_torch and not any(word in text for word in _OF_GLOO):
         return None
-    if any(word in text for word in _SILENCE):
-        seconds = timeout.total_seconds()
+    waited = [float(number) / 1000 for number in _WAITED.findall(text)]
+    if waited:
+        # Collectives wait GRACE longer than the user's patience.
+        seconds = min(max(waited), timeout.total_seconds())
         problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
         remedy = "look for a rank that is slow or gone, and for a broken link between the nodes"
+        return LostRanksError(here, problem, remedy)
+    if (cause := _CAUSE.search(text)) is not None:
+        problem = f"the network gave up on another rank ({cause[0]})"
+        remedy = "look for a broken link between the nodes, one that loses large packets (compare "
+        remedy += "their MTU), and for the right GLOO_SOCKET_IFNAME"
         return LostRanksError(here, problem, remedy)
     problem = "another rank closed the connection"
     return LostRanksError(here, problem, "look above and below for the first rank that failed")

@@ -15,13 +15,19 @@ import os
 import re
 import socket
 import struct
+import sys
+import sysconfig
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlperf_bert.errors import ConfigError, LostRanksError
+from mlperf_bert.errors import ConfigError, LostRanksError, say
+from mlperf_bert.files import in_brief
 from mlperf_bert.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
 
 Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
 MEETING = "MLPERF_BERT_MEETING"  # the file where ranks of our own launcher meet
-_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to outgoing connections
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
@@ -39,8 +45,19 @@ _OPEN_MPI = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")  # Polaris, Aurora
+_SLURM = tuple(f"SLURM_{n}" for n in ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID"))
+# Launchers that do not tell all that is needed: rank, and number of ranks.
+_OTHERS = (
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("PALS_RANKID", "PALS_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+)
+_PACKAGES = ("torch", "numpy", "numba", "h5py", "safetensors", "mlperf_logging", "scipy", "rich")
 _BACKLOG = 4096  # ranks that arrive at the same time
 _POLL_S = 0.05
+WAITING_S = 30.0  # for other ranks, before a word
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
 
 
@@ -78,9 +95,10 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     and SLURM_NTASKS=n, though it is one process: SLURM_STEP_ID tells them apart. The size is that
     of the step (an interactive shell is a step of one task), not of the job.
 
-    Raises ConfigError naming the variable that is missing or not a number.
+    Half of a launcher's variables is enough for one rank alone. Raises ConfigError for more ranks,
+    which says what was seen and what is missing, and for a variable that is not a number.
     """
-    if "RANK" in environ and "WORLD_SIZE" in environ:
+    if "RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
         launcher: Launcher = "local" if MEETING in environ else "torchrun"
         return _from_names(environ, launcher, _TORCHRUN, "GROUP_RANK")
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -88,10 +106,32 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
     # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank: that is a SLURM launch.
     if "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step):
-        return _from_names(environ, "mpi", _HYDRA)
+        is_pals = "MPI_LOCALRANKID" not in environ and "PMI_LOCAL_RANK" in environ
+        return _from_names(environ, "mpi", _PALS if is_pals else _HYDRA)
     if in_slurm_step:
         return _from_slurm(environ)
+    for names in _OTHERS:
+        if names[0] in environ and environ.get(names[1], "") != "1":
+            raise _half(environ, names, _TORCHRUN)
     return RankInfo(0, 1, 0, 1, 0, "single")
+
+
+def shadowed_packages(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+    """Directories of PYTHONPATH with a package of their own that we need, and its name.
+
+    Modules of a cluster often set it; Python then takes theirs in place of the environment's.
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    found = []
+    for directory in filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if os.path.realpath(directory) not in own:
+            places = {name: (f"{name}.py", f"{name}/__init__.py") for name in _PACKAGES}
+            found += [
+                (directory, name)
+                for name, files in places.items()
+                if any(os.path.exists(os.path.join(directory, file)) for file in files)
+            ]
+    return found
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -176,6 +216,7 @@ def init_process_group(
     if info.world_size == 1:
         return
     backend = backend_for(info, device)
+    check_interfaces(environ, backend)
     store = open_store(info, timeout, environ)
     dist.init_process_group(
         backend=backend,
@@ -187,12 +228,80 @@ def init_process_group(
     )
 
 
+def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"]) -> None:
+    """Raise ConfigError if the user names network interfaces that no rank can use.
+
+    gloo, which also connects the ranks of a group over NCCL, takes names; NCCL beginnings of names,
+    or after `=` names, and after `^` those to leave out.
+    """
+    there = [name for _, name in socket.if_nameindex()]
+    has = f"this host has {', '.join(there)}"
+    for name in filter(None, environ.get(_GLOO_INTERFACE, "").split(",")):
+        if name not in there:
+            problem = f"is {in_brief(name)}, and no interface has that name"
+            raise ConfigError(_GLOO_INTERFACE, problem, f"{has}: set it to one, or unset it")
+        if not has_address(name):
+            problem = f"is {name}, which has no address"
+            remedy = f"bring it up (ip link set {name} up), or set it to another; {has}"
+            raise ConfigError(_GLOO_INTERFACE, problem, remedy)
+    wanted = environ.get(_NCCL_INTERFACE, "")
+    if backend == "nccl" and wanted and not wanted.startswith("^"):
+        names = wanted.removeprefix("=").split(",")
+        is_exact = wanted.startswith("=")
+        if not any(name in there if is_exact else has_beginning(there, name) for name in names):
+            problem = f"is {in_brief(wanted)}, and no interface is called so"
+            raise ConfigError(_NCCL_INTERFACE, problem, f"{has}: set it to one, or unset it")
+
+
+def has_beginning(names: Sequence[str], beginning: str) -> bool:
+    """True if one of the names begins so."""
+    return any(name.startswith(beginning) for name in names)
+
+
+def has_address(interface: str) -> bool:
+    """True if a network interface has an IPv4 or IPv6 address; elsewhere than on Linux always."""
+    if sys.platform != "linux":
+        return True
+    if _ipv4_of(interface) is not None:
+        return True
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.split()[-1] == interface for line in lines)
+
+
 def _refuse_restarts(environ: Mapping[str, str]) -> None:
     # Restarted ranks get the old store, with addresses of processes that are gone (torch 2.13).
     name = "TORCHELASTIC_MAX_RESTARTS"
     if environ.get(name, "0") != "0":
         remedy = "start torchrun without --max-restarts, and again with --resume auto after a crash"
         raise ConfigError(name, f"is {environ[name]!r}", remedy)
+
+
+@contextmanager
+def naming_the_awaited(
+    info: RankInfo, environ: Mapping[str, str] = os.environ, after_s: float = WAITING_S
+) -> Iterator[None]:
+    """Say on rank 0, if it waits so long for other ranks, which variables promise them.
+
+    They may be left over in a shell or a container, from a job that has ended.
+    """
+    known = (*_TORCHRUN[:2], *_OPEN_MPI[:2], *_HYDRA[:2], "SLURM_STEP_ID", "SLURM_PROCID")
+    seen = [name for name in known if name in environ]
+
+    def tell() -> None:
+        others = f"{info.world_size - 1:,} other ranks, as {' and '.join(seen)} say"
+        say(f"waiting for {others}; if this process is alone, unset them")
+
+    timer = threading.Timer(after_s, tell)
+    timer.daemon = True
+    if info.rank == 0 and info.world_size > 1 and info.launcher != "local":
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def shutdown() -> None:
@@ -291,16 +400,18 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
 def interface_of(address: str) -> str | None:
     """The network interface whose first IPv4 address is `address`; None if there is none."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if _ipv4_of(name) == packed), None)
+
+
+def _ipv4_of(interface: str) -> bytes | None:
+    """The four bytes of an interface's first IPv4 address; None if it has none."""
+    request = struct.pack("256s", interface.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # this interface has no address
-                continue
-            if answer[20:24] == packed:
-                return name
-    return None
+        try:
+            return fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24]
+        except OSError:
+            return None
 
 
 def first_host(node_list: str) -> str:
@@ -360,22 +471,47 @@ def _from_names(
     environ: Mapping[str, str], launcher: Launcher, names: Sequence[str], node: str = ""
 ) -> RankInfo:
     """Info from the variables of rank, size, local rank and local size; `node` is the node's."""
-    local_size = _positive(names[3], _text(environ, names[3]))
-    rank, size, local_rank = (_number(environ, name) for name in names[:3])
+    rank, size, local_rank, local_size = names
+    if not all(name in environ for name in names):
+        if _is_alone(environ, rank, size):
+            return RankInfo(0, 1, 0, 1, 0, "single")
+        raise _half(environ, names, names)
+    on_node = _positive(local_size, environ[local_size])
+    own, of, local = (_number(environ, name) for name in (rank, size, local_rank))
     # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
-    node_rank = _number(environ, node) if node in environ else rank // local_size
-    return RankInfo(rank, size, local_rank, local_size, node_rank, launcher)
+    node_rank = _number(environ, node) if node in environ else own // on_node
+    return RankInfo(own, of, local, on_node, node_rank, launcher)
+
+
+def _is_alone(environ: Mapping[str, str], rank: str, size: str) -> bool:
+    """True if a launcher says that this process is the only one."""
+    return _number(environ, size, "0") == 1 and _number(environ, rank, "0") == 0
+
+
+def _half(environ: Mapping[str, str], names: Sequence[str], wanted: Sequence[str]) -> ConfigError:
+    """The error for a launcher of which these names, but not all those wanted, are set."""
+    seen = [name for name in names if name in environ]
+    missing = [name for name in wanted if name not in environ]
+    values = " and ".join(f"{name}={in_brief(environ[name])}" for name in seen)
+    return ConfigError(
+        "launcher",
+        f"{values} {'is' if len(seen) == 1 else 'are'} set, {', '.join(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} not",
+        f"start all ranks by torchrun, srun or mpiexec, which set them, or set them; to run this "
+        f"process alone, unset {' '.join(seen)}",
+    )
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
-    rank, local_rank, node, world_size = (
-        _number(environ, f"SLURM_{name}")
-        for name in ("PROCID", "LOCALID", "NODEID", "STEP_NUM_TASKS")
-    )
     # SLURM writes runs of equal nodes as `8(x2),4`: two nodes of 8 tasks, one of 4.
     name = "SLURM_STEP_TASKS_PER_NODE"
+    if not all(each in environ for each in (*_SLURM, name)):
+        if _is_alone(environ, _SLURM[0], _SLURM[1]):
+            return RankInfo(0, 1, 0, 1, 0, "single")
+        raise _half(environ, ("SLURM_STEP_ID", *_SLURM, name), (*_SLURM, name))
+    rank, world_size, local_rank, node = (_number(environ, each) for each in _SLURM)
     sizes: list[int] = []
-    for part in _text(environ, name).split(","):
+    for part in environ[name].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ConfigError(name, f"is {environ[name]!r}", "expected numbers such as 8(x2),4")
@@ -391,8 +527,8 @@ def _text(environ: Mapping[str, str], name: str) -> str:
     return environ[name]
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = _text(environ, name)
+def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = _text(environ, name) if default is None else environ.get(name, default)
     if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
         raise ConfigError(name, f"is {text!r}", "it must be a number of at least 0")
     return int(text)

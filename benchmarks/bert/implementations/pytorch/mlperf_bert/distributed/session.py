@@ -27,6 +27,7 @@ from mlperf_bert.distributed.launch import (
     choose_device,
     host_name,
     init_process_group,
+    naming_the_awaited,
     read_rank_info,
     set_cpu_threads,
     shutdown,
@@ -261,7 +262,8 @@ def in_session(
     leaves_together = False
     with naming_failures(info, whereabouts, patience):
         try:
-            init_process_group(info, device, timeout=patience + GRACE)
+            with naming_the_awaited(info):
+                init_process_group(info, device, timeout=patience + GRACE)
             with watchdog(info, whereabouts, patience) if whereabouts else nullcontext():
                 status = run(info, device)
             leaves_together = True

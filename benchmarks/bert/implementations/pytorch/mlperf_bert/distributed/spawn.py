@@ -27,6 +27,7 @@ _RANK_BYTES = 256 * 2**20  # memory of Python and torch
 SHUTDOWN_S = 110  # for ranks to save and leave; launch/docker.sh waits longer
 _LEAVING_S = 20  # for ranks to leave after one has failed
 _POLL_S = 0.05
+_LOOPBACK_S = 5
 _YIELDS_S = 1.0  # to see a rank that failed by itself after one that only lost it
 
 
@@ -46,6 +47,8 @@ def run_on_ranks(
     Raises ConfigError if ranks cannot be started, or are more than the machine can hold.
     """
     _check_number(num_ranks)
+    if num_ranks > 1:
+        _check_loopback()
     with CaughtSignals() as signals, _place_to_meet() as directory, _Ranks() as ranks:
         ranks.start(arguments, num_ranks, f"{directory}/store")
         yielding = (*agreed_statuses, LOST, MISTAKE)
@@ -75,6 +78,21 @@ def _check_number(num_ranks: int) -> None:
         has = f"this machine has {memory_bytes() / 2**30:,.0f}"
         problem = f"take {needed / 2**30:,.0f} GiB at least, {has}"
         raise ConfigError(f"{num_ranks:,} ranks", problem, "start fewer (parallel.ranks_per_node)")
+
+
+def _check_loopback() -> None:
+    """Raise ConfigError if processes of this machine cannot reach each other.
+
+    In a sandbox the loopback interface may be down, which gloo reports as a lost rank.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=_LOOPBACK_S).close()
+    except OSError as error:
+        problem = f"the loopback interface cannot be used (127.0.0.1: {error.strerror or error})"
+        remedy = "bring it up (ip link set lo up), or train with one rank: --set "
+        remedy += "parallel.ranks_per_node=1"
+        raise ConfigError("network", problem, remedy) from None
 
 
 def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]) -> int:

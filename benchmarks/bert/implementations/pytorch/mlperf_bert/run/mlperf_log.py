@@ -9,6 +9,7 @@ always the number of sequences trained so far, which MLPerf's BERT rules put int
 import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 import mlperf_bert
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, say
 from mlperf_bert.files import whole_or_nothing
 
 # The checkers search whole lines for these words, so only records of these names may hold them
@@ -29,6 +30,9 @@ RESERVED_WORDS = (
     "train_samples",
     "run_stop",
 )
+
+# A clock that is kept in step over the network drifts by less.
+LEAST_JUMP_S, LEAST_JUMP_SHARE = 1.0, 1e-3
 
 # Frames from mllog to the caller of a public method: `_record`, the method, its caller.
 _CALLER_DEPTH = 3
@@ -49,6 +53,7 @@ class MlperfLog:
         self._path = path
         self._handler: logging.FileHandler | None = None
         self._logger: Any = None
+        self._begun = time.time(), time.monotonic()
         if path is not None:
             try:  # first, so that a failure leaves no empty file
                 from mlperf_logging.mllog.mllog import MLLogger
@@ -153,6 +158,8 @@ class MlperfLog:
         self._record("event", "train_samples", samples)
         self._record("event", "eval_samples", eval_samples)
         self._record("end", "run_stop", status=status)
+        if self._logger is not None:
+            _say_if_set(*self._begun)
 
     def close(self) -> None:
         """Close the file; no record may follow."""
@@ -172,6 +179,19 @@ class MlperfLog:
             problem = f"cannot be written ({error.strerror}), and a log with a gap proves nothing"
             remedy = "free space on that disk, then go on with --resume auto"
             raise ConfigError(str(self._path), problem, remedy) from None
+
+
+def _say_if_set(wall_s: float, monotonic_s: float) -> None:
+    """Say if the clock was set since it showed `wall_s`: the log's times then mean nothing."""
+    passed = time.monotonic() - monotonic_s
+    jump = time.time() - wall_s - passed
+    if abs(jump) > max(LEAST_JUMP_S, LEAST_JUMP_SHARE * passed):
+        way = "back" if jump < 0 else "ahead"
+        say(
+            f"warning: the clock of this machine jumped {way} by {abs(jump):,.0f} s during the run "
+            "(it was set, or the machine slept), so the times in the log are wrong and package "
+            "refuses it; run again for a result"
+        )
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
