@@ -2,9 +2,9 @@
 
 A set is in the JSON of SQuAD v2.0 (Rajpurkar et al., arXiv 1806.03822): an object with `data`, a
 list of articles (`paragraphs`), of paragraphs (`context`, `qas`), of questions (`id`, `question`,
-`answers` with `text` and `answer_start`, `is_impossible`). Other keys are ignored, also
-`plausible_answers`, which are no answers. A file of answers is the input of SQuAD's evaluation
-program: a JSON object, id of a question -> text, "" for none.
+`answers` with `text` and `answer_start`, `is_impossible`, without which the answers decide). Other
+keys are ignored, also `plausible_answers`, which are no answers. A file of answers is the input of
+SQuAD's evaluation program: a JSON object, id of a question -> text, "" for none.
 """
 
 import hashlib
@@ -102,7 +102,8 @@ def parse_questions(contents: bytes, name: str) -> Questions:
 def _question(context: str, values: dict[str, Any], name: str) -> Question:
     identity = str(values["id"])  # some tools for annotation write numbers
     where = f"{name}: question {in_brief(identity)}"
-    answers = tuple(Answer(each["text"], each["answer_start"]) for each in values["answers"])
+    given = values.get("answers") or ()  # null or left out where there is none
+    answers = tuple(Answer(each["text"], each["answer_start"]) for each in given)
     for text in (context, values["question"], *(each.text for each in answers)):
         if not isinstance(text, str):
             raise DataError(where, f"has {in_brief(text)} where a text belongs", _REMEDY)
@@ -117,7 +118,7 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
             problem = f"{in_brief(answer.text)} does not stand in the context at character "
             remedy = "mend answer_start: it counts characters of the context from 0"
             raise DataError(where, problem + in_brief(answer.start), remedy)
-    if values["is_impossible"] == bool(answers):
+    if values.get("is_impossible", not answers) == bool(answers):
         problem = f"has {len(answers)} answers"
         raise DataError(where, problem, "give it answers, or set is_impossible to true")
     return Question(identity, context, values["question"], answers)
