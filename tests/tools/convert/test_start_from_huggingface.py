@@ -10,8 +10,7 @@ from mlperf_bert.checkpoint.manifest import read_config, resolve
 from mlperf_bert.config.files import load_config
 from mlperf_bert.distributed import spawn
 from mlperf_bert.run import console
-from own_texts import write_letters
-from support import refusal
+from support import refusal, write_synthetic_text
 
 
 @pytest.fixture
@@ -56,7 +55,8 @@ def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bert_tools.own_text.cli.usable_cpus", lambda: {0})
     monkeypatch.setattr(spawn, "run_on_ranks", lambda words, _ranks, **_: main(words))
     text, out = tmp_path / "text", tmp_path / "out"
-    write_letters(text, 160)
+    text.mkdir()
+    write_synthetic_text(text / "a.txt", 160, seed=0)  # the words of these weights
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")
     words = ["own-text", str(text), "--out", str(out), "--init-checkpoint", str(bert)]
     words += [f"--set={each}" for each in (*settings, "mlperf.enforce_rules=false")]

@@ -43,7 +43,8 @@ def write_tokenizer(folder, change):
     contents = "".join(f"{word}\n" for word in WORDS).encode()
     values = word_piece_tokenizer(parse_vocabulary(contents, "words"))
     for section, settings in change.items():
-        values[section] = {**BERTS.get(section, values[section]), **settings}
+        values |= BERTS
+        values[section] = {**values[section], **settings}
     (folder / "tokenizer.json").write_text(json.dumps(values))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -145,7 +145,7 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
 
 
 def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
-    monkeypatch.setattr("bert_tools.own_text.files.SECTION_CHARS", 200)
+    monkeypatch.setattr("bert_tools.own_text.documents.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
     for number in range(30):
         text = "\n\n".join(texts[5 * number : 5 * number + 5])
@@ -248,8 +248,8 @@ def test_few_documents_are_held_out_by_about_their_share(sizes):
 
 def test_too_little_is_one_line(wanted, tmp_path):
     for text, problem in (
-        (b"one document only, of enough letters", "has 1 documents of 36 characters, 4 are needed"),
-        (b"\xff\xfe\x00" * 500, "has 0 documents after cleaning"),
+        (b"one document only, of quite enough letters", "has 1 documents of 43 characters, 4 are"),
+        (b"\xe9\x80" * 500, "1 of 1 files are not Unicode text"),
         (b"", "has 0 documents after cleaning"),
     ):
         wanted.source.write_bytes(text)

@@ -129,8 +129,10 @@ def test_random_damage_with_right_digests_never_ends_in_a_traceback(pair):
     assert found == 20
 
 
-def test_a_vocabulary_for_another_text(tmp_path, made):
+def test_a_vocabulary_for_another_text(tmp_path, made, monkeypatch):
+    monkeypatch.setattr("mlperf_bert.prepare.contents.MAX_UNKNOWN_SHARE", 1.0)  # of an earlier set
     vocab = tmp_path / "few.txt"
     vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nw1\n")
     prepare_set([made.parent / "a.txt"], tmp_path / "set", vocab=vocab)
+    monkeypatch.undo()
     assert "of the tokens are [UNK]" in problems(tmp_path / "set", full=True)

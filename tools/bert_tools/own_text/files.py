@@ -2,7 +2,8 @@
 
 A file's endings decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`); its first bytes decide
 between UTF-8, UTF-16 and UTF-32, with a byte order mark or without, and what ends its lines. What
-is not read is counted by kind (`unread_files`), because nobody looks for a silence.
+is not read is counted by kind (`unread_files`), because nobody looks for a silence. As a script it
+prints the table of docs/start/own_text.md.
 """
 
 import bz2
@@ -392,7 +393,7 @@ def _is_of_few_scripts(text: str) -> bool:
 
 
 def what_is_read() -> str:
-    """The table of docs/start/own_text.md, in Markdown."""
+    """What is read, as a table in Markdown."""
     text = [suffix for suffix, form in FORMS.items() if form == "text"]
     lines = [suffix for suffix, form in FORMS.items() if form == "json_lines"]
     encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)
@@ -411,3 +412,7 @@ def what_is_read() -> str:
 
 def _listed(endings: Collection[str]) -> str:
     return " ".join(f"`{ending}`" for ending in endings)
+
+
+if __name__ == "__main__":
+    print(what_is_read())

@@ -33,6 +33,7 @@ _READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
 _OF_GLOO = ("gloo/transport", "caused pair closure")
 # A time that has passed: "timed out waiting 600000ms for recv", "ran for 600043 milliseconds".
 _WAITED = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
+_OUR_TIMEOUT = "application timeout"  # of gloo, after another operation's has passed
 # What the operating system or gloo says of a network that does not work.
 _CAUSE = re.compile(
     "connection timed out|operation timed out|network is unreachable|no route to host"
@@ -116,10 +117,11 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)
     if not is_of_torch and not any(word in text for word in _OF_GLOO):
         return None
+    patience = timeout.total_seconds()
     waited = [float(number) / 1000 for number in _WAITED.findall(text)]
+    waited += [patience] * (_OUR_TIMEOUT in text)
     if waited:
-        # Collectives wait GRACE longer than the user's patience.
-        seconds = min(max(waited), timeout.total_seconds())
+        seconds = min(max(waited), patience)  # collectives wait GRACE longer
         problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
         remedy = "look for a rank that is slow or gone, and for a broken link between the nodes"
         return LostRanksError(here, problem, remedy)
