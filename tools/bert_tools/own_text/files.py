@@ -120,12 +120,12 @@ def find_files(
     files, unread = _look(source, leave_out, text_field, also)
     missed = [each for each in unread if not _has_no_text(each.name)]
     if not files:
-        beside = f"; {unread_in_words(unread)}" if unread else ""
+        beside = f"; not read: {unread_in_words(unread)}" if unread else ""
         remedy = f"these are read: {READ}; --also .ENDING reads others as plain text"
         raise DataError(str(source), f"has no text files{beside}", remedy)
     missed_bytes = sum(each.size_bytes for each in missed)
     if missed_bytes > sum(file.size_bytes for file in files):
-        problem = f"is mostly not read: {unread_in_words(missed)}; {len(files):,} files are"
+        problem = f"is mostly not read ({unread_in_words(missed)}; {len(files):,} of its files are)"
         remedy = "give a directory of what is read, or name endings of plain text by --also .ENDING"
         raise DataError(str(source), problem, remedy)
     return files
@@ -146,7 +146,7 @@ def unread_in_words(unread: Sequence[Unread]) -> str:
     """Their number by reason, the most frequent first, and the name of one."""
     reasons = Counter(each.why for each in unread).most_common()
     counts = ", ".join(f"{count:,} {why}" for why, count in reasons)
-    return f"not read: {counts} (first {in_brief(unread[0].name)})"
+    return f"{counts} (first {in_brief(unread[0].name)})"
 
 
 def _has_no_text(name: str) -> bool:
@@ -169,7 +169,7 @@ def _look(
                 size_bytes = status.st_size
                 why = _why_not(path, status, text_field, also)
             except FileNotFoundError:
-                why = "links to nothing"
+                why = "linked to nothing"
             except PermissionError:
                 why = "without permission"
         if why is None:
@@ -194,7 +194,7 @@ def _walk(source: Path) -> Iterator[tuple[Path, str | None]]:
         for name in shown:
             path = Path(directory, name)
             if (identity := _identity(path)) in entered:
-                yield path, "folders that are read by another name"
+                yield path, "read by another name"
             else:
                 entered.add(identity)
                 subdirectories.append(name)
@@ -205,7 +205,7 @@ def _walk(source: Path) -> Iterator[tuple[Path, str | None]]:
         if Path(error.filename) == source:
             problem = error.strerror or "cannot be read"
             raise DataError(str(source), problem, "give a directory that you may read")
-        yield Path(error.filename), "folders without permission"
+        yield Path(error.filename), "without permission"
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def _why_not(
 ) -> str | None:
     """Why a file below the directory is not read; None if it is."""
     if not stat.S_ISREG(status.st_mode):
-        return "no files (pipes, sockets, devices)"
+        return "no regular file"
     form, packing = _kind(path.name, also)
     endings = "".join(suffix for suffix in path.suffixes[-2:] if len(suffix) <= 9).lower()
     if form is None:

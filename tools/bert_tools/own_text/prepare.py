@@ -528,7 +528,7 @@ def _show_files(files: Sequence[TextFile], rules: Rules, wanted: OwnText) -> Non
         wanted.source, wanted.vocab_path, text_field=wanted.text_field, also=wanted.also
     )
     if unread:
-        print(unread_in_words(unread), flush=True)
+        print(f"not read: {unread_in_words(unread)}", flush=True)
 
 
 def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
