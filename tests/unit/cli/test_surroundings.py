@@ -24,7 +24,7 @@ def path_with(module):
 def test_packages_of_other_directories_are_found(module, tmp_path):
     (tmp_path / "torch.py").touch()
     (tmp_path / "numpy").touch()  # a program, no package
-    environ = {"PYTHONPATH": f"{module}:/no/such/place::{tmp_path}:{sys.prefix}/lib"}
+    environ = {"PYTHONPATH": f"{module}:{tmp_path}/lost::{tmp_path}:{sys.prefix}/lib"}
     assert shadowed_packages(environ) == [(module, "numpy"), (str(tmp_path), "torch")]
     assert shadowed_packages({}) == []
 
