@@ -100,15 +100,6 @@ def test_trust_ratio_is_one_where_a_norm_is_zero():
     assert ratios.tolist() == [1.0, 1.0, 1.5, 1.0]
 
 
-def test_names_that_are_not_known_are_answered_with_the_known_ones():
-    unknown = OptimSection(name="adamw", learning_rate=0.01)
-    object.__setattr__(unknown, "name", "sgd")
-    not_of_apex = OptimSection(name="muon", implementation="apex", learning_rate=1e-3)
-    for config in (unknown, not_of_apex):
-        with pytest.raises(ConfigError, match="adamw, lamb"):
-            make_optimizer_alone(config, _Layer())
-
-
 def test_biases_and_layer_norm_are_exempt_and_frozen_parameters_left_out():
     model = _Layer()
     model.frozen = nn.Linear(2, 2).requires_grad_(False)
