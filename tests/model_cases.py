@@ -111,14 +111,7 @@ def _bert_twin(ours, sizes):
         layer_norm_eps=ours.layer_norm_epsilon,
         attn_implementation="eager",
     )
-    with torch.device("meta"):
-        twin = (BertForMaskedLM if ours.objective == "mlm" else BertForPreTraining)(config)
-    twin.to_empty(device="cpu")
-    # to_empty makes the non-persistent buffers anew as well, without values.
-    positions = ours.max_position_embeddings
-    twin.bert.embeddings.position_ids = torch.arange(positions)[None]
-    twin.bert.embeddings.token_type_ids = torch.zeros(1, positions).long()
-    return twin
+    return (BertForMaskedLM if ours.objective == "mlm" else BertForPreTraining)(config)
 
 
 def _modern_twin(ours, sizes):

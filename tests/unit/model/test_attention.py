@@ -11,7 +11,7 @@ from attention_cases import layout_of, make_case, queries_of, results, windowed
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
 from mlperf_bert.model.attention import flash, grouped, reference
-from mlperf_bert.model.attention_layout import Rotary, build_groups
+from mlperf_bert.model.attention_layout import Rotary
 from mlperf_bert.model.choices import choose_attention
 from mlperf_bert.step.captured import check_capturable
 from model_cases import CPU, MODERN, TINY
@@ -45,12 +45,6 @@ def test_angles_are_the_published_ones():
     angles = torch.arange(100).double()[:, None] * of_pairs
     for found, expected in ((rotary.cos, angles.cos()), (rotary.sin, angles.sin())):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
-
-
-def test_sequences_of_one_length_are_one_group_without_copies():
-    groups = build_groups((16, 16, 16), CPU)
-    assert groups.key_is_real == (None,)
-    assert groups.keys.slots is None
 
 
 CUDA = torch.device("cuda")

@@ -13,7 +13,7 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
-from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, side_by_side
+from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 from mlperf_bert.model.layers import PretrainingLogits, correct_predictions, loss_sums
 from model_cases import TINY, gradients, ragged_batch, scattered_model
@@ -61,6 +61,7 @@ def test_the_sum_is_torchs_and_unused_slots_add_exactly_nothing(poison, dtype, t
         found = torch.autograd.grad(ours / 7, poisoned)[0]
         expected = torch.autograd.grad(theirs / 7, logits)[0]
         assert found.dtype == dtype and not found[~is_used].any()
+        assert torch.equal(poisoned[is_used], logits[is_used])  # others may read them
         torch.testing.assert_close(found[is_used], expected[is_used], rtol=0, atol=tolerance)
 
 
@@ -72,14 +73,6 @@ def test_the_highest_score_is_correct_and_an_unused_slot_never():
     expected = batch.labels != IGNORED
     expected[1] = False
     assert torch.equal(correct_predictions(PretrainingLogits(scores, nsp), batch), expected)
-
-
-def test_a_second_backward_is_refused():
-    batch, mlm, nsp = case(torch.float32)
-    loss = loss_sums(PretrainingLogits(mlm, nsp), batch).mlm
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("objective", ["mlm_nsp", "mlm"])
@@ -94,25 +87,6 @@ def test_a_model_gives_the_losses_of_its_logits(objective):
     pairs = (gradients(model, torch.stack(each).sum()).values() for each in (found, expected))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_loss_in_its_logits_memory_is_that_of_given_logits_to_the_bit(dtype):
-    generator = torch.Generator().manual_seed(3)
-    hidden, weight, bias = (
-        torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
-        for shape in ((37, 24), (104, 24), (104,))
-    )
-    labels = torch.randint(104, (37,), generator=generator)
-    labels[5] = IGNORED
-    logits = F.linear(hidden, weight, bias)
-    given = logits.detach().clone()
-    expected = cross_entropy_sum(logits, labels)
-    assert torch.equal(logits, given)  # others may read what they handed in
-    found = Blocks().masked_lm_loss(hidden, weight, bias, labels)
-    assert torch.equal(found, expected)
-    both = (torch.autograd.grad(0.3 * loss, (hidden, weight, bias)) for loss in (found, expected))
-    assert all(torch.equal(*each) for each in zip(*both, strict=True))
 
 
 CPU, META, CUDA = (torch.device(kind) for kind in ("cpu", "meta", "cuda"))

@@ -9,11 +9,7 @@ import time
 import pytest
 import torch
 
-from bert_tools.huggingface.conversion import parameter_shapes
-from easy_text import EASY, make_easy_data
 from mlperf_bert.__main__ import main
-from mlperf_bert.config.sections import ModelSection
-from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.errors import MISTAKE, TARGET_MISSED
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.layers import pretraining_loss
@@ -22,7 +18,6 @@ from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW
 from report_pages import checked
 from resume_cases import DROPOUT, run_train
 from support import (
-    NUM_WORDS,
     REPOSITORY,
     metrics_losses,
     metrics_records,
@@ -30,15 +25,7 @@ from support import (
     prepare_small,
 )
 
-ENCODER_TARGET = 0.5
 SPOILT = range(5, 17)  # steps in a row without an update; the run recovers before it is judged
-# Today's recipe: sequences of an easy language, masked anew each time at 30 %.
-ENCODER = (
-    *(*EASY, "run.max_steps=600", "schedule.decay_steps=600", "checkpoint.interval_steps=never"),
-    *("model.objective=mlm", "data.masking=dynamic", "data.masking_rate=0.3"),
-    *("data.max_predictions=7", f"eval.target_accuracy={ENCODER_TARGET}"),
-    "eval.interval_samples=1600",
-)
 
 
 @pytest.fixture
@@ -106,14 +93,6 @@ def test_same_seed_same_losses_and_warm_up_leaves_no_trace(train, tmp_path):
     train("c", *same, "run.seed=12")
     assert metrics_losses(tmp_path / "a") == metrics_losses(tmp_path / "b")
     assert metrics_losses(tmp_path / "a") != metrics_losses(tmp_path / "c")
-
-
-@pytest.mark.longest
-def test_the_model_learns_from_context(train, tmp_path):
-    steps = ("run.max_steps=300", "schedule.decay_steps=300", "run.log_interval_steps=50")
-    train("run", *steps, "eval.interval_samples=100000", "model.initializer_range=0.1")
-    without_context = math.log(NUM_WORDS) + math.log(2)  # even words, even sentence pairs
-    assert metrics_records(tmp_path / "run")[-1]["loss"] < without_context - 0.3
 
 
 def test_checkpoint_gives_the_same_accuracy_everywhere_without_h5py(
@@ -205,20 +184,14 @@ def test_a_run_without_a_target_has_succeeded_at_its_last_step(train, tmp_path, 
     assert train("spoiled", *settings, *spoiled) == TARGET_MISSED
 
 
-def test_contradictions_are_one_line(train, capsys):
-    """Others: cli/test_bad_input.py."""
-    for overrides, words in (
-        (["data.max_predictions=4"], "data.max_predictions"),
-        (["mlperf.enforce_rules=true", "eval.target_accuracy=0.2"], "context-free guess"),
-        (["run.device=cuda"], "run.device"),
-    ):
-        assert train("run", *overrides) == 2
-        error = capsys.readouterr().err
-        assert words in error and error.count("\n") == 1
+def test_a_target_that_a_guess_reaches_is_refused(train, capsys):
+    assert train("run", "mlperf.enforce_rules=true", "eval.target_accuracy=0.2") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "context-free guess" in line
 
 
 def test_room_for_more_masks_than_any_example_has_is_not_needed(
-    train, tiny_config, synthetic_data, tmp_path
+    train, tiny_config, synthetic_data, tmp_path, capsys
 ):
     wide = {"max_seq_length": 32, "max_predictions": 76, "dupe_factor": 2, "with_baseline": True}
     for name in ("train", "eval"):  # as they are, but for the default of --max-predictions
@@ -229,17 +202,7 @@ def test_room_for_more_masks_than_any_example_has_is_not_needed(
     assert run_train(*places) == TARGET_MISSED
     assert metrics_losses(tmp_path / "run") == metrics_losses(tmp_path / "before")
     assert run_train(*places, "data.max_predictions=4") == 2
-
-
-@pytest.mark.longest
-def test_an_encoder_reaches_far_more_than_any_guess(tiny_config, tmp_path):
-    data = make_easy_data(tmp_path, "single")
-    assert run_train(tiny_config, data, tmp_path / "run", *ENCODER) == 0
-    rows = metrics_records(tmp_path / "run")
-    baseline = LengthIndex.open(data / "eval").manifest.baseline
-    assert baseline is not None and baseline.context_free_accuracy < ENCODER_TARGET / 3
-    assert rows[-1]["mlm_accuracy"] >= ENCODER_TARGET
-    assert rows[-1]["step"] < 600
+    assert "data.max_predictions" in capsys.readouterr().err
 
 
 def test_blocks_that_differ_between_nodes_are_refused(train, monkeypatch, capsys):
@@ -249,15 +212,6 @@ def test_blocks_that_differ_between_nodes_are_refused(train, monkeypatch, capsys
         error = capsys.readouterr().err
         refused = status == 2
         assert ("is not the same on all nodes" in error, error.count("\n")) == (refused, refused)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "objective"), [("bert", "mlm_nsp"), ("bert", "mlm"), ("modern", "mlm")]
-)
-def test_parameters_are_counted(architecture, objective):
-    model = ModelSection(architecture=architecture, objective=objective)
-    shapes = parameter_shapes(model).values()
-    assert model.num_parameters == sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def test_out_of_memory_is_one_line_that_names_the_part(monkeypatch, capsys):
