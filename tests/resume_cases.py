@@ -3,7 +3,7 @@
 import shutil
 
 from mlperf_bert.__main__ import main
-from support import prepare_small
+from support import prepare_small, sets_of
 
 MISSED = 3
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
@@ -14,15 +14,9 @@ MODERN = (
 )
 
 
-def run_train(
-    config,
-    data,
-    directory,
-    *settings,
-    resume=None,
-    extra=(),
-):
-    sets = [word for setting in settings for word in ("--set", setting)]
+def run_train(config, data, directory, *settings, resume=None, extra=()):
+    """The status of a run into `directory`."""
+    sets = sets_of(*settings)
     if resume is not None:
         extra = (*extra, "--resume", str(resume))
     places = ["--data", str(data), "--run-dir", str(directory)]

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -149,6 +150,10 @@ def test_all_comes_back_from_the_documented_layout(saved, model, config):
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, other.state_dict()[name])
         assert read_config(place) == config
+    alone = BertForPretraining(replace(config.model, objective="mlm"), CPU, seed=9)
+    load_weights(alone, saved, "ab")  # the other way is refused (test_first_weights.py)
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
     # What an old checkpoint says of the start of its run does not matter any more.
     manifest["config"]["run"]["init_checkpoint_sha256"] = "00"
     manifest["config"]["data"]["dupe_factor"] = 2

@@ -15,6 +15,7 @@ from support import (
     mlperf_records,
     prepare_small,
     refusal,
+    sets_of,
     write_synthetic_text,
 )
 
@@ -130,16 +131,11 @@ def first(kind, tiny_config, short, tmp_path_factory):
         *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
         *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={name}", *DROPOUT),
         *(word for words in KINDS[name] for word in words),
+        *("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world"),
     )
-    return train_on_two_ranks(tiny_config, short, tmp_path_factory.mktemp(name) / "run", *settings)
-
-
-def train_on_two_ranks(config, data, run, *settings):
-    """Train with the optimizer's state in two shards; return the run's directory."""
-    settings += ("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world")
-    words = [word for each in settings for word in ("--set", each)]
-    places = ("--config", config, "--data", data, "--run-dir", run)
-    statuses, printed = run_ranks("mlperf_bert", ["train", *places, *words], 2)
+    run = tmp_path_factory.mktemp(name) / "run"
+    places = ("--config", tiny_config, "--data", short, "--run-dir", run)
+    statuses, printed = run_ranks("mlperf_bert", ["train", *places, *sets_of(*settings)], 2)
     assert statuses == [MISSED, MISSED], printed
     return run
 
@@ -187,17 +183,6 @@ def test_a_longer_second_phase_goes_on_bit_for_bit(first, train_on, tmp_path, ca
     assert told.startswith("training state after 128 samples, ") and told.endswith(origin)
 
 
-@pytest.mark.longest
-def test_a_second_phase_is_the_same_on_two_ranks(
-    kind, first, train_on, tiny_config, synthetic_data, tmp_path
-):
-    given = (f"run.init_checkpoint={checkpoints(first)}", "parallel.local_batch_size=8")
-    places = (tiny_config, synthetic_data, tmp_path / "two")
-    two = train_on_two_ranks(*places, *kind[1], *given)
-    whole = train_on(tmp_path / "whole")
-    assert metrics_losses(two) == pytest.approx(metrics_losses(whole), rel=1e-4)
-
-
 def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_path, capsys):
     run = tmp_path / "first"
     quantile = ("run.max_steps=1", "data.sampler=quantile")
@@ -226,7 +211,7 @@ def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_p
         data = other if "other data" in settings else synthetic_data
         words = [] if given is None else ["--init-checkpoint", given]
         sets = (TRAINING, *(each for each in settings if each != "other data"))
-        words += [word for each in sets for word in ("--set", each)]
+        words += sets_of(*sets)
         places = ("--data", data, "--run-dir", tmp_path / "run")
         line = refusal(capsys, "train", "--config", tiny_config, *places, *words)
         assert said in line and not (tmp_path / "run").exists()
@@ -234,6 +219,6 @@ def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_p
         assert refusal(capsys, *asked, *words) == line
     # Weights alone are fine in every form, and so is a state that nobody asks for.
     for given, settings in ((saved, ("optim.name=lamb",)), (converted, ()), (saved, skip)):
-        words = [word for each in settings for word in ("--set", each)]
+        words = sets_of(*settings)
         asked = ("config", "check-start", tiny_config, "--data", synthetic_data)
         assert main([*map(str, (*asked, "--init-checkpoint", given)), *words]) == 0
