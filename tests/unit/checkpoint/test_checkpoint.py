@@ -161,7 +161,7 @@ def test_all_comes_back_from_the_documented_layout(saved, model, config):
     assert read_config(step) == config
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "not_json", "no_latest"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "not_json"])
 def test_damage_is_named(saved, model, damage):
     weights = saved / "step_00000120" / "model.safetensors"
     contents = weights.read_bytes()
@@ -171,10 +171,8 @@ def test_damage_is_named(saved, model, damage):
         weights.write_bytes(contents[:-1])
     elif damage == "remove":
         weights.unlink()
-    elif damage == "not_json":
-        (saved / "step_00000120" / "manifest.json").write_text("{")
     else:
-        (saved / "LATEST").write_text("../elsewhere")
+        (saved / "step_00000120" / "manifest.json").write_text("{")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError) as caught:
         load_weights(model, saved, "ab")
@@ -314,18 +312,11 @@ def test_a_slow_disk_is_waited_for_as_long_as_bytes_move(
 
 
 def test_what_the_thread_moves_is_a_sign_of_life(tmp_path):
-    begin, end = threading.Event(), threading.Event()
-
-    def write():
-        (tmp_path / "file").write_bytes(bytes(10_000))
-        begin.set()
-        end.wait(60)
-
-    thread = threading.Thread(target=write)
+    before = writer_module.moved_bytes(threading.current_thread())
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    assert writer_module.moved_bytes(threading.current_thread()) >= before + 10_000
+    thread = threading.Thread(target=bool)
     thread.start()
-    begin.wait(60)
-    assert writer_module.moved_bytes(thread) >= 10_000
-    end.set()
     thread.join()
     assert writer_module.moved_bytes(thread) == 0
 

@@ -14,20 +14,14 @@ TRITON = ["triton", "attention: triton", "fused"]
 FLASH = ["flash", "attention: flash (triton left out (there is no C compiler))", "fused"]
 
 
-@pytest.fixture
-def agree(monkeypatch):
-    """Let this be rank 0 of ranks that have built these models."""
-
-    def run(*of_ranks):
+def test_equal_ranks_begin_and_others_are_named_with_the_reason(monkeypatch):
+    def agree(*of_ranks):
+        """Rank 0 of ranks that have built these models begins."""
         name, note, kernels = of_ranks[0]
         model = SimpleNamespace(attention=SimpleNamespace(name=name, note=note), kernels=kernels)
         monkeypatch.setattr(resume, "from_all_ranks", lambda _, own: [own, *of_ranks[1:]])
         agree_on_kernels(ALONE, model)
 
-    return run
-
-
-def test_equal_ranks_begin_and_others_are_named_with_the_reason(agree):
     agree(TRITON)
     agree(FLASH, FLASH, FLASH)
     with pytest.raises(ConfigError) as raised:
