@@ -39,9 +39,7 @@ def shard_of(set_dir, name):
     return set_dir / "shards" / f"{name}.hdf5"
 
 
-def bring(files, out, **changes):
+def bring(files, out, vocab=VOCAB, workers=1, **changes):
     """`import_set` with small limits."""
-    options = {"workers": 1, "vocab": VOCAB}
-    options = {name: changes.pop(name, value) for name, value in options.items()}
     settings = ShardSettings(**{**SMALL, "seed": 0, "dupe_factor": 1, **changes})
-    return import_set(files, options.pop("vocab"), out, settings, quiet=True, **options)
+    return import_set(files, vocab, out, settings, quiet=True, workers=workers)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graph_cases import CPU, ONE_RANK
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.load import load_checkpoint
+from mlperf_bert.checkpoint.manifest import read_state
 from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import TARGET_MISSED
 from mlperf_bert.model.bert import make_model
@@ -48,43 +49,29 @@ def run(tiny_config, synthetic_data, tmp_path_factory):
             )
             made = tmp_path_factory.mktemp("precision") / "run"
             assert run_train(tiny_config, synthetic_data, made, *options) == TARGET_MISSED
-            directories[overrides] = made / "run_0"
+            directories[overrides] = made
         return directories[overrides]
 
     return train
-
-
-def records(run_dir):
-    return metrics_records(run_dir.parent)
-
-
-def saved(run_dir, name):
-    (path,) = (run_dir / "checkpoints").glob(f"step_*/{name}")
-    return load_file(path)
-
-
-def vocabulary(run_dir):
-    (path,) = (run_dir / "checkpoints").glob("step_*/state.json")
-    return str(json.loads(path.read_text())["vocabulary_sha256"])
 
 
 @pytest.mark.parametrize("precision", BESIDE)
 def test_losses_follow_those_of_more_bits(run, precision):
     other, tolerance, settings = BESIDE[precision]
     expected, found = (
-        metrics_losses(run(f"model.precision={each}", *settings).parent)
-        for each in (other, precision)
+        metrics_losses(run(f"model.precision={each}", *settings)) for each in (other, precision)
     )
     assert len(expected) == (12 if settings else STEPS) and found != expected
     assert found == pytest.approx(expected, abs=tolerance)
     assert expected[0] - min(expected) > 5 * tolerance  # a run that stood still would not pass
-    of_run = records(run(f"model.precision={precision}", *settings))
+    of_run = metrics_records(run(f"model.precision={precision}", *settings))
     assert sum(record["skipped_steps"] for record in of_run) == 0
 
 
 def test_a_checkpoint_has_the_masters_and_goes_over_to_another_precision(run, tiny_config):
-    found = run("model.precision=bf16")
-    weights = saved(found, "model.safetensors")
+    (found,) = run("model.precision=bf16").glob("run_0/checkpoints/step_*")
+    weights = load_file(found / "model.safetensors")
+    words = read_state(found).vocabulary_sha256
     assert {each.dtype for each in weights.values()} == {torch.float32}
     matrices = [each for each in weights.values() if each.dim() == 2]
     assert not any(torch.equal(each, each.bfloat16().float()) for each in matrices)
@@ -92,7 +79,7 @@ def test_a_checkpoint_has_the_masters_and_goes_over_to_another_precision(run, ti
         config = load_config(tiny_config, (f"model.precision={other}",))
         model = make_model(config, 1, CPU)
         optimizer, _ = make_step(model, config, ONE_RANK, CPU)
-        load_checkpoint(optimizer, found / "checkpoints", vocabulary(found), ONE_RANK)
+        load_checkpoint(optimizer, found, words, ONE_RANK)
         for name, weight in weights.items():
             assert torch.equal(model.get_parameter(name), weight.to(weights_dtype(other)))
         assert optimizer.scalar_state()["updates"] == STEPS
@@ -105,10 +92,10 @@ def test_a_checkpoint_is_evaluated_as_the_run_was(run, precision, synthetic_data
     few = few if precision == "fp8" else ()
     found = run(f"model.precision={precision}", *few)
     capsys.readouterr()
-    options = ["--checkpoint", str(found / "checkpoints"), "--data", str(synthetic_data), "--json"]
-    assert main(["evaluate", *options]) == 0
+    options = ["--checkpoint", str(found / "run_0/checkpoints"), "--data", str(synthetic_data)]
+    assert main(["evaluate", *options, "--json"]) == 0
     accuracy = json.loads(capsys.readouterr().out)["mlm_accuracy"]
-    assert accuracy == records(found)[-1]["mlm_accuracy"]
+    assert accuracy == metrics_records(found)[-1]["mlm_accuracy"]
 
 
 class NoSync(TorchDispatchMode):
