@@ -23,7 +23,7 @@ EASY = (  # beside TINY_CONFIG, a run that learns it in seconds
 )
 
 
-def make_easy_data(directory, segments="pair"):
+def make_easy_data(directory):
     """A data directory with train/ and eval/, from different random sentences."""
     vocabulary = directory / "words.txt"
     vocabulary.write_text("\n".join((*SPECIAL_WORDS, *WORDS)) + "\n", encoding="utf-8")
@@ -37,7 +37,6 @@ def make_easy_data(directory, segments="pair"):
             max_seq_length=MAX_SEQ_LENGTH,
             max_predictions=MAX_PREDICTIONS,
             dupe_factor=2,
-            segments=segments,
             with_baseline=True,
         )
     return directory

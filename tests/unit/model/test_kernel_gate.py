@@ -104,17 +104,6 @@ def test_fp8_saturates_in_its_conversion_and_gelu_is_computed_once(compiled):
 
 
 @pytest.mark.longest
-def test_the_log_is_of_these_kernels(compiled):
-    """`docs/how/speed.md` is made of it; `python tools/kernel_table.py` makes it anew."""
-    import triton
-
-    path = LOG / f"triton-{'.'.join(triton.__version__.split('.')[:2])}.json"
-    if not path.exists():
-        pytest.skip(f"no log of Triton {triton.__version__}")
-    assert compiled[0] == rows_of(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.longest
 def test_programs_that_share_sums_run_at_once(compiled, tmp_path):
     """As many as their launches assume: on an H100, and in bf16 on an A100."""
     from mlperf_bert.model import triton_cross_entropy, triton_gelu, triton_parts
