@@ -1,7 +1,6 @@
-"""Step planners over made-up lengths, fixtures of `plan`, and counts against expected ones."""
+"""Step planners over made-up lengths."""
 
 import numpy as np
-from scipy.special import chdtrc
 
 from bert_tools.common.length_histogram import masked_counts_of
 from mlperf_bert.data.balance import StepPlanner
@@ -34,10 +33,3 @@ def planner_of(
         world_size=world_size,
         **options,
     )
-
-
-def is_likely(counts, expected):
-    """Whether counts [K] can be of these expectations: Pearson's chi-square at a level of 0.001."""
-    assert counts.sum() == np.round(expected.sum())
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return bool(chdtrc(len(counts) - 1, statistic) > 1e-3)

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -84,38 +82,6 @@ def test_an_interrupt_waits_for_compiled_code(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(done) == 1
-
-
-COMPILE = """
-from mlperf_bert.errors import ConfigError
-from mlperf_bert.prepare.build import compile_maker
-from mlperf_bert.prepare.examples import add_pass
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
-ids = {token: i for i, token in enumerate(SPECIAL_TOKENS)}
-try:
-    compile_maker("pair", Vocabulary(SPECIAL_TOKENS, ids, "", b""))
-    print(sum(add_pass.stats.cache_hits.values()))
-except ConfigError as error:
-    print(error)
-"""
-
-
-@pytest.mark.longest  # compiles from cold
-def test_first_uses_at_the_same_time_and_a_damaged_cache(tmp_path):
-    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILE]
-    together = [
-        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    assert [process.communicate()[0].strip() in ("0", "1") for process in together] == [True] * 2
-    later = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert later.stdout.strip() == "1"  # what they left is used
-    for path in tmp_path.rglob("*.nbc"):
-        os.truncate(path, path.stat().st_size // 2)
-    damaged = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert damaged.stdout.startswith(str(tmp_path))
-    assert "cannot be used" in damaged.stdout
-    assert damaged.stdout.count("\n") == 1
 
 
 # Around powers of two; the largest is the widest range that one 32-bit word can decide.

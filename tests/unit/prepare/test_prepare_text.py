@@ -115,6 +115,7 @@ NO_FILE = object()
         ({"text": b"Fine.\n\nNot \xff fine.\n", "workers": 2}, "part-2.*not UTF-8 at byte 11"),
         ({"text": b"Only one.\nDocument here.\n"}, "part-2.*has 1 documents"),
         ({"text": b"\x01\n\n\x02\n"}, "part-2.*has 0 documents"),
+        ({"text": b"\0\0\n", "segments": "single"}, "part-2.*0 documents with words"),
         ({"vocab": NO_FILE}, "No such file"),
         ({"vocab": SPECIAL + b"a\n"}, r"no token \[MASK\]"),
         ({"vocab": SPECIAL + b"[MASK]\na\nb\na\n"}, "line 8: repeats 'a' of line 6"),

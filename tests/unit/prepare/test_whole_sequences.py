@@ -70,7 +70,10 @@ def test_cuts_equal_the_plain_rule(documents, room):
     assert np.diff(np.concatenate(([0], ends))).tolist() == plain_cut(documents, room)
 
 
-def test_every_word_is_there_once_in_its_order(pair):
+def test_every_word_is_there_once_in_its_order_and_the_set_says_what_it_is(pair):
+    manifest = LengthIndex.open(pair / "train").manifest
+    assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
+    assert problems(pair, full=True) == ""
     samples = samples_of(pair / "train")
     sequences = np.split(text_of(samples), np.cumsum(samples.lengths)[:-1])
     assert {(each[0], each[-1]) for each in sequences} == {(2, 3)}  # [CLS] and [SEP]
@@ -82,13 +85,6 @@ def test_every_word_is_there_once_in_its_order(pair):
     assert not samples.next_sentence_label.any()
     table = masked_count_table(24, 4, 0.15)
     assert samples.masked_counts.tolist() == table[samples.lengths].tolist()
-
-
-def test_the_set_says_what_it_is_and_passes_verification(pair):
-    manifest = LengthIndex.open(pair / "train").manifest
-    assert (manifest.segments, manifest.vocabulary_file) == ("single", "vocab.txt")
-    assert b'"segments": "single"' in (pair / "train/shards/a.hdf5.json").read_bytes()
-    assert problems(pair, full=True) == ""
 
 
 SPOILED = {
@@ -118,13 +114,6 @@ def test_what_is_no_sequence_is_found(pair, tmp_path, words):
         reader.read(ids)
 
 
-def test_a_set_of_pairs_is_written_as_ever(pair, tmp_path):
-    prepare_set(texts_of(pair)[:1], tmp_path / "set")
-    for file in ("index/dataset.json", "shards/a.hdf5.json"):
-        contents = (tmp_path / "set" / file).read_bytes()
-        assert b"segments" not in contents and b"vocabulary_file" not in contents
-
-
 def test_passes_differ_in_their_masks_alone(pair, tmp_path):
     prepare_set(texts_of(pair), tmp_path / "twice", **{**SIZES, "dupe_factor": 2})
     once, twice = samples_of(pair / "train"), samples_of(tmp_path / "twice")
@@ -148,10 +137,3 @@ def test_texts_do_not_share_their_masks(tmp_path):
     first, second = (samples_of(tmp_path / name) for name in ("a", "b"))
     assert first.lengths.tolist() == second.lengths.tolist()
     assert not np.array_equal(first.masked_positions, second.masked_positions)
-
-
-def test_a_text_without_words_is_one_line(tmp_path):
-    path = tmp_path / "nothing.txt"
-    path.write_text("\x00\x00\n")
-    with pytest.raises(DataError, match="0 documents with words"):
-        prepare_set([path], tmp_path / "set", **SIZES)

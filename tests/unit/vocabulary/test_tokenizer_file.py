@@ -15,7 +15,6 @@ from mlperf_bert.vocabulary.any_vocabulary import (
     load_tokenizer_file,
     make_encoder,
 )
-from mlperf_bert.vocabulary.word_pieces import PlainTokenizer, load_vocabulary
 from own_texts import encode_lines
 from support import prepare_small, run_cli
 from verify_cases import problems
@@ -104,16 +103,6 @@ def test_lines_are_split_as_the_library_does(tmp_path, kind):
     repeating = {"post_processor": {"type": "TemplateProcessing", **template}}
     path = saved(tmp_path / "tokenizer.json", tokenizer, lambda values: values.update(repeating))
     assert encode_lines(load_tokenizer_file(path), LINES[:1])[0].tolist() == plain[0]
-
-
-def test_word_pieces_of_a_file_are_those_of_its_list(tmp_path):
-    tokenizer = word_pieces()
-    ids = tokenizer.get_vocab()
-    (tmp_path / "vocab.txt").write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n")
-    plain = PlainTokenizer(load_vocabulary(tmp_path / "vocab.txt"))
-    found = load_tokenizer_file(saved(tmp_path / "tokenizer.json", tokenizer))
-    for line, split in zip(LINES, encode_lines(found, LINES), strict=True):
-        assert split.tolist() == plain.encode(line)
 
 
 def test_a_sentence_within_a_document_follows_white_space(tmp_path):
