@@ -48,10 +48,6 @@ def assert_equal(found, expected):
         assert one.tolist() == other.tolist(), field.name
 
 
-def one_by_one(samples):
-    return split(samples, np.ones(len(samples.lengths), dtype=np.int64))
-
-
 RAGGED = st.lists(st.lists(st.integers(1, 400), max_size=6), min_size=1, max_size=4)
 
 
@@ -71,16 +67,15 @@ def test_packets_that_follow_each_other_come_out_as_they_went_in(ragged, token):
 def test_samples_are_taken_whole(lengths, data):
     samples = narrowed(make_samples(lengths), SMALL)
     places = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=15))
-    taken = [take(samples, np.array([place])) for place in places]
-    alone = one_by_one(samples)
-    for place, single in zip(places, taken, strict=True):
+    alone = split(samples, np.ones(len(lengths), dtype=np.int64))
+    for place in places:
         start = sum(lengths[:place])
-        assert single.lengths.tolist() == [lengths[place]]
         ids = samples.input_ids[start : start + lengths[place]]
-        assert single.input_ids.tolist() == ids.tolist()
-        assert_equal(single, alone[place])
+        assert alone[place].lengths.tolist() == [lengths[place]]
+        assert alone[place].input_ids.tolist() == ids.tolist()
     if places:
-        assert_equal(take(samples, np.array(places, dtype=np.int64)), join(taken))
+        wanted = join([alone[place] for place in places])
+        assert_equal(take(samples, np.array(places, dtype=np.int64)), wanted)
     assert_equal(join(alone), samples)
 
 

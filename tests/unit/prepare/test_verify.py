@@ -1,6 +1,5 @@
 """`verify`: what shows without reading a sample is found and named, printed and raised."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.data.index import INDEX_ARRAYS, Manifest, sidecar_path
+from mlperf_bert.data.index import Manifest, sidecar_path
 from mlperf_bert.errors import DataError
-from mlperf_bert.files import write_json
 from mlperf_bert.prepare.verify import check_shard_files
 from support import refusal
 from verify_cases import (
@@ -178,24 +176,3 @@ def test_odd_names_make_a_report_of_plain_lines(pair, file):
         assert all(line.isprintable() for line in lines.split("\n"))
         if not is_signed:
             write_signed(path, json.loads(path.read_bytes()))
-
-
-def test_far_more_samples_than_the_shard_has_room_for(pair):
-    count = 2**32 - 1000
-    path = sidecar_path(shard(pair))
-    sidecar = json.loads(path.read_bytes())
-    sidecar |= {"num_samples": count, "shard_bytes": 2**55}
-    for name, place in sidecar["datasets"].items():
-        place["count"] = count + name.endswith("offsets")
-    path.write_bytes(write_json(sidecar))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest = pair / "train" / MANIFEST
-    values = json.loads(manifest.read_bytes())
-    (entry,) = (one for one in values["shards"] if one["file"] == "b.hdf5")
-    values["shards"] = [{**entry, "num_samples": count, "sidecar_sha256": digest}]
-    values["num_samples"] = count
-    values["length_histogram"] = [0] * values["max_seq_length"] + [count]
-    for file, (_, dtype) in zip(values["index_files"], INDEX_ARRAYS[2], strict=True):
-        file["size_bytes"] = count * int(dtype[-1])
-    write_signed(manifest, values)
-    assert f"where {2**55} belong" in problems(pair, full=True)
