@@ -1,5 +1,7 @@
 """Capacities: exact ones hold every step, bounds hold longer runs, and shapes waste little."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,13 +114,6 @@ def test_shapes_of_a_short_run_hold_each_of_its_steps(sizes):
         assert any(shape.holds(**of_step) for shape in shapes)
 
 
-def test_even_batches_need_one_shape():
-    steps = planner("quantile", 1, 64)
-    (shape,) = plan_shapes(steps, 100, **LIMITS)
-    tokens = sizes_of(planned(steps, 100))[0]
-    assert tokens.max() <= shape.tokens <= (1 + WASTE) * tokens.mean() + 16
-
-
 def test_unequal_counts_pad_less_than_equal_ones():
     padding = {}
     for name, balance in (("equal", EVEN), ("unequal", UNEQUAL)):
@@ -133,9 +128,11 @@ def test_unequal_counts_pad_less_than_equal_ones():
     assert padding["unequal"] < 0.03 < 0.05 < padding["equal"]
 
 
-def test_of_a_long_run_some_steps_are_planned(monkeypatch):
-    steps, seen = planner("quantile", 1, 16), []
-    plan = steps.plan
-    monkeypatch.setattr(steps, "plan", lambda step: seen.append(step) or plan(step))
-    plan_shapes(steps, 10**6, **LIMITS)
-    assert seen == list(range(1, PLANNED_STEPS + 1))
+def test_even_batches_need_one_shape_and_of_a_long_run_some_steps_are_planned(monkeypatch):
+    steps = planner("quantile", 1, 256)
+    plan = Mock(wraps=steps.plan)
+    monkeypatch.setattr(steps, "plan", plan)
+    (shape,) = plan_shapes(steps, 10**6, **LIMITS)
+    assert [call.args[0] for call in plan.call_args_list] == list(range(1, PLANNED_STEPS + 1))
+    tokens = sizes_of(planned(steps, PLANNED_STEPS))[0]
+    assert tokens.max() <= shape.tokens <= (1 + WASTE) * tokens.mean() + 16

@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,14 +72,8 @@ def test_up_to_255_masked_positions_are_written_as_ever(tmp_path, most, digest):
 
 def test_an_interrupted_rewrite_leaves_no_manifest(tmp_path, monkeypatch):
     write_index(tmp_path, manifest(), LENGTHS, COUNTS)
-    replace = Path.replace
-
-    def fails_at_the_second(self, target):
-        if target.name == "masked_counts.u8":
-            raise OSError(28, "No space left on device")
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", fails_at_the_second)
+    no_space = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=[None, no_space]))  # at the second
     with pytest.raises(DataError, match="No space left"):
         write_index(tmp_path, manifest(), LENGTHS[::-1], COUNTS)
     with pytest.raises(DataError, match=r"not a prepared set; .*mlperf_bert prepare"):

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,30 +52,22 @@ def test_batches_hold_the_planned_samples(planner, reader):
 
 
 def test_nothing_is_read_before_the_first_batch(planner, reader, monkeypatch):
-    reads = []
-    read = SampleReader.read
-
-    def counted(self, ids):
-        reads.append(ids)
-        return read(self, ids)
-
-    monkeypatch.setattr(SampleReader, "read", counted)
+    read = Mock(wraps=reader.read)
+    monkeypatch.setattr(reader, "read", read)
     with Loader(planner, DirectSource(reader, 0), CPU) as loader:
         time.sleep(0.05)
-        assert reads == []
+        assert not read.called
         next(iter(loader))
         deadline = time.monotonic() + 60
-        while len(reads) < 2 * (1 + PREFETCHED_STEPS) and time.monotonic() < deadline:
+        while read.call_count < 2 * (1 + PREFETCHED_STEPS) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(reads) >= 2 * (1 + PREFETCHED_STEPS)  # and goes on reading ahead
+        assert read.call_count >= 2 * (1 + PREFETCHED_STEPS)  # and goes on reading ahead
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
 def test_an_error_of_the_thread_reaches_the_loop(planner, reader, monkeypatch):
-    def broken(self, ids):
-        raise DataError("shard", "is damaged", "make it again")
-
-    monkeypatch.setattr(SampleReader, "read", broken)
+    damaged = DataError("shard", "is damaged", "make it again")
+    monkeypatch.setattr(reader, "read", Mock(side_effect=damaged))
     with (
         pytest.raises(DataError, match="damaged"),
         Loader(planner, DirectSource(reader, 0), CPU) as loader,

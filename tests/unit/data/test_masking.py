@@ -1,6 +1,7 @@
 """Masks drawn anew: by the rule, keyed by seed, step and sample alone, and as the plan counts."""
 
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -174,9 +175,6 @@ def test_a_sample_without_words_enough_is_one_line(a_set):
 
 
 def test_a_damaged_cache_is_an_error_in_one_line(a_set, monkeypatch):
-    def broken(*_):
-        raise EOFError("Ran out of input")
-
-    monkeypatch.setattr(DynamicMasks, "_draw", broken)
+    monkeypatch.setattr(DynamicMasks, "_draw", Mock(side_effect=EOFError("Ran out of input")))
     with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
         masks_of(a_set)

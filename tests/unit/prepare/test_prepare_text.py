@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -151,10 +152,8 @@ def test_two_texts_of_one_name(prepare, texts, tmp_path):
 
 
 def test_failure_while_writing_leaves_nothing(prepare, texts, tmp_path, monkeypatch):
-    def no_space(self, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", no_space)
+    no_space = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=no_space))
     with pytest.raises(DataError, match="No space left"):
         prepare(texts)
     assert contents(tmp_path / "set") == {}

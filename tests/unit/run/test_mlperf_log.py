@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -131,11 +132,7 @@ def test_a_missing_package_is_named_and_leaves_no_file(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_not_silent(tmp_path, monkeypatch):
     log = MlperfLog(tmp_path / "log.txt")
-
-    def fail(_):
-        raise OSError(28, "No space left on device")
-
-    assert log._handler is not None
-    monkeypatch.setattr(log._handler.stream, "write", fail)
+    no_space = OSError(28, "No space left on device")
+    monkeypatch.setattr(log._handler.stream, "write", Mock(side_effect=no_space))
     with pytest.raises(ConfigError, match="No space"):
         log.init_stop()
