@@ -17,13 +17,6 @@ MAX_PREDICTIONS = 6
 VOCAB_SIZES = {"<u2": 1000, "<u4": 100_000}  # by the dtype of the tokens
 
 
-def settings_of(**changes):
-    """The settings of these sets' shards."""
-    same = {"dupe_factor": 1, "split_sentences": False, "pick_eval": None, "seed": 1}
-    limits = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS}
-    return ShardSettings(**{"vocabulary_sha256": "0" * 64, **limits, **same, **changes})
-
-
 def manifest_of(shards, **changes):
     """The manifest of a set of made-up samples, without what `write_index` fills in."""
     ids = {name: n for n, name in enumerate(("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"))}
@@ -48,6 +41,8 @@ def as_examples(samples, dtype):
 
 def write_set(set_dir, shards, seed):
     """Write shards of (samples, dtype of the tokens) and their index."""
+    limits = {"max_seq_length": MAX_LENGTH, "max_predictions": MAX_PREDICTIONS}
+    settings = ShardSettings(vocabulary_sha256="0" * 64, dupe_factor=1, seed=seed, **limits)
     (set_dir / "shards").mkdir(parents=True)
     made, entries = [], []
     for number, (num_samples, dtype) in enumerate(shards):
@@ -60,7 +55,6 @@ def write_set(set_dir, shards, seed):
         )
         path = set_dir / "shards" / f"part-{number}.hdf5"
         examples = as_examples(samples, dtype)
-        settings = settings_of(seed=seed)
         write_shard(
             path, examples, source_name="made up", source_sha256="0" * 64, settings=settings
         )

@@ -5,6 +5,7 @@ import pickle
 import runpy
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numba
 import pytest
@@ -87,14 +88,11 @@ def test_nothing_is_kept_beside_the_source(
     tmp_path, run_program, monkeypatch, is_beside_the_source
 ):
     """There numba looks when it cannot use the directory of the user, and then gives up."""
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "file").touch()
     unusable = {"NUMBA_CACHE_DIR": tmp_path / "file" / "none"}
     monkeypatch.setattr(compiled, "set_code_caches", lambda: unusable)
     if not is_beside_the_source:
+        refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
         monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # with which numba tries to write
     assert run_program() == "None"
     assert not list(tmp_path.rglob("*.nb[ic]"))

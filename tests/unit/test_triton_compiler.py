@@ -8,14 +8,6 @@ import pytest
 from mlperf_bert.compiled import why_triton_cannot_compile
 
 
-@pytest.fixture(autouse=True)
-def with_triton(monkeypatch):
-    """As if it were installed, also where it is not."""
-    found = importlib.util.spec_from_loader("triton", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
-    monkeypatch.delenv("CC", raising=False)
-
-
 def program(path):
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\n")
@@ -23,16 +15,16 @@ def program(path):
     return path
 
 
-def headers(monkeypatch, directory):
-    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(directory)})
-
-
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with Python's headers and, at first, no program; its directory of programs."""
+    """A machine with Triton, Python's headers and no program yet; its directory of programs."""
+    found = importlib.util.spec_from_loader("triton", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    monkeypatch.delenv("CC", raising=False)
     (tmp_path / "include").mkdir()
     (tmp_path / "include/Python.h").touch()
-    headers(monkeypatch, tmp_path / "include")
+    paths = {"include": str(tmp_path / "include")}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: paths)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path / "bin"
 

@@ -47,6 +47,8 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(policy, counts, shape, ste
     assert np.array_equal(direct.sample_ids, plan.sample_ids)
     assert np.array_equal(direct.counts, plan.counts)
     batch = made.sampler.global_batch(step)
+    other_seed = planner(*shape, sampler, seed=4).sampler
+    assert not np.array_equal(other_seed.global_batch(step), batch)
     assert np.array_equal(plan.drawn_ids.ravel(), batch)
     assert np.array_equal(np.sort(plan.sample_ids), np.sort(batch))
     forwards = {slot: plan.ids_of(*slot) for slot in np.ndindex(plan.counts.shape)}

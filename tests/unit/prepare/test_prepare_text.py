@@ -113,7 +113,6 @@ NO_FILE = object()
         ({"text": b""}, "part-2.*is empty"),
         ({"text": b" \n\n \n"}, "part-2.*is empty"),
         ({"text": b"Fine.\n\nNot \xff fine.\n"}, "part-2.*not UTF-8 at byte 11"),
-        ({"text": b"Fine.\n\nNot \xff fine.\n", "workers": 2}, "part-2.*not UTF-8 at byte 11"),
         ({"text": b"Only one.\nDocument here.\n"}, "part-2.*has 1 documents"),
         ({"text": b"\x01\n\n\x02\n"}, "part-2.*has 0 documents"),
         ({"text": b"\0\0\n", "segments": "single"}, "part-2.*0 documents with words"),

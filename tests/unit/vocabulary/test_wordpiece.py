@@ -61,25 +61,21 @@ def test_basic_words(text, words):
     assert basic_words(text) == words
 
 
-def test_greedy_longest_match_from_the_left():
-    vocabulary = vocabulary_of("un", "una", "##ble", "##able", "##a")
-    pieces = [vocabulary.tokens[i] for i in PlainTokenizer(vocabulary).encode("unable UNABLEX")]
-    assert pieces == ["una", "##ble", "[UNK]"]
-
-
-def test_words_over_200_characters_are_unknown():
-    vocabulary = vocabulary_of("a", "##a")
-    for length, count in ((200, 200), (201, 1)):
-        ids = PlainTokenizer(vocabulary).encode("a" * length)
-        assert ids == encoded(Tokenizer(vocabulary), "a" * length)
-        assert len(ids) == count
-        assert (ids[0] == vocabulary.unk_id) == (length > 200)
-
-
-def test_special_tokens_in_the_text_are_ordinary_text():
-    vocabulary = vocabulary_of("[", "]", "mask")
-    ids = encoded(Tokenizer(vocabulary), "[MASK]")
-    assert [vocabulary.tokens[i] for i in ids] == ["[", "mask", "]"]
+@pytest.mark.parametrize(
+    ("tokens", "text", "pieces"),
+    [
+        # The longest from the left, and no way back.
+        ("un una ##ble ##able ##a", "unable UNABLEX", ["una", "##ble", "[UNK]"]),
+        ("a ##a", "a" * 200, ["a", *["##a"] * 199]),
+        ("a ##a", "a" * 201, ["[UNK]"]),
+        ("[ ] mask", "[MASK]", ["[", "mask", "]"]),  # special tokens in the text are text
+    ],
+)
+def test_pieces(tokens, text, pieces):
+    vocabulary = vocabulary_of(*tokens.split())
+    ids = PlainTokenizer(vocabulary).encode(text)
+    assert ids == encoded(Tokenizer(vocabulary), text)
+    assert [vocabulary.tokens[i] for i in ids] == pieces
 
 
 # Spaces, other white space, controls and letters whose form depends on the whole word: whatever
