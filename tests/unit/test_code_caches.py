@@ -129,42 +129,30 @@ def test_every_compiler_gets_a_directory_of_its_own(nothing_named):
     assert set_code_caches() == found
 
 
-def link(cache):
+def make_unsafe(cache, how):
     cache.parent.mkdir()
-    (cache.parent / "other").mkdir()
-    cache.symlink_to("other")
+    if how == "a link":
+        (cache.parent / "other").mkdir()
+        cache.symlink_to("other")
+    elif how == "writable above":
+        cache.parent.chmod(0o777)
+    elif how == "a file":
+        cache.write_text("")
+    elif how == "no home":
+        os.environ["HOME"] = __file__
+    elif how == "relative":
+        os.environ["XDG_CACHE_HOME"] = "caches"
+    else:
+        cache.mkdir()
+        os.chown(cache, SOMEBODY, SOMEBODY)
 
 
-def writable_above(cache):
-    cache.parent.mkdir()
-    cache.parent.chmod(0o777)
+KINDS = ("a link", "writable above", "a file", "no home", "relative")
 
 
-def file(cache):
-    cache.parent.mkdir()
-    cache.write_text("")
-
-
-def no_home(cache):
-    cache.parents[1].joinpath("file").touch()
-    os.environ["HOME"] = str(cache.parents[1] / "file")
-
-
-def relative(cache):
-    os.environ["XDG_CACHE_HOME"] = "caches"
-
-
-def theirs(cache):
-    cache.mkdir(parents=True)
-    os.chown(cache, SOMEBODY, SOMEBODY)
-
-
-KINDS = [link, writable_above, file, no_home, relative, pytest.param(theirs, marks=needs_root)]
-
-
-@pytest.mark.parametrize("prepare", KINDS)
-def test_what_is_not_safe_is_passed_over(nothing_named, prepare):
-    prepare(nothing_named / ".cache/mlperf_bert")
+@pytest.mark.parametrize("how", [*KINDS, pytest.param("theirs", marks=needs_root)])
+def test_what_is_not_safe_is_passed_over(nothing_named, how):
+    make_unsafe(nothing_named / ".cache/mlperf_bert", how)
     found = set_code_caches()
     for path in found.values():
         assert path.parent.name.startswith("mlperf_bert-")

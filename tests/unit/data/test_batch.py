@@ -55,7 +55,8 @@ def test_what_is_real_stays_and_the_rest_is_marked(lengths, more):
         places = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(each).values()}
         assert len(places) == 1
     assert padded.shape is shape
-    assert sizes_of(padded) == sizes_of(blank(shape, torch.device("cpu")))
+    for name, tensor in tensors_of(blank(shape, torch.device("cpu"))).items():
+        assert getattr(padded, name).shape == tensor.shape
     num_tokens, num_sequences = sum(lengths), len(lengths)
     for name in ("input_ids", "token_type_ids", "position_ids"):
         assert torch.equal(getattr(padded, name)[:num_tokens], getattr(batch, name))
@@ -97,10 +98,6 @@ def test_what_is_real_stays_and_the_rest_is_marked(lengths, more):
 def tensors_of(batch):
     found = {name: getattr(batch, name) for name in batch.__slots__}
     return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
-
-
-def sizes_of(batch):
-    return {name: tensor.shape for name, tensor in tensors_of(batch).items()}
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,16 @@ def read(a_set, ids):
 
 def masked_rows(batch):
     """Rows by sample: masked position, input token, original token."""
-    ends = batch.cu_seqlens.tolist()
+    labels = list(zip(batch.masked_token_index.tolist(), batch.labels.tolist(), strict=True))
     found = {}
-    for number, sample in enumerate(batch.sample_ids.tolist()):
-        found[sample] = [
-            (row - ends[number], int(batch.input_ids[row]), label)
-            for row, label in zip(
-                batch.masked_token_index.tolist(), batch.labels.tolist(), strict=True
-            )
-            if ends[number] <= row < ends[number + 1]
-        ]
+    for sample, start, end in zip(
+        batch.sample_ids.tolist(),
+        batch.cu_seqlens[:-1].tolist(),
+        batch.cu_seqlens[1:].tolist(),
+        strict=True,
+    ):
+        own = [each for each in labels if start <= each[0] < end]
+        found[sample] = [(row - start, int(batch.input_ids[row]), label) for row, label in own]
     return found
 
 

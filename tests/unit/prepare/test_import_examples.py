@@ -92,8 +92,6 @@ def test_the_same_examples_twice_are_found_in_any_form(foreign, tmp_path):
     [
         ({"max_seq_length": 63}, "more tokens than --max-seq-length"),
         ({"max_predictions": 9}, "more masked positions than --max-predictions"),
-        ({"max_seq_length": 7}, "max_seq_length: is 7"),
-        ({"workers": 0}, "workers: is 0"),
         ({"vocab": Path("tokenizer.json")}, r"--vocab.*give the vocab\.txt"),
     ],
 )

@@ -1,7 +1,6 @@
 """The MLPerf log: accepted by MLCommons' own checker, one file, never over another."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -109,18 +108,6 @@ def test_an_existing_log_is_never_written_over(tmp_path):
     assert path.read_text() == "precious"
     with pytest.raises(ConfigError, match="cannot be created"):
         MlperfLog(tmp_path / "nowhere" / "result_0.txt")
-
-
-def test_two_logs_do_not_mix(tmp_path):
-    first, second = (MlperfLog(tmp_path / name) for name in ("a.txt", "b.txt"))
-    first.init_stop()
-    second.run_start()
-    first.close()
-    first.init_stop()
-    second.close()
-    assert [record["key"] for record in mlperf_records(tmp_path / "a.txt")] == ["init_stop"]
-    assert mlperf_records(tmp_path / "b.txt")[0]["key"] == "run_start"
-    assert "mlperf_log" not in logging.Logger.manager.loggerDict
 
 
 def test_a_missing_package_is_named_and_leaves_no_file(tmp_path, monkeypatch):
