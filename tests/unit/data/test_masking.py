@@ -24,6 +24,7 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.sampler import UniformSampler
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.prepare import build
 from plain_masking import plain_masks
 from shard_sets import MAX_LENGTH, originals, write_set
 
@@ -178,3 +179,6 @@ def test_a_damaged_cache_is_an_error_in_one_line(a_set, monkeypatch):
     monkeypatch.setattr(DynamicMasks, "_draw", Mock(side_effect=EOFError("Ran out of input")))
     with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
         masks_of(a_set)
+    monkeypatch.setattr(build, "_make_examples", DynamicMasks._draw)
+    with pytest.raises(ConfigError, match=r"Ran out of input.*nbi"):
+        build.compile_maker("pair", range(5))

@@ -161,10 +161,7 @@ def test_published_counts_hold_and_left_overs_come_first(case, seed):
 def test_left_overs_in_words():
     # A batch of 16 takes 6, 3, 2 and 5: the third stratum's 7 samples fill 3 steps.
     sampler = PublishedStrataSampler(strata_of([30, 20, 7, 18]), (6, 3, 2, 5), 16, seed=1)
-    assert sampler.steps_of_pass == 3
-    assert sampler.left_over == (12, 11, 1, 3)
-    # Mean lengths of these strata are 1 to 4; the data's is (30 + 40 + 21 + 72) / 75.
-    assert sampler.mean_length == (6 + 6 + 6 + 20) / 16
+    # Mean lengths are 1 to 4: (6 + 6 + 6 + 20) / 16, and of the data (30 + 40 + 21 + 72) / 75.
     assert sampler.in_words() == (
         "mean length drawn 2.38, +9.3% against the data's 2.17; a pass of 3 steps leaves "
         "12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens, which come first in the next"

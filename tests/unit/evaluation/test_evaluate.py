@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from graph_cases import evaluator_of, small_model
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.data.index import LengthIndex
-from mlperf_bert.data.shards import SampleReader, Shard
+from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import DataError
 from mlperf_bert.evaluation.evaluate import (
     TOKENS_CPU,
@@ -27,20 +27,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def set_dir(tmp_path_factory):
+def reader(tmp_path_factory):
     path = tmp_path_factory.mktemp("held_out") / "set"
-    write_set(path, [(170, "<u2"), (90, "<u2")], seed=5)
-    return path
+    return SampleReader(path, write_set(path, [(170, "<u2"), (90, "<u2")], seed=5))
 
 
 @pytest.fixture(scope="module")
-def index(set_dir):
-    return LengthIndex.open(set_dir)
-
-
-@pytest.fixture(scope="module")
-def reader(set_dir, index):
-    return SampleReader(set_dir, index.manifest)
+def index(reader):
+    return LengthIndex.open(reader.set_dir)
 
 
 def held_out(index, reader, rank=0, world_size=1):
@@ -102,17 +96,6 @@ def test_filling_keeps_every_tensor_in_its_place(index, reader, ahead):
     for place, batch in zip(places, batches.static, strict=True):
         assert_same_batch(batch, stored(reader, batch.sample_ids.numpy()))
         assert batch.labels.data_ptr() == place
-
-
-def test_blank_batches_are_valid_and_need_no_shard(index, reader, monkeypatch):
-    monkeypatch.delattr(Shard, "arrays")
-    for batch in held_out(index, reader).static:
-        ends = np.cumsum(batch.lengths)
-        assert batch.cu_seqlens.tolist() == [0, *ends.tolist()]
-        assert len(batch.input_ids) == ends[-1] and len(batch.labels) == sum(batch.masked_counts)
-        # Every masked position is of its own sequence, as in a batch of samples.
-        owner = np.searchsorted(ends, batch.masked_token_index.numpy(), side="right")
-        assert np.bincount(owner, minlength=len(ends)).tolist() == list(batch.masked_counts)
 
 
 def test_a_wrong_index_is_one_clear_error(index, reader):

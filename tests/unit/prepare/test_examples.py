@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.prepare import examples
 from mlperf_bert.prepare.examples import between, make_examples, new_stream, shuffle, uniform
-from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, Vocabulary
+from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 from plain_examples import as_documents, plain_examples
 
 SIZES = {"max_seq_length": 64, "max_predictions": 10}
 
 
-def vocabulary_of(size):
-    tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(size - 5)))
-    return Vocabulary(tokens, {token: i for i, token in enumerate(tokens)}, "0" * 64, b"")
-
-
-VOCABULARIES = {size: vocabulary_of(size) for size in (6, 1000, 65_536, 65_537)}
+VOCABULARIES = {
+    size: parse_vocabulary("\n".join([*SPECIAL_TOKENS, *map(str, range(5, size))]).encode(), "")
+    for size in (6, 1000, 65_536, 65_537)
+}
 
 
 def assert_both_agree(nested, vocab_size, **settings):

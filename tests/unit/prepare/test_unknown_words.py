@@ -5,8 +5,7 @@ import pytest
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.build import prepare_text
-
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+from verify_cases import SPECIAL
 
 
 def prepared(tmp_path, unknown, of=100):

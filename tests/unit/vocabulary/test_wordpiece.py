@@ -14,15 +14,14 @@ from mlperf_bert.vocabulary.word_pieces import (
     SPECIAL_TOKENS,
     PlainTokenizer,
     Tokenizer,
-    Vocabulary,
     basic_words,
+    parse_vocabulary,
 )
 from support import run_process
 
 
 def vocabulary_of(*tokens):
-    every = (*SPECIAL_TOKENS, *tokens)
-    return Vocabulary(every, {token: i for i, token in enumerate(every)}, "0" * 64, b"")
+    return parse_vocabulary("\n".join([*SPECIAL_TOKENS, *tokens]).encode(), "")
 
 
 def encoded(tokenizer, line):
