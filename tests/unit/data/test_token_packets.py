@@ -81,6 +81,7 @@ def test_samples_are_taken_whole(lengths, data):
 
 @pytest.mark.parametrize("token", [SMALL, LARGE])
 def test_bytes_are_told_from_the_index(token):
+    assert (token_dtype(2**16).itemsize, token_dtype(2**16 + 1).itemsize) == (2, 4)
     drawn = [[5, 9], [30, 2], [7, 8], [1, 40], [3, 3], [2, 6]]  # of three ranks, two forwards each
     ranks = [[make_samples(each) for each in drawn[number::3]] for number in range(3)]
     lengths, masked = (
@@ -89,10 +90,6 @@ def test_bytes_are_told_from_the_index(token):
     )
     largest = max(sum(len(pack(narrowed(each, token))) for each in rank) for rank in ranks)
     assert gathered_bytes(lengths, masked, token) == 2 * (largest + 8)
-
-
-def test_a_token_takes_two_bytes_where_the_vocabulary_allows():
-    assert (token_dtype(2**16).itemsize, token_dtype(2**16 + 1).itemsize) == (2, 4)
 
 
 @given(

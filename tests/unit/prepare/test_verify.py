@@ -114,20 +114,15 @@ def test_every_flipped_bit_that_changes_a_value_is_found(pair, name, most_harmle
     assert harmless <= most_harmless
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("vocab.txt", "shards/b.hdf5", "index/lengths.u16"),
-        *("index/masked_counts.u8", "index/order_by_length.u32"),
-    ],
-)
-def test_flipped_bits_of_the_other_files_are_found(pair, name):
-    path = pair / "train" / name
-    last = 8 * path.stat().st_size - 1
-    for bit in [0, *np.random.default_rng(0).integers(0, last, 18).tolist(), last]:
-        flip(path, bit)
-        assert str(path) in problems(pair / "train")
-        flip(path, bit)
+def test_flipped_bits_of_the_other_files_are_found(pair):
+    index = ("index/lengths.u16", "index/masked_counts.u8", "index/order_by_length.u32")
+    for name in ("vocab.txt", "shards/b.hdf5", *index):
+        path = pair / "train" / name
+        last = 8 * path.stat().st_size - 1
+        for bit in [0, *np.random.default_rng(0).integers(0, last, 18).tolist(), last]:
+            flip(path, bit)
+            assert str(path) in problems(pair / "train")
+            flip(path, bit)
 
 
 @pytest.mark.parametrize(
@@ -149,18 +144,15 @@ def test_a_shard_of_another_preparation(made, pair, tmp_path, changes, wrong):
     assert problems(pair).startswith(f"{shard(pair)}: was made with {wrong}")
 
 
-def test_a_held_out_set_that_does_not_fit(made, pair):
+def test_what_is_no_set_and_a_held_out_one_that_does_not_fit(made, pair):
     shutil.rmtree(pair / "eval")
     assert "not a prepared set" in problems(pair)
+    assert "not a prepared set" in problems(made.parent)
+    with pytest.raises(DataError, match="is not a directory"):
+        check(pair / "eval")
     vocab = write_vocabulary(pair.parent / "other.txt", [*SPECIAL, "more"])
     prepare_set([made.parent / "held.txt"], pair / "eval", vocab=vocab)
     assert "has the vocabulary" in problems(pair)
-
-
-def test_another_directory_altogether(tmp_path):
-    assert "not a prepared set" in problems(tmp_path)
-    with pytest.raises(DataError, match="is not a directory"):
-        check(tmp_path / "none")
 
 
 @pytest.mark.parametrize("file", ["\ud800", "b\n\x1b[31m", "x" * 5000])

@@ -34,7 +34,6 @@ def owned(root, name="run_0"):
     command = [sys.executable, "-c", OWNER, str(root), name]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
-        assert owner.stdout is not None
         child = int(owner.stdout.readline())
         try:
             yield owner, child
