@@ -1,8 +1,6 @@
 """`mlperf_bert plan cluster`, and docs/how/cluster_model.md, whose numbers are its."""
 
 import json
-import math
-from functools import partial
 
 import pytest
 
@@ -10,10 +8,6 @@ from bert_tools.plan.cluster.forecast import HELD_OUT
 from bert_tools.plan.cluster.machine import constant_rows
 from support import REPOSITORY
 
-SIZES = (
-    "cluster --config dgxa100_1x8x56x1 --set mlperf.enforce_rules=false --set parallel.nodes=2 "
-    "--set parallel.ranks_per_node=4 --set parallel.local_batch_size=4"
-)
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 TABLES = json.loads((LOG / "tables.json").read_text("utf-8"))
 PAGE, STORY = (
@@ -28,28 +22,6 @@ SHOWN = {
     "predictions": ("67.3 ms, 14.3 s, 22.3 s", ""),
     "sweep": ("31.9 ms, 34.1 ms, 38.2 ms, 11.7 s, 5.6 s, 11.9 s, 12.9 s", "12.9 s"),
 }
-
-
-@pytest.fixture
-def simulated(asked):
-    return partial(asked, SIZES)
-
-
-def test_the_parts_are_the_step_and_the_steps_the_run(simulated, told):
-    found = simulated()
-    assert found["kind"] == "simulation"
-    assert found["global_batch_size"] == 32 and found["world_size"] == 8
-    assert sum(found["parts_ms"].values()) == pytest.approx(found["step_ms"])
-    estimate = found["samples_to_target"]
-    assert estimate["low"] < estimate["samples"]
-    spread = f"({estimate['low']:,.0f} to {estimate['high']:,.0f}; extrapolated: "
-    assert f"samples to the target: {estimate['samples']:,.0f} {spread}" in told(SIZES)
-    run = found["run"]
-    assert run["steps"] == math.ceil(found["samples_to_target"]["samples"] / 32)
-    seconds = (run["steps"] * run["step_ms"] + run["evaluations"] * run["evaluation_ms"]) / 1e3
-    assert found["forecast"]["seconds"] == pytest.approx(seconds)
-
-
 NAMES = {1: "dgxa100_1x8x56x1", 16: "dgxa100_16x8x24x1", 128: "dgxa100_128x8x4x1"}
 
 
@@ -71,46 +43,6 @@ def test_one_question_has_one_answer(nodes, asked, told):
     assert size[4] == f"{seconds:,.1f} ({low:,.1f} to {high:,.1f})"
     assert size[5] == f"{60 * minutes:,.1f}"
     assert "| " + " | ".join(size) + " |" in STORY
-
-
-def test_a_config_is_asked_about_with_its_recipe(asked, told):
-    for stem, recipe in (
-        ("open_adamw_dgxa100_128x8x4x1", "open_hypothesis"),
-        ("open_adamw_h200_1x1x448x1", "open_adamw"),
-    ):
-        found = asked("cluster --config", stem)
-        assert found["recipe"] == recipe
-        as_lamb = asked("cluster --config", stem, "--set optim.name=lamb")
-        assert as_lamb["recipe"] == "closed_lamb"
-    few = told("cluster --config", stem, "--set run.max_steps=100")
-    assert f"after 100 steps, {found['run']['steps']:,} are expected: raise run.max_steps" in few
-
-
-def test_the_buckets_are_the_configs(asked):
-    """One bucket is sent after backward; small ones beside it."""
-    cluster = "cluster --config dgxa100_16x8x24x1 --set"
-    found = [asked(cluster, f"parallel.bucket_cap_mb={cap}") for cap in (25, 1000)]
-    assert found[0]["exposed_ms"] < found[1]["exposed_ms"] / 3
-
-
-def test_the_range_is_that_of_the_constants_and_the_samples(simulated):
-    """A faster network takes less time."""
-    found, fast = simulated(), simulated("--node-bandwidth 400")
-    assert fast["exposed_ms"] < found["exposed_ms"]
-    assert fast["forecast"]["seconds"] < found["forecast"]["seconds"]
-    spread, samples = found["forecast"], found["samples_to_target"]
-    shorter = spread["low"] / spread["seconds"] / (samples["low"] / samples["samples"])
-    longer = spread["high"] / spread["seconds"] / (samples["high"] / samples["samples"])
-    assert 0.5 < shorter < 1 < longer < 2  # by the constants alone
-
-
-def test_forwards_that_accumulate_come_one_after_another(asked):
-    words = "cluster --config h100_1x1x112x4 --set parallel.grad_accum_steps="
-    one, three = (asked(f"{words}{steps}") for steps in (1, 3))
-    assert (one["global_batch_size"], three["global_batch_size"]) == (112, 336)
-    assert "earlier forwards" not in one["parts_ms"]
-    assert 2.5 < three["step_ms"] / one["step_ms"] < 3.3  # their batches differ
-    assert sum(three["parts_ms"].values()) == pytest.approx(three["step_ms"])
 
 
 def test_constants_are_what_the_model_takes_today():

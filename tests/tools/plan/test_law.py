@@ -106,18 +106,6 @@ def test_the_quoted_laws_of_the_shipped_table(fitted):
             assert answer[name] == pytest.approx(slope(rows, column)[0])
 
 
-def test_the_entries_of_v07_that_have_logs_stand_beside_cerebras_law(fitted, told):
-    answer = fitted("round=0.7", *A100)
-    rows = [row for row in shipped() if row["round"] == "0.7" and is_nvidia_a100(row)]
-    logged = [row for row in rows if row["time_min"]]
-    assert (len(rows), len(logged)) == (5, 3)  # of two there are no logs in public
-    assert answer["exponent"] == pytest.approx(slope(logged, "time_min")[0])
-    assert [each["accelerators"] for each in answer["left_out"]] == [1024, 2048]
-    text = told("law --filter round=0.7 --filter", A100[2])
-    assert "beside 228.3 minutes * p^-0.7392" in text and "it says little" in text
-    assert "left out: 0.7 NVIDIA dgxa100_n256" in text and ": no time in its source" in text
-
-
 def test_cerebras_law_is_the_line_through_all_five_entries_of_v07():
     """Three times by the logs, 0.81 by MLCommons' table; 1.48 is what both its numbers ask for."""
     minutes = {8: 49.01, 16: 30.63, 256: 3.36, 1024: 1.48, 2048: 0.81}

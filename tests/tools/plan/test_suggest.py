@@ -57,14 +57,6 @@ def test_midway_in_the_logarithm_lies_the_geometric_mean(low, high):
         assert 1 - getattr(middle, name) == pytest.approx(math.sqrt(both), rel=1e-2)
 
 
-def test_warm_up_keeps_its_share_of_the_schedule():
-    low, middle, high = (lamb_recipe(batch) for batch in (4096, 7094, 12288))
-    for name in ("warmup_steps", "start_warmup_step"):
-        share = [getattr(each, name) / each.decay_steps for each in (low, middle, high)]
-        assert share[1] == pytest.approx((share[0] + share[2]) / 2, abs=2 / middle.decay_steps)
-    assert middle.form == "published"
-
-
 def test_below_the_smallest_set_samples_stay_and_the_rate_goes_with_the_root():
     whole, quarter = lamb_recipe(256), lamb_recipe(64)
     assert quarter.learning_rate == pytest.approx(whole.learning_rate / 2)
@@ -150,15 +142,6 @@ def test_sizes_with_a_recipe_of_their_own_return_it():
         assert found.name == path.name and found.samples.basis == "published"
 
 
-def test_512_nodes_have_the_published_set_at_16384():
-    config = suggest(512, 8).config
-    optim, schedule = config.optim, config.schedule
-    assert (config.parallel.local_batch_size, config.parallel.global_batch_size) == (4, 16_384)
-    assert (optim.learning_rate, optim.beta_1, optim.beta_2) == (3.3e-3, 0.75, 0.9)
-    assert (schedule.decay_steps, schedule.warmup_steps) == (470, 290)
-    assert schedule.start_warmup_step == -100
-
-
 def test_a_config_is_of_its_recipe():
     for stem, recipe in {
         "dgxa100_128x8x4x1": "closed_lamb",
@@ -204,27 +187,6 @@ def test_published_runs_lie_in_the_range_of_the_forecast():
         found = suggest(nodes, 8)
         expected = simulate(found.config, found.name)
         assert expected.low < 60 * minutes < expected.high
-
-
-def test_few_gpus_accumulate_to_the_published_batch():
-    for gpus, accumulation in ((1, 8), (2, 4), (4, 2)):
-        parallel = suggest(1, gpus).config.parallel
-        assert parallel.global_batch_size == 448
-        assert (parallel.local_batch_size, parallel.grad_accum_steps) == (56, accumulation)
-
-
-def test_what_leaves_the_known_range_is_said(told):
-    for number, (words, warning) in enumerate(
-        (
-            ("--nodes 5 --gpus-per-node 8", "no set is published for a batch of 1,920"),
-            ("--nodes 2000 --gpus-per-node 5", "no set is published for a batch of 10,000"),
-        )
-    ):
-        path = Path(f"own_{number}.toml")
-        assert warning in told("suggest --out", path, words)
-        lines = path.read_text().split("\n")
-        assert any(line.startswith("# Warning: ") and warning in line for line in lines)
-    assert [suggest(nodes, 8).warnings for nodes in (1, 8, 128, 512)] == [[]] * 4
 
 
 def test_the_file_is_one_that_config_accepts_and_is_not_replaced(asked, told):
