@@ -31,22 +31,6 @@ SENTENCES = (
 )
 
 
-def test_a_whole_run(tmp_path):
-    unknown = records_of(something_new=5.0, noise_scale=None)  # columns of a newer program
-    run = write_run(tmp_path / "run", unknown, ended="success") / "run_0"
-    write_environment(run, packages={"torch": "2.13.0"})
-    write_clock(tmp_path / "run", init_start=10, init_stop=13, run_start=13, run_stop=113)
-    page = checked(page_of(tmp_path / "run"))
-    numbers = {"100.0 s", "3.0 s", "61.0 s", "0.9900", "320", "800.0 samples/s", "3.000 GiB"}
-    assert numbers | {"25 %", "target 0.99", "target reached"} <= set(page.texts)
-    assert "2 ranks on cpu" in page.words and "0a1b2c" in page.words and "2.13.0" in page.words
-    assert "Not known" not in page.words
-    charts = page.charts()
-    assert set(charts) == CHARTS  # no rank was compared with the others
-    assert charts["Masked-LM accuracy"] == "this run, 4 values, the last 0.9900"
-    assert "80.00 samples: 0.3600" in page.words  # of a dot
-
-
 def test_other_words_of_the_console_give_the_same_page_and_screen(tmp_path, told):
     """What a run prints is for people: no tool reads it, so that its sentences can be improved."""
     run = write_run(tmp_path / "run", [record(10, 0.5), record(20, 0.99)], said=SENTENCES)
@@ -115,24 +99,6 @@ def test_a_resumed_run_has_no_time_to_train(tmp_path):
     (root / "run_0" / "interrupted" / "result_0_0.txt").touch()
     page = checked(page_of(root))
     assert "2 attempts" in page.words and "Time to train" not in page.words
-
-
-def test_runs_side_by_side(tmp_path):
-    first = write_run(tmp_path / "first", records_of())
-    slow = records_of(samples_per_s=600.0)[:3]
-    changed = ["optim.learning_rate=5e-4", 'optim.name="lamb"']
-    second = write_run(tmp_path / "second", slow, overrides=changed)
-    text = page_of(first, second)
-    page = checked(text)
-    assert page.charts()["Training loss"].startswith("first, 4 values, the last 4.980; second, 3")
-    lines = page.texts
-    differs = lines[lines.index("What differs") : lines.index("Curves")]
-    assert "optim.learning_rate" in differs and "optim.name" in differs
-    assert "optim.beta_1" not in differs and "lamb" in differs
-    row = lines[lines.index("Throughput, median") :][1:4]
-    assert row == ["800.0 samples/s", "\N{MINUS SIGN}25.0 %", "600.0 samples/s"]
-    classes = {value for _, name, value in page.attributes if name == "class"}
-    assert {"r0 dash0", "r1 dash0"} <= classes
 
 
 def test_equal_runs_differ_in_nothing(tmp_path):

@@ -31,19 +31,6 @@ def numbers(look):
     return dict(rows_of(look))
 
 
-def test_a_run_under_way(tmp_path):
-    look = look_at(running(tmp_path / "run"))
-    assert (look.name, look.state) == ("run/run_0", "running")
-    assert numbers(look) == {
-        "step": "14 of 20  ################-------- 70%",
-        "samples": "224",
-        "loss": "4.9860",
-        "accuracy": "0.6000, target 0.99",
-        "rate": "800.0 samples/s",
-        "left": "at most 0.120 s to the last step",  # 6 steps of 16 samples
-    }
-
-
 def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path):
     rates = [9e9] * 4 + [0.5] * 6 + [2.0] * 6  # of the last 12 the median is 1.25
     records = [record(step, samples_per_s=rate) for step, rate in enumerate(rates, 1)]
@@ -73,49 +60,6 @@ def test_a_run_that_writes_nothing_is_stalled(tmp_path):
     assert not look_at(slow).is_stalled
 
 
-def test_before_the_first_metrics(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name in ("empty", "nothing"):
-        look = look_at(tmp_path / name)
-        assert look.state == "no run has begun here yet" and rows_of(look) == []
-    look = look_at(write_run(tmp_path / "begun", said=["attention: grouped"]))
-    set_age(tmp_path / "begun" / "run_0", 1e6)
-    assert look.state == "starting: no metrics yet"
-    assert numbers(look) == {}
-
-
-def test_how_a_run_ended(tmp_path):
-    run = running(tmp_path / "run")
-    ends = (
-        ("success", None, "ended: target reached"),
-        ("aborted", None, "ended: target missed"),
-        ("aborted", "SIGTERM", "ended: stopped by SIGTERM"),
-        ("aborted", "\x1b]0;owned\x07", r"ended: stopped by \x1b]0;owned\x07"),
-    )
-    for status, stopped_by, words in ends:
-        end_run(run / "run_0", status, stopped_by)
-        look = look_at(run)
-        assert look.state == words and look.has_ended and "left" not in numbers(look)
-        assert numbers(look)["ended"] == "20 steps, 320 samples, 61.0 s of training"
-    without = write_run(tmp_path / "w", overrides=["eval.target_accuracy=none"], ended="success")
-    assert look_at(without).state == "ended: finished, no target"
-
-
-def test_what_is_odd_is_shown(tmp_path):
-    records = [record(1, 0.5, skipped_steps=2), record(2, 0.25, loss=None, skipped_steps=1)]
-    run = write_run(tmp_path / "run", records) / "run_0"
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write("x\n{}\n")
-    (run / "config.toml").write_text("[run\n")
-    look = look_at(run)
-    found = numbers(look)
-    assert (found["loss"], found["accuracy"]) == ("no number", "0.2500, best 0.5000")
-    assert found["skipped"] == "3 steps without an update" and found["step"] == "2"
-    metrics, config = look.problems
-    assert "line 3: is no record" in metrics and metrics.endswith("; skipped (and 1 more)")
-    assert "config.toml" in config
-
-
 def test_no_file_reaches_the_terminal_as_it_is(tmp_path, told):
     root = write_run(tmp_path / "run\x1b]0;owned\x07\u202e", [record(1), record(2, loss=1e299)])
     run = root / "run_0"
@@ -137,17 +81,6 @@ def test_any_number_is_written(tmp_path_factory, number):
     records = [record(step, **values) for step in (1, 5, 2**61, 2**62)]
     look = look_at(write_run(tmp_path_factory.mktemp("any"), records))
     assert all(value.isprintable() for value in numbers(look).values())
-
-
-def test_once_prints_every_run_and_so_does_what_is_no_terminal(tmp_path, told, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    one = running(tmp_path / "one")
-    two = write_run(tmp_path / "two", [record(20, 0.99)], ended="success")
-    once = told("watch", one, two, "--once")
-    assert once == told("watch", one, two) and "\x1b" not in once
-    lines = once.splitlines()
-    assert lines[0] == "one/run_0  running" and "two/run_0  ended: target reached" in lines
-    assert all(len(line) <= 60 for line in lines)
 
 
 def test_mistakes_are_one_line(tmp_path, told, monkeypatch):
