@@ -2,30 +2,24 @@
 
 import pytest
 import torch
-from bench_cases import CPU, measured, tiny
+from bench_cases import CPU, assert_held, measured, tiny
 
 from bert_tools.bench.optimizer import REFERENCE, RULES, check_same_weights, make_updaters
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 
-UPDATERS = {
-    "lamb": [REFERENCE, "flat buffers"],
-    "adamw": [REFERENCE, "torch.optim.AdamW(fused=True)", "flat buffers"],
-}
 MODERN = ("model.architecture=modern", "model.objective=mlm", "model.intermediate_size=64")
 
 
-def test_json_has_a_row_for_each_updater():
-    result, words, progress = measured("optimizer", "--steps", 2)
+def test_json_has_a_row_for_each_updater(snapshot):
+    result, _, progress = measured("optimizer", "--steps", 2)
     model = BertForPretraining(tiny().model, torch.device("meta"), seed=0)
     assert result["parameters"] == sum(each.numel() for each in model.parameters())
     rows = {(row["rule"], row["updater"]): row for row in result["rows"]}
-    assert list(rows) == [(rule, name) for rule, names in UPDATERS.items() for name in names]
     for (rule, _), row in rows.items():
         assert row["ratio"] == pytest.approx(rows[rule, REFERENCE]["ms"] / row["ms"])
-        assert row["steps"] == 2
         assert 0 <= row["largest_difference"] <= result["largest_difference_allowed"]
-    assert words.count(REFERENCE) == words.count("flat buffers") == len(RULES)
+    assert_held(result, snapshot)
     assert "measuring adamw" in progress and "step 2/2" in progress
 
 
