@@ -83,11 +83,3 @@ def test_other_side_runs_in_every_form():
     assert losses["unpadded_peer"] == pytest.approx(
         losses["padded"], abs=LARGEST_ROUNDED_DIFFERENCE
     )
-
-
-def test_against(capsys):
-    result = measured(capsys, "against", "--steps", "4", "--no-compile")
-    assert result["config"]["run"]["step_mode"] == "captured"
-    assert result["ratio_sorted"] > 0
-    assert result["ratio_unpadded_peer"] > 0
-    assert "--compile" in result["padded_compiled_reason"]

