@@ -48,30 +48,26 @@ def limited(parts, limit):
     return [part * min(1.0, limit / norm_of(parts)) for part in parts]
 
 
-def by_formula(policy, gradients, buckets, limit):
-    """The policy's gradient as the docstring of clipping.py has it."""
-    names = list(gradients[0])
+def by_formula(gradients, groups, limit):
+    """The mean of what ranks send, each group within its share of the limit."""
     total = sum(each.numel() for each in gradients[0].values())
-    groups = {"whole_before_allreduce": [names], "bucket_before_allreduce": buckets}
-    sent = []
-    for gradient in gradients:
-        mine = dict(gradient)
-        for group in groups.get(policy, []):
-            share = math.sqrt(sum(mine[name].numel() for name in group) / total)
-            mine.update(
-                zip(group, limited([mine[name] for name in group], limit * share), strict=True)
-            )
-        sent.append(mine)
-    mean = [sum(mine[name] for mine in sent) / RANKS for name in names]
-    if policy == "after_allreduce":
-        mean = limited(mean, limit)
-    return dict(zip(names, mean, strict=True))
+    mean = {}
+    for group in groups:
+        share = math.sqrt(sum(gradients[0][name].numel() for name in group) / total)
+        sent = [limited([mine[name] for name in group], limit * share) for mine in gradients]
+        mean |= {name: sum(parts) / RANKS for name, *parts in zip(group, *sent, strict=True)}
+    return mean
+
+
+BUCKETS = [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
+GROUPS = {
+    "whole_before_allreduce": [[*BUCKETS[0], *BUCKETS[1]]],
+    "bucket_before_allreduce": BUCKETS,
+}
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e6])
-@pytest.mark.parametrize(
-    "policy", ["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
-)
+@pytest.mark.parametrize("policy", GROUPS)
 def test_gradient_of_virtual_ranks_is_the_formula(runs, policy, limit):
     model = small_model()
     losses = losses_of_ranks(model)
@@ -84,8 +80,7 @@ def test_gradient_of_virtual_ranks_is_the_formula(runs, policy, limit):
     found = ranks([lambda loss=loss: loss().backward() for loss in losses])
     # In reverse: 3, 24, 8 and 48 elements; a bucket is closed with 25 or more.
     assert ranks.bucket_sizes == [3 + 24, 8 + 48]
-    buckets = [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
-    expected = by_formula(policy, gradients, buckets, limit)
+    expected = by_formula(gradients, GROUPS[policy], limit)
     for name, parameter in named.items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-12, atol=0)
     norms = [norm_of(each.values()) for each in gradients]

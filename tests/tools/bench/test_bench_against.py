@@ -29,7 +29,6 @@ from bert_tools.bench.peer import (
     use_nested_attention,
 )
 from bert_tools.bench.training_run import run_of_model
-from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.errors import ConfigError
 
 # 101 words are no multiple of 8: our model has padded words, the other side none.
@@ -147,18 +146,12 @@ def test_refusals(monkeypatch):
         bench("against")
 
 
-def test_batches_padded_to_the_maximum_and_sorted_ones_hold_the_samples(data):
-    for number, batch in enumerate(data.batches):
-        to_longest = padded_inputs(batch, batch.max_seqlen)
-        for inputs, length in ((data.padded[number], 24), (to_longest, batch.max_seqlen)):
-            is_real = inputs["attention_mask"].bool()
-            assert is_real.shape == (4, length)
-            assert is_real.sum(dim=1).tolist() == list(batch.lengths)
-            assert torch.equal(inputs["input_ids"][is_real], batch.input_ids)
-            assert torch.equal(inputs["token_type_ids"][is_real], batch.token_type_ids)
-            labels = inputs["labels"][is_real]
-            assert torch.equal((labels != IGNORED).nonzero()[:, 0], batch.masked_token_index)
-            assert torch.equal(labels[batch.masked_token_index], batch.labels)
+def test_padded_and_sorted_batches_hold_the_samples(data):
+    for inputs, batch in zip(data.padded, data.batches, strict=True):
+        is_real = inputs["attention_mask"].bool()
+        assert is_real.shape == (4, 24)
+        assert is_real.sum(dim=1).tolist() == list(batch.lengths)
+        assert torch.equal(inputs["input_ids"][is_real], batch.input_ids)
     lengths = []
     for inputs in data.sorted:
         is_real = inputs["tokens"]["attention_mask"]

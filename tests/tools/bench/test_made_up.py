@@ -53,18 +53,6 @@ def config():
     return tiny(*changes, *lengths, seed=3)
 
 
-def test_denominators_are_those_of_the_whole_update(config):
-    updates = run_updates(config, 3)
-    assert [len(update) for update in updates] == [2, 2, 2]
-    for update in updates:
-        num_masked = sum(len(batch.labels) for batch in update)
-        assert [batch.mlm_denominator for batch in update] == [num_masked] * 2
-        assert [batch.nsp_denominator for batch in update] == [12] * 2
-    batches = [batch for update in updates for batch in update]
-    assert np.concatenate([batch.sample_ids for batch in batches]).tolist() == list(range(36))
-    assert len({tuple(batch.input_ids.tolist()) for batch in batches}) == 6
-
-
 def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config):
     shapes = run_shapes(config)
     assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})

@@ -19,18 +19,6 @@ def test_numbers_and_times_are_written_with_few_digits():
     assert {value: seconds(value) for value in words} == words
 
 
-def test_axes():
-    for low, high, labels in (
-        (0, 56_000, "0|10 k|20 k|30 k|40 k|50 k"),
-        (0, 2_932_736, "0|0.5 M|1.0 M|1.5 M|2.0 M|2.5 M"),
-        (0, 0.27, "0|0.05|0.10|0.15|0.20|0.25"),
-        (4.7, 8.6, "5|6|7|8"),
-        (0, 1700, "0|500|1,000|1,500"),
-        (-3, 3, f"{MINUS}3|{MINUS}2|{MINUS}1|0|1|2|3"),
-    ):
-        assert tick_labels(ticks(low, high)) == labels.split("|")
-
-
 NUMBERS = st.floats(min_value=-1e300, max_value=1e300)
 
 

@@ -45,10 +45,30 @@ def test_every_state_of_a_run_on_the_screen(tmp_path, told, snapshot, monkeypatc
 
 
 def words_of(*names):
-    """What the page of these runs says, but for the table of all their settings."""
-    texts = checked(page_of(*map(Path, names))).texts
-    (settings,) = (number for number, text in enumerate(texts) if text.endswith(" settings"))
-    return texts[:settings]
+    """What the page of these runs says, but for the table of all their settings and its origin."""
+    texts = checked(page_of(*map(Path, names))).texts[:-1]
+    tables = [number for number, text in enumerate(texts) if text.endswith(" settings")]
+    return texts[: tables[0]] if tables else texts
+
+
+LOST = {
+    "config": ["config.toml"],
+    "metrics": ["metrics.jsonl"],
+    "metrics and outcome": ["metrics.jsonl", "outcome.json"],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_page_says_what_is_not_there(name, tmp_path, snapshot):
+    run = write_run(tmp_path / "run", records_of(), ended="success") / "run_0"
+    for lost in LOST[name]:
+        (run / lost).unlink()
+    words = words_of("run")
+    assert words_of("run/run_0")[3:] == words[3:]  # but for its name
+    if "Curves" in words:
+        del words[words.index("Curves") : words.index("In numbers")]
+    assert words == snapshot
 
 
 def test_pages_of_one_run_and_of_two(tmp_path, snapshot):

@@ -47,28 +47,6 @@ def test_other_words_of_the_console_give_the_same_page_and_screen(tmp_path, told
         assert told("watch", run, "--once") == screen
 
 
-METRICS, NO_METRICS = "run_0/metrics.jsonl", "there is no metrics.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("lost", "said", "num_charts"),
-    [
-        ((), ["there is no MLPerf log", "there is no environment.json"], len(CHARTS)),
-        (("run_0/config.toml",), ["there is no config.toml"], len(CHARTS)),
-        ((METRICS,), [NO_METRICS, "no evaluation yet"], 0),
-        ((METRICS, "run_0/outcome.json"), [NO_METRICS, "no end recorded"], 0),
-    ],
-)
-def test_what_is_not_there_is_said(lost, said, num_charts, tmp_path):
-    root = write_run(tmp_path / "run", records_of(), ended="success")
-    for name in lost:
-        (root / name).unlink()
-    for path in (root, root / "run_0"):
-        page = checked(page_of(path))
-        assert [words for words in said if words not in page.words] == []
-        assert len(page.charts()) == num_charts
-
-
 def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path):
     run = write_run(tmp_path / "run", [record(1)])
     with (run / "run_0" / "metrics.jsonl").open("a") as file:
