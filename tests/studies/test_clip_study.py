@@ -60,10 +60,8 @@ def by_formula(gradients, groups, limit):
 
 
 BUCKETS = [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
-GROUPS = {
-    "whole_before_allreduce": [[*BUCKETS[0], *BUCKETS[1]]],
-    "bucket_before_allreduce": BUCKETS,
-}
+WHOLE = [[*BUCKETS[0], *BUCKETS[1]]]
+GROUPS = {"whole_before_allreduce": WHOLE, "bucket_before_allreduce": BUCKETS}
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e6])

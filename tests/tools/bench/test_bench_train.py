@@ -2,11 +2,10 @@
 
 import gzip
 import json
-import sys
 
 import pytest
 import torch
-from bench_cases import CPU, TINY, assert_held, bench, measured, tiny
+from bench_cases import CPU, assert_held, bench, measured, tiny
 
 from bert_tools.bench import flops
 from bert_tools.bench.flops import measure_peak
@@ -15,17 +14,8 @@ from bert_tools.bench.train import MOST_ROWS, gaps, record, tables
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError, DataError
-from support import run_process
 
 BRIEF = ("--steps", "4", "--seconds", "0.01", "--peak-seconds", "0.01")
-# Stands for an interpreter that has nothing beyond what `tools/gpu_check.sh` asks for.
-WITHOUT = """
-import sys
-
-sys.modules |= dict.fromkeys(
-    ("matplotlib", "safetensors", "rich", "mlperf_logging", "optuna", "transformers", "tokenizers")
-)
-"""
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
@@ -80,17 +70,6 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
     assert count == 5 and step_ms > 0
     assert numbers == list(range(7))
     assert time_steps(run, warm_up=2, steps=5, seconds=1e-12)[0] == FEWEST_STEPS
-
-
-@pytest.mark.longest
-def test_train_and_its_profile_need_few_packages(tmp_path):
-    words = ["bench", "train", *BRIEF, "--json"]
-    words += ["--profile", "--out", str(tmp_path / "step.json.gz")]
-    words += [word for each in (*TINY, "run.device=cpu") for word in ("--set", each)]
-    call = f"from mlperf_bert.__main__ import main\nsys.exit(main({words}))\n"
-    done = run_process(sys.executable, "-c", WITHOUT + call)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["profile"]["rows"]
 
 
 def test_gaps_are_where_nothing_runs():

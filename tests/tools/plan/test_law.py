@@ -34,7 +34,6 @@ def test_filters(fitted):
         "accelerator~a100": lambda row: "A100" in row["accelerator"],
         "accelerators>=64": lambda row: int(row["accelerators"]) >= 64,
         "accelerators <= 64": lambda row: int(row["accelerators"]) <= 64,
-        "accelerators=16": lambda row: row["accelerators"] == "16",
         "round<=3.0": lambda row: float(row["round"]) <= 3.0,
         "samples>=2600000": lambda row: float(row["samples_million"] or 0) >= 2.6,
         "system~dgx": lambda row: "dgx" in row["system"],

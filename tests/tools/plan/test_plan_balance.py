@@ -79,14 +79,6 @@ def test_measures_of_a_prepared_set_are_those_of_its_plans(asked, tmp_path):
     assert {key: row[key] for key in expected} == pytest.approx(expected)
 
 
-def test_masked_positions_follow_the_published_rounding():
-    histogram = LengthHistogram(lengths=np.array([1, 10, 30, 511]), counts=np.array([1, 2, 1, 1]))
-    # 0.15 * 10 is 1.5, which goes to the even 2; 0.15 * 30 is 4.5, which goes to 4.
-    index = SampleIndex.of_histogram(histogram, "test")
-    assert index.masked_counts.tolist() == [1, 2, 2, 4, 76]
-    assert index.lengths.tolist() == [1, 10, 10, 30, 511]
-
-
 TABLE_ROUNDING = 0.003
 
 # (nodes, local batch size) -> naive, preset + exchange_local, exchange_global in both directions.

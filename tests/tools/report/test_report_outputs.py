@@ -49,14 +49,6 @@ def test_tensorboard_reads_what_is_written(run, tmp_path, told):
     assert "holds an event file already" in again
 
 
-def test_of_several_runs_one_is_named(tmp_path, told):
-    pytest.importorskip("tensorboard")
-    root = write_run(tmp_path / "runs", records_of())
-    write_run(root, records_of(), index=1)
-    said = told("report", "tensorboard", root, "--out", tmp_path / "scalars", status=2)
-    assert "holds 2 runs; name one, as " in said and not (tmp_path / "scalars").exists()
-
-
 def test_without_the_extra_a_line_names_it_and_nothing_is_written(run, tmp_path, monkeypatch, told):
     for name in ("event_pb2", "summary_pb2"):
         monkeypatch.setitem(sys.modules, f"tensorboard.compat.proto.{name}", None)
@@ -66,13 +58,22 @@ def test_without_the_extra_a_line_names_it_and_nothing_is_written(run, tmp_path,
     assert not (tmp_path / "more").exists()
 
 
-def test_options_that_cannot_be(run, tmp_path, monkeypatch, told):
+REFUSED = {
+    "report page run --out .": "--out: . is a directory; name a file, as report.html",
+    "report page run --out missing/x.html": "missing/x.html: No such file or directory",
+    "report page missing": "missing: No such file or directory",
+    "report tensorboard run --out run/run_0/config.toml": "run/run_0/config.toml: ",
+    "report tensorboard two --out scalars": "holds 2 runs; name one, as ",
+    "watch missing --once": "does not exist",
+    "watch run/run_0/config.toml --once": "give a run directory",
+    "watch a\x1b[31m --once": "a\\x1b[31m",
+}
+
+
+def test_what_cannot_be_is_one_line(run, tmp_path, monkeypatch, told):
     monkeypatch.chdir(tmp_path)
-    for options, line in (
-        ("page run --out .", "--out: . is a directory; name a file, as report.html"),
-        ("page run --out missing/x.html", "missing/x.html: No such file or directory"),
-        ("page missing", "missing: No such file or directory"),
-        ("tensorboard run --out run/run_0/config.toml", "run/run_0/config.toml: "),
-    ):
-        assert line in told("report", *options.split(), status=2)
-        assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    for index in (0, 1):
+        write_run(tmp_path / "two", records_of(), index=index)
+    for words, line in REFUSED.items():
+        assert line in told(*words.split(" "), status=2)
+        assert {path.name for path in tmp_path.iterdir()} == {"run", "two"}

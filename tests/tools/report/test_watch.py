@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tools.report.watch import look_at, rows_of
-from mlperf_bert.errors import UserError
 from run_cases import end_run, record, write_run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
-
-
-def running(directory):
-    records = [record(step, 0.05 * step if step % 3 == 0 else None) for step in range(1, 15)]
-    said = ("evaluation at 160 samples: accuracy 0.1000 (0.5 s)",)
-    return write_run(directory, records, said=said)
 
 
 def set_age(run, seconds):
@@ -43,7 +36,7 @@ def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path):
 
 
 def test_a_run_that_writes_nothing_is_stalled(tmp_path):
-    run = running(tmp_path / "run") / "run_0"
+    run = write_run(tmp_path / "run", [record(1)], said=["attention: grouped"]) / "run_0"
     for seconds, state in ((50, "running"), (90, "stalled: nothing written for 90.0 s")):
         set_age(run, seconds)
         assert look_at(run).state == state
@@ -81,16 +74,3 @@ def test_any_number_is_written(tmp_path_factory, number):
     records = [record(step, **values) for step in (1, 5, 2**61, 2**62)]
     look = look_at(write_run(tmp_path_factory.mktemp("any"), records))
     assert all(value.isprintable() for value in numbers(look).values())
-
-
-def test_mistakes_are_one_line(tmp_path, told, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    for arguments, words in (
-        ("missing --once", "does not exist"),
-        ("file --once", "give a run directory"),
-        ("a\x1b[31m --once", "a\\x1b[31m"),
-    ):
-        assert words in told("watch", *arguments.split(" "), status=2)
-    with pytest.raises(UserError, match="give a run directory"):
-        look_at(tmp_path / "file")
