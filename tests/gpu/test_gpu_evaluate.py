@@ -1,4 +1,4 @@
-"""Replay and evaluation on a GPU: captured equals eager, in turn and beside training."""
+"""Evaluation on a GPU: captured equals eager, also after the weights have changed."""
 
 import torch
 

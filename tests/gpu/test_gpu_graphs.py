@@ -97,16 +97,6 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_replays_and_eager_steps_may_take_turns(tiny_config):
-    eager = Run(tiny_config, *ON_GPU, device=torch.device("cuda"))
-    mixed = warm(tiny_config)
-    with mixed.step:
-        for step in range(1, 31):
-            change = [to_smallest] if step % 2 else []
-            found = mixed.losses([step], *change)
-            assert found == pytest.approx(eager.losses([step]), abs=TOLERANCE)
-
-
 @pytest.mark.parametrize(
     ("data_parallel", "policy", "more"),
     [

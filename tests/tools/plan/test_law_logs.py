@@ -65,22 +65,19 @@ def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path, how):
     no_entry(tmp_path, f"{directory}: 2 of 10 runs failed or cannot be read")
 
 
-def test_few_runs_have_a_plain_mean_and_a_failed_one_leaves_none(tmp_path):
-    directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000)
-    assert only(tmp_path).time_min == pytest.approx(4.0)
-    fail(directory / "result_1.txt", "aborted")
-    no_entry(tmp_path, "1 of 2 runs failed or cannot be read")
-
-
-def test_runs_of_other_ranks_or_absurd_counts_make_no_entry(tmp_path):
+def test_few_runs_have_a_mean_but_not_of_failed_ones_other_ranks_or_absurd_counts(tmp_path):
     directory = write_system(tmp_path, "acme", minutes=[3.0, 5.0], samples=1000, says_ranks=True)
     (tmp_path / "systems" / "acme.json").write_text('{"number_of_nodes": "7"}')
-    assert only(tmp_path).accelerators == 8  # the logs' own ranks come before the description
+    entry = only(tmp_path)  # the logs' own ranks come before the description
+    assert (entry.accelerators, entry.time_min) == (8, pytest.approx(4.0))
     write_run(directory / "result_2.txt", 4.0, 1000, ranks=64)
     no_entry(tmp_path, "holds runs on 8 and 64 ranks")
     (directory / "result_2.txt").unlink()
     write_run(directory / "result_2.txt", 4.0, 10**15, ranks=8)
     no_entry(tmp_path, "more than 1,000,000,000,000 samples")
+    (directory / "result_2.txt").unlink()
+    fail(directory / "result_1.txt", "aborted")
+    no_entry(tmp_path, "1 of 2 runs failed or cannot be read")
 
 
 def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):

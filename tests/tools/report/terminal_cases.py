@@ -50,12 +50,8 @@ class Terminal:
             self.hang_up()
 
     @property
-    def lines(self):
-        return [line.rstrip() for line in self.screen.display]
-
-    @property
     def text(self):
-        return "\n".join(self.lines)
+        return "\n".join(line.rstrip() for line in self.screen.display)
 
     @property
     def settings(self):

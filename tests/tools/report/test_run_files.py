@@ -90,13 +90,9 @@ def make_runs(root, *indexes):
     return root
 
 
-def test_all_runs_of_a_directory_in_the_order_of_their_numbers(tmp_path):
+def test_runs_are_in_their_order_named_once_and_by_what_tells_them_apart(tmp_path):
     root = make_runs(tmp_path / "ten", 10, 2, 0)
-    (root / "result_0.txt").touch()
     assert find_runs([root]) == {f"ten/run_{index}": root / f"run_{index}" for index in (0, 2, 10)}
-
-
-def test_a_run_is_named_once_and_by_what_tells_it_apart(tmp_path):
     one, two = make_runs(tmp_path / "a" / "x", 0), make_runs(tmp_path / "b" / "x", 0)
     (tmp_path / "other_name").symlink_to(one)
     assert list(find_runs([one])) == ["x"]
