@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+
+from mlperf_bert.prepare.pool import finished_in_sight
 
 SCRIPT = """
 import sys, time
@@ -59,3 +62,18 @@ def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path, moment, number):
     finally:
         running.kill()
     assert (printed, errors) == ("interrupted\n", "")
+
+
+def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
+    submit = ProcessPoolExecutor.submit
+
+    def interrupted(pool, *job):
+        given = submit(pool, *job)
+        os.kill(os.getpid(), signal.SIGINT)
+        return given
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    long = 1000.0  # seconds, more than a test may take
+    shown = {"sizes": [1, 1], "words": ("slept", "jobs"), "quiet": True}
+    with pytest.raises(KeyboardInterrupt):
+        next(finished_in_sight(time.sleep, [long, long], 2, **shown))
