@@ -1,6 +1,5 @@
 """Bubbles by hand; noise scale and efficiency, by hand or of known noise."""
 
-from itertools import product
 from time import perf_counter
 
 import pytest
@@ -60,31 +59,22 @@ def estimate(*batches):
 
 def test_estimates_invert_the_expected_squares():
     # |G|^2 = 3 and tr(Sigma) = 40: a batch of 4 has 3 + 40 / 4 = 13, one of 20 has 3 + 40 / 20 = 5.
-    assert gradient_square(13.0, 4, 5.0, 20) == pytest.approx(3.0)
-    assert covariance_trace(13.0, 4, 5.0, 20) == pytest.approx(40.0)
-    assert noise_scale([estimate(13.0, 4, 5.0, 20)]) == pytest.approx(40 / 3)
-
-
-def test_an_estimate_counts_decay_times_as_much_as_the_next():
+    known = estimate(13.0, 4, 5.0, 20)
+    assert known == {"gradient_square": pytest.approx(3.0), "trace": pytest.approx(40.0)}
+    assert noise_scale([known]) == pytest.approx(40 / 3)
     # |G|^2 of 2 and 6, tr(Sigma) of 8 and 4; weights 1 and 2 of 3.
     noise = [estimate(10.0, 1, 6.0, 2), estimate(10.0, 1, 8.0, 2)]
     assert noise_scale(noise, decay=0.5) == pytest.approx((8 + 2 * 4) / (2 + 2 * 6))
-
-
-def test_a_value_needs_data_and_a_gradient_above_the_noise():
     assert noise_scale([]) is None
     assert noise_scale([estimate(10.0, 1, 4.0, 2)]) is None  # |G|^2 = 8 - 10 < 0
     assert noise_scale([estimate(4.0, 1, 4.0 + 1e-12, 8)]) == 0.0  # rounding: a trace below zero
 
 
 def test_efficiency():
-    for phi, initial in product((0.0, 1.0, 448.0, 1e6), (1, 16, 448)):  # of the initial batch
-        assert efficiency(phi, initial, initial) == 1
+    assert efficiency(448.0, 16, 16) == 1  # of the initial batch
     # phi = 100, M0 = 50: (100 + 50) / (100 + 200) = 1/2; a batch without noise is worth M0 / M.
     assert efficiency(100, 50, 200) == pytest.approx(0.5)
     assert efficiency(0, 50, 200) == pytest.approx(0.25)
-    # With far more noise than both batches, samples count the same in either.
-    assert efficiency(1e12, 50, 200) == pytest.approx(1.0)
     # McCandlish et al., equation 2.7: samples E / E_min = 1 + B / phi at batch B, so of two
     # batches the ratio of samples is the inverse of the ratio of efficiencies.
     samples_more = (1 + 1000 / 300) / (1 + 64 / 300)

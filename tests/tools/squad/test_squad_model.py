@@ -168,19 +168,18 @@ def plan(seed=1, **changes):
     return UpdatePlan.make(LENGTHS, small_settings("single", seed=seed, updates=25, **changes))
 
 
-def test_every_window_once_an_epoch():
+def test_every_window_once_an_epoch_and_once_in_evaluation():
     drawn = plan().windows.reshape(25, 8)
     in_order = drawn.ravel()  # of 200: four epochs of 50; the cut changes places in a batch only
     assert sorted(np.bincount(in_order, minlength=50)) == [4] * 50
     first_epoch = set(in_order[:48]) | set(drawn[6])
     assert len(set(in_order[:48])) == 48 and first_epoch == set(range(50))
-
-
-def test_the_cut_changes_no_batch_but_the_seed_does():
     batches = [np.sort(plan(microbatches=count).windows.reshape(25, 8)) for count in (1, 2, 8)]
     assert (batches[0] == batches[1]).all() and (batches[0] == batches[2]).all()
-    assert (plan(3).windows == plan(3).windows).all()
-    assert (plan(3).windows != plan(4).windows).any()
+    assert (plan().windows != plan(4).windows).any()
+    whole_set = evaluation_batches(LENGTHS)
+    assert sorted(np.concatenate(whole_set)) == list(range(50))
+    assert [len(each) for each in whole_set] == [32, 18]
 
 
 def test_microbatches_have_similar_tokens():
@@ -191,29 +190,17 @@ def test_microbatches_have_similar_tokens():
     assert spread[0] < spread[1] / 2
 
 
-def test_evaluation_batches_hold_every_window_once():
-    batches = evaluation_batches(LENGTHS)
-    assert sorted(np.concatenate(batches)) == list(range(50))
-    assert [len(each) for each in batches] == [32, 18]
-
-
 def test_a_batch_lays_windows_end_to_end():
     windows = made_up_windows(6)
     batch = WindowReader(windows).batch([4, 1])
-    first = np.cumsum(windows.lengths) - windows.lengths
-    expected = [windows.input_ids[first[n] : first[n] + windows.lengths[n]] for n in (4, 1)]
-    tokens = batch.tokens
-    assert tokens.input_ids.tolist() == np.concatenate(expected).tolist()
-    assert tokens.lengths == tuple(windows.lengths[[4, 1]])
-    assert tokens.position_ids.tolist() == [*range(tokens.lengths[0]), *range(tokens.lengths[1])]
+    rows = np.split(windows.input_ids, np.cumsum(windows.lengths))
+    assert batch.tokens.input_ids.tolist() == [*rows[4], *rows[1]]
+    assert batch.tokens.lengths == tuple(windows.lengths[[4, 1]])
     types = [
         int(p >= windows.segment_b_start[n]) for n in (4, 1) for p in range(windows.lengths[n])
     ]
-    assert tokens.token_type_ids.tolist() == types
-    assert tokens.sample_ids.tolist() == [4, 1]
-    assert tokens.cu_seqlens.tolist() == [0, tokens.lengths[0], sum(tokens.lengths)]
+    assert batch.tokens.token_type_ids.tolist() == types
     assert batch.starts.tolist() == windows.starts[[4, 1]].tolist()
-    assert max(tokens.lengths) <= LONGEST
 
 
 def test_loss_is_the_mean_of_two_cross_entropies_summed_over_windows():
