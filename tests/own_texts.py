@@ -80,16 +80,15 @@ def encode_lines(file, lines):
     return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]
 
 
-def save_byte_level(path, lines):
+def save_byte_level(path, lines, special=("<s>", "<pad>", "</s>", "<mask>")):
     """A vocabulary as `tokenizers` trains one: nothing stands around a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
     made.train_from_iterator(lines, trainer)
     made.save(str(path))

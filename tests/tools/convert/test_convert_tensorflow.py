@@ -1,7 +1,6 @@
 """A checkpoint that TensorFlow wrote becomes one of ours: every weight, and nothing else."""
 
 import hashlib
-import json
 import shutil
 
 import numpy as np
@@ -20,25 +19,11 @@ from mlperf_bert.data.shards import Samples
 from mlperf_bert.model.bert import tensorflow_name
 from support import refusal
 
-SETTINGS = {
-    "vocab_size": cases.VOCAB_SIZE,
-    "hidden_size": cases.HIDDEN,
-    "num_hidden_layers": cases.LAYERS,
-    "num_attention_heads": cases.HEADS,
-    "intermediate_size": cases.INTERMEDIATE,
-    "max_position_embeddings": cases.POSITIONS,
-    "hidden_act": "gelu",
-}
-
 
 @pytest.fixture
 def source(tmp_path):
     """The checkpoint with vocabulary and config beside it, as it is published."""
-    shutil.copytree(cases.V2.parent, tmp_path / "published")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = [*special, *(f"w{number}" for number in range(cases.VOCAB_SIZE - 5))]
-    (tmp_path / "published" / "vocab.txt").write_text("\n".join(words) + "\n")
-    (tmp_path / "published" / "bert_config.json").write_text(json.dumps(SETTINGS))
+    cases.write_published(tmp_path / "published")
     return tmp_path / "published"
 
 
@@ -98,10 +83,8 @@ def whole_batch():
 def test_the_published_one_is_known_by_its_digest(source, tmp_path, monkeypatch, capsys):
     for size, digest in PUBLISHED:
         assert size > 1000 and len(digest) == 32 and int(digest, 16)
-    assert list(PUBLISHED.values()) == ["tf1_ckpt"]
     table = (source / f"{cases.V2.name}.index").read_bytes()
-    digest = hashlib.md5(table).hexdigest()
-    published = {(len(table), digest): "tf1_ckpt"}
+    published = {(len(table), hashlib.md5(table).hexdigest()): "tf1_ckpt"}
     monkeypatch.setattr("bert_tools.convert.tensorflow.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
     assert read_manifest(tmp_path / "ours").origin["published"] == "MLPerf tf1_ckpt"

@@ -1,6 +1,7 @@
 """Checkpoints as `transformers` loads them: equal scores, equal words, and back bit for bit."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -8,10 +9,8 @@ from huggingface_cases import MODERN, PADDED, a_batch, convert, load_ours, real_
 
 from bert_tools.huggingface.export import export_huggingface
 from checkpoint_cases import trained
-from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_config
 from mlperf_bert.vocabulary.word_pieces import Tokenizer, load_vocabulary
-from resume_cases import run_train
 from support import REPOSITORY, refusal
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "data"
@@ -74,41 +73,25 @@ def test_transformers_computes_the_same_and_back_it_is_bit_for_bit(
 
 
 def test_words_are_split_as_ours(tmp_path):
+    """By both classes that load it; test_exported_words has every character."""
     import transformers
 
-    vocabulary = load_vocabulary(GOLDEN / "own_vocab.txt")
-    checkpoint = trained(
-        tmp_path / "run", GOLDEN / "own_vocab.txt", f"model.vocab_size={len(vocabulary)}"
-    )
-    export_huggingface(checkpoint, tmp_path / "out", GOLDEN / "own_vocab.txt")
+    own = shutil.copy(GOLDEN / "own_vocab.txt", tmp_path / "vocab.txt")  # as a run keeps it
+    vocabulary = load_vocabulary(own)
+    checkpoint = trained(tmp_path / "run_0", own, f"model.vocab_size={len(vocabulary)}")
+    export_huggingface(checkpoint, tmp_path / "out")
     ours = Tokenizer(vocabulary)
     text = (GOLDEN / "own_sentences.txt").read_text(encoding="utf-8")
     # Not a capital sigma at the end of a word, which theirs makes an ordinary small one.
     lines = [line for line in text.splitlines() if "\u03a3" not in line]
     assert len(lines) > 70
-    lines += ["Caf\u00e9 [MASK] \u4e2d\u6587", "w" * 250, ""]
-    for loaded, longest in (
-        (transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), 200),
-        (transformers.BertTokenizer.from_pretrained(tmp_path / "out"), 100),
-    ):
-        special = (loaded.mask_token_id, loaded.pad_token_id)
-        assert special == (vocabulary.mask_id, vocabulary.pad_id)
-        for line in [*lines, "w" * longest]:
+    for name, longest in (("AutoTokenizer", 200), ("BertTokenizer", 100)):
+        loaded = getattr(transformers, name).from_pretrained(tmp_path / "out")
+        for line in [*lines, "Caf\u00e9 [MASK] \u4e2d\u6587", "w" * longest, "w" * 250, ""]:
             wanted = memoryview(ours.encode(line.replace("[MASK]", ""))).cast("H").tolist()
             found = loaded(line, add_special_tokens=False)["input_ids"]
             assert [token for token in found if token != vocabulary.mask_id] == wanted
-        pair = loaded("the", "a")
-        assert pair["input_ids"][0] == vocabulary.cls_id
-        assert pair["token_type_ids"][-2:] == [1, 1]
-
-
-def test_a_run_has_its_vocabulary_with_it(tiny_config, synthetic_data, tmp_path):
-    run_train(tiny_config, synthetic_data, tmp_path / "run", "run.max_steps=2")
-    (tmp_path / "run").rename(tmp_path / "elsewhere")
-    checkpoints = str(tmp_path / "elsewhere/run_0/checkpoints")
-    assert main(["export", checkpoints, "--to", "huggingface", "--out", str(tmp_path / "out")]) == 0
-    vocabulary = (synthetic_data / "train/vocab.txt").read_bytes()
-    assert (tmp_path / "out/vocab.txt").read_bytes() == vocabulary
+        assert loaded("the", "a")["token_type_ids"][-2:] == [1, 1]
 
 
 def test_what_is_refused_writes_nothing(tmp_path, words, capsys):

@@ -18,6 +18,7 @@ from huggingface_cases import (
     tensors_of,
     with_tensors,
 )
+from safetensors.torch import save_file
 
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.weights import FAMILIES, PADDING_BIAS
@@ -80,34 +81,30 @@ def test_hidden_states_and_scores_are_theirs_and_it_goes_out_as_it_came(
 
 def old_names(tensors):
     """As bert-base-uncased is published, with copies and buffers as other files have them."""
-    renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): tensor
-        for name, tensor in tensors.items()
-    }
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        end = ".".join(name.split(".")[-2:])
+        renamed[name.removesuffix(end) + older.get(end, end)] = tensor
     renamed["cls.predictions.decoder.weight"] = tensors[WORDS].clone()
     renamed["cls.predictions.decoder.bias"] = tensors[WORD_BIAS].clone()
     renamed["bert.embeddings.position_ids"] = torch.arange(32)[None]
     return renamed
 
 
-def test_older_names_are_the_same_weights(plain, tmp_path, words):
-    found = convert(with_tensors(plain, tmp_path / "other", old_names), tmp_path / "ours", words)
+def test_older_names_and_other_widths_are_the_same_weights(plain, tmp_path, words):
+    other = with_tensors(plain, tmp_path / "other", old_names)
+    found = convert(other, tmp_path / "ours", words)
     convert(plain, tmp_path / "plain", words)
     assert_same(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "plain"))
     assert len(found.ignored) == 3
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_of_other_widths(plain, tmp_path, words, dtype):
-    def rounded(tensors):
-        return {name: tensor.to(dtype) for name, tensor in tensors.items()}
-
-    convert(with_tensors(plain, tmp_path / "other", rounded), tmp_path / "ours", words)
-    found = tensors_of(tmp_path / "ours")
-    for name, tensor in rounded(tensors_of(plain)).items():
-        assert torch.equal(found[name][: len(tensor)], tensor.float())
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        narrow = {name: tensor.to(dtype) for name, tensor in tensors_of(plain).items()}
+        save_file(narrow, other / "model.safetensors")
+        convert(other, tmp_path / str(dtype), words)
+        ours = tensors_of(tmp_path / str(dtype))
+        for name, tensor in narrow.items():
+            assert torch.equal(ours[name][: len(tensor)], tensor.float())
 
 
 @pytest.mark.parametrize(
