@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,12 @@ BERTS = {  # the library's own sections for BERT
 
 
 def write_tokenizer(folder, change):
+    """Ours, or the library's own with other settings."""
     contents = "".join(f"{word}\n" for word in WORDS).encode()
     values = word_piece_tokenizer(parse_vocabulary(contents, "words"))
+    values |= deepcopy(BERTS) if change else {}
     for section, settings in change.items():
-        values |= BERTS
-        values[section] = {**values[section], **settings}
+        values[section] |= settings
     (folder / "tokenizer.json").write_text(json.dumps(values))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
