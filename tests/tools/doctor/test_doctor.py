@@ -18,27 +18,21 @@ TORCH = cli.NEEDED[0]
 BUILT_FOR = "torch 2.13.0, CUDA 13.0"
 
 
-def test_equal_gpus_are_one_good_line_and_others_are_named():
+def test_gpus_and_what_a_config_asks_of_them(tiny_config):
     (finding,) = cli.judge_gpus([A100] * 8, 8, BUILT_FOR, None)
     assert finding.status == "ok"
     assert finding.found == "8 x NVIDIA A100-SXM4-80GB 80 GiB, torch 2.13.0, CUDA 13.0"
     (finding,) = cli.judge_gpus([A100, ("Tesla V100", 16 * 2**30)], 2, BUILT_FOR, None)
     assert finding.status == "warn" and "Tesla V100" in finding.found
-
-
-def test_without_a_gpu(tiny_config):
-    wants_cuda = load_config(tiny_config, ['run.device="cuda"'])
-    for of_driver, config, status, words in (
+    for of_driver, device, status, words in (
         (0, None, "ok", "trains on the CPU"),
-        (0, wants_cuda, "fail", "config asks for 'cuda'"),
+        (0, "cuda", "fail", "config asks for 'cuda'"),
         (8, None, "fail", "the driver lists 8 GPUs"),
     ):
+        config = load_config(tiny_config, [f'run.device="{device}"']) if device else None
         (finding,) = cli.judge_gpus([], of_driver, BUILT_FOR, config)
         assert finding.status == status and words in finding.found
         assert bool(finding.remedy) == (status != "ok")
-
-
-def test_a_config_of_more_ranks_than_gpus_fails(tiny_config):
     auto = ['run.device="auto"', "parallel.ranks_per_node=8"]
     _, finding = cli.judge_gpus([A100] * 4, 4, BUILT_FOR, load_config(tiny_config, auto))
     assert finding.status == "fail" and "4 for 8 ranks" in finding.found
@@ -57,7 +51,7 @@ def test_processors_and_free_space():
         assert cli.judge_free(Path("/runs"), free).status == status
 
 
-def test_what_is_needed_is_there_in_a_version_that_was_tried():
+def test_packages_are_there_in_a_version_that_was_tried_where_they_are_needed(tiny_config):
     for version, status, remedy in (
         ("2.11.0+cu130", "ok", ""),
         ("2.10.1", "warn", "torch>=2.11,<2.14; run in the checkout: tools/venv.sh"),
@@ -67,18 +61,10 @@ def test_what_is_needed_is_there_in_a_version_that_was_tried():
         finding = cli.judge(TORCH, version)
         assert finding.status == status
         assert bool(finding.remedy) == bool(remedy) and remedy in finding.remedy
-
-
-def test_what_training_can_do_without_says_what_its_lack_costs():
     assert cli.installed_version(cli.Package("no-such", "no_such.part", "nothing")) is None
-    assert cli.installed_version(TORCH)
     apex = cli.judge(cli.OPTIONAL[0], None)
-    assert apex.status == "warn"
-    assert "optim.implementation 'apex'" in apex.found
+    assert apex.status == "warn" and "optim.implementation 'apex'" in apex.found
     assert apex.remedy == "if you need it: an image that has NVIDIA's apex"
-
-
-def test_optional_packages_are_shown_where_they_are_needed(tiny_config):
     assert cli.needed_here(None, has_gpus=True) == {"triton"}
     config = load_config(tiny_config, ["data.loader=mpi_readers"])
     for given, shown in ((None, set()), (config, {"mpi4py"})):
@@ -134,14 +120,9 @@ def test_a_check_that_fails_does_not_stop_the_others(monkeypatch, capsys):
 
 
 def test_the_exit_status_is_for_schedulers(monkeypatch, capsys):
+    assert "--set: is given without --config" in refusal(capsys, "doctor", "--set", "run.seed=1")
     for finding, status in ((ok("machine", "8"), 0), (fail("machine", "0\n1", "x"), 1)):
         monkeypatch.setattr(cli, "CHECKS", {"machine": lambda _, found=finding: [found]})
         assert main(["doctor"]) == status
         assert capsys.readouterr().out == finding.line() + "\n"
     assert finding.line().split() == ["fail", "machine", "0", "1;", "x"]
-
-
-def test_a_wrong_option_is_one_line(capsys):
-    assert "--set: is given without --config" in refusal(capsys, "doctor", "--set", "run.seed=1")
-    said = refusal(capsys, "doctor", "--config", "missing.toml")
-    assert "missing.toml: No such file" in said

@@ -45,33 +45,30 @@ def test_candidates_are_those_of_transformers(model, vocabulary):
     with torch.inference_mode():
         logits = theirs(torch.tensor([tokens])).prediction_logits[0]
     places = [place for place, token in enumerate(tokens) if token == vocabulary.mask_id]
-    found = fill(model, vocabulary, "w3 [MASK] w7 w9 [MASK]", 5)
-    assert len(found) == len(places) == 2
-    for place, candidates in zip(places, found, strict=True):
-        probabilities = logits[place].softmax(-1)
-        by_token = {token: probabilities[id_].item() for token, id_ in vocabulary.ids.items()}
-        expected = sorted(by_token.keys() - SPECIAL, key=by_token.__getitem__, reverse=True)[:5]
-        assert [candidate.token for candidate in candidates] == expected
-        for candidate in candidates:
-            assert math.isclose(candidate.probability, by_token[candidate.token], rel_tol=1e-4)
+    every = len(vocabulary) - len(SPECIAL)
+    for top, shown in ((5, 5), (1000, every)):
+        found = fill(model, vocabulary, "w3 [MASK] w7 w9 [MASK]", top)
+        assert len(found) == len(places) == 2
+        for place, candidates in zip(places, found, strict=True):
+            values = logits[place].softmax(-1)
+            by_token = {token: values[id_].item() for token, id_ in vocabulary.ids.items()}
+            expected = sorted(by_token.keys() - SPECIAL, key=by_token.__getitem__, reverse=True)
+            assert [each.token for each in candidates[:5]] == expected[:5]
+            assert {each.token for each in candidates} == set(expected[:shown])
+            for each in candidates:
+                assert math.isclose(each.probability, by_token[each.token], rel_tol=1e-4)
 
 
 def test_tokens_are_those_of_prepare(vocabulary):
     words = ["[CLS]", "w1", "[MASK]", "w2", "[UNK]", "[MASK]", "[SEP]"]
-    tokens = tokens_of(" w1 [MASK]w2 else[MASK] ", vocabulary, 7)
-    assert [vocabulary.tokens[token] for token in tokens] == words
-    with pytest.raises(ConfigError, match="has 7 tokens, the model takes 6"):
-        tokens_of(" w1 [MASK]w2 else[MASK] ", vocabulary, 6)
-    with pytest.raises(ConfigError, match=r"has no \[MASK\]"):
-        tokens_of("w1 [mask]", vocabulary, 32)
-
-
-def test_all_candidates_and_no_special_token(model, vocabulary):
-    (found,) = fill(model, vocabulary, "[MASK]", 1000)
-    assert {candidate.token for candidate in found} == set(vocabulary.tokens) - SPECIAL
-    assert sum(candidate.probability for candidate in found) < 1
-    values = [candidate.probability for candidate in found]
-    assert values == sorted(values, reverse=True)
+    text = " w1 [MASK]w2 else[MASK] "
+    assert [vocabulary.tokens[token] for token in tokens_of(text, vocabulary, 7)] == words
+    for other, longest, said in (
+        (text, 6, "has 7 tokens, the model takes 6"),
+        ("w1 [mask]", 32, r"has no \[MASK\]"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            tokens_of(other, vocabulary, longest)
 
 
 def test_command(tmp_path, vocabulary, synthetic_data, capsys):

@@ -162,18 +162,16 @@ def test_the_closed_division_has_a_target_and_a_checkpoint_of_its_own(root):
     shutil.rmtree(root.with_name("tree"))
     change(log_of(root, 3), "initial_weights", value="random")
     drop(log_of(root, 4), "initial_weights")
-    drawn, unknown = own_problems(root)
-    assert "result_3.txt: initial_weights is 'random' in the closed division; run again" in drawn
-    assert "result_4.txt: does not say which weights it started from" in unknown
-    assert "--init-checkpoint" in drawn and "--init-checkpoint" in unknown
-    for number in range(10):
-        change(log_of(root, number), "quality_target", value=0.7)
+    change(log_of(root, 5), "quality_target", value=0.7)
     change(log_of(root, 5), "eval_accuracy", value=0.71)
-    shutil.rmtree(root.with_name("tree"))
-    problems = [problem for problem in own_problems(root) if "initial_weights" not in problem]
-    assert len([problem for problem in problems if "target 0.7 and" in problem]) == 10
-    wanted = "target 0.7 and accuracy 0.71 in the closed division; both must be"
-    assert sum(wanted in problem for problem in problems) == 1
+    problems = own_problems(root)
+    for wanted in (
+        "result_3.txt: initial_weights is 'random' in the closed division; run again",
+        "result_4.txt: does not say which weights it started from",
+        "target 0.7 and accuracy 0.71 in the closed division; both must be",
+    ):
+        assert sum(wanted in problem for problem in problems) == 1
+    assert sum("--init-checkpoint" in problem for problem in problems) == 2
 
 
 def test_an_open_run_may_start_from_anything_and_older_logs_do_not_say(root):
@@ -188,27 +186,24 @@ CALL = Call("5.0.0", "package_checker", "the package", (), WANTED)
 GOOD = "WARNING -  harmless\nINFO - Run 10/10\nINFO - SUCCESS\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "output"),
-    [
-        (0, "INFO - Run 10/10\n"),
-        (0, "INFO - SUCCESS\n"),
-        (0, f"{GOOD}INFO - Run 10/10\n"),
-        (0, f"{GOOD}INFO - RCP Test Passed: RCP found\n"),
-        (0, f"{GOOD}ERROR - anything\n"),
-        (0, f"{GOOD}Traceback (most recent call last):\n"),
-        (0, f"{GOOD}WARNING -  Skipping benchmark: gnmt\n"),
-        (0, f"{GOOD}WARNING -  1 file does not comply, accepting this under olympic scoring\n"),
-        (0, f"{GOOD}INFO - Bypassing Seed Checker\n"),
-        (0, f"{GOOD}WARNING -  RCP test failed but allowed to proceed with RCP bypass.\n"),
-        (0, f"{GOOD}WARNING - Unknown files in result directory: x\n"),
-        (0, f"{GOOD}INFO - CHECKS FAILED.\n"),
-        (1, GOOD),
-    ],
-)
-def test_only_the_words_of_a_checker_count(status, output):
+def test_only_the_words_of_a_checker_count():
     assert judge(CALL, 0, GOOD) == ()
-    assert judge(CALL, status, output) != ()
+    assert judge(CALL, 1, GOOD) != ()
+    assert judge(CALL, 0, "INFO - Run 10/10\n") != ()
+    assert judge(CALL, 0, "INFO - SUCCESS\n") != ()
+    for line in (
+        "INFO - Run 10/10",
+        "INFO - RCP Test Passed: RCP found",
+        "ERROR - anything",
+        "Traceback (most recent call last):",
+        "WARNING -  Skipping benchmark: gnmt",
+        "WARNING -  1 file does not comply, accepting this under olympic scoring",
+        "INFO - Bypassing Seed Checker",
+        "WARNING -  RCP test failed but allowed to proceed with RCP bypass.",
+        "WARNING - Unknown files in result directory: x",
+        "INFO - CHECKS FAILED.",
+    ):
+        assert judge(CALL, 0, f"{GOOD}{line}\n") != (), line
 
 
 def test_a_scaling_factor_is_read_where_the_checker_left_one(tmp_path):
@@ -233,24 +228,18 @@ DESCRIPTION = {
 }
 
 
-def test_a_wrong_value():
+def test_wrong_values_and_missing_fields():
     for field, value, problem in (
         ("number_of_nodes", 8, "every value must be a string"),
         ("number_of_nodes", "0", "not a whole number of at least 1"),
-        ("accelerators_per_node", "eight", "not a whole number"),
         ("accelerators_per_node", "\N{ARABIC-INDIC DIGIT EIGHT}", "not a whole number"),
         ("other_software_stack", {"cuda": "13"}, "every value must be a string"),
         ("status", "onprem", STATUSES[0]),
         ("division", "Closed", "'closed', 'open'"),
         ("submitter", " ", "empty"),
-        ("framework", "", "empty"),
     ):
         (found,) = check_description({**DESCRIPTION, field: value})
-        assert found.startswith(field)
-        assert problem in found
-
-
-def test_missing_fields_and_more_fields():
+        assert found.startswith(field) and problem in found
     assert check_description(DESCRIPTION | {"system_type": "7"}) == []
     for field in DESCRIPTION.keys() - {"cooling", "other_software_stack"}:  # for MLCommons' checker
         rest = {name: value for name, value in DESCRIPTION.items() if name != field}
@@ -262,8 +251,6 @@ def test_what_is_no_description_is_one_problem(tmp_path):
         (tmp_path / name).write_bytes(contents)
         (problem,) = read_description(tmp_path / name, name)[1]
         assert str(problem).startswith(f"{name}: cannot be read (")
-    (problem,) = read_description(tmp_path / "missing", "missing")[1]
-    assert "No such file" in str(problem)
     wrong = DESCRIPTION | {"status": "onprem", "division": "both"}
     (tmp_path / "wrong").write_text(json.dumps(wrong))
     assert len(read_description(tmp_path / "wrong", "wrong")[1]) == 2
