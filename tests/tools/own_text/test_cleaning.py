@@ -58,16 +58,17 @@ def test_sentences_are_short_and_lose_nothing(text):
 
 
 def test_documents_are_left_out_for_a_reason():
-    assert clean_document(["a" * (LEAST_CHARS - 1)]) == ([], {"too short": LEAST_CHARS - 1})
-    assert clean_document(["a" * LEAST_CHARS]) == (["a" * LEAST_CHARS], {})
-    assert clean_document(["\u4e00" * LEAST_CHARS]) == (["\u4e00" * LEAST_CHARS], {})
     half_marks = "\u0915\u093f" * (LEAST_CHARS // 2)
-    assert clean_document([half_marks]) == ([half_marks], {})
-    assert clean_document(["12 34 | 56 " * 20]) == ([], {"few letters": 219})
-    assert clean_document(["ab\ufffd " * 20]) == ([], {"not UTF-8": 80})
+    for kept in ("a" * LEAST_CHARS, "\u4e00" * LEAST_CHARS, half_marks, LONG + "."):
+        assert clean_document([kept]) == ([kept], {})
+    for text, reason, characters in (
+        ("a" * (LEAST_CHARS - 1), "too short", LEAST_CHARS - 1),
+        ("12 34 | 56 " * 20, "few letters", 219),
+        ("ab\ufffd " * 20, "not UTF-8", 80),
+        (" \n", "too short", 0),
+    ):
+        assert clean_document([text]) == ([], {reason: characters})
     assert clean_document([LONG * 30 + "\ufffd"])[1] == {}
-    assert clean_document([LONG + "."]) == ([LONG + "."], {})
-    assert clean_document([" \n"]) == clean_document([]) == ([], {"too short": 0})
 
 
 def test_pieces_end_sentences_and_are_judged_by_themselves():

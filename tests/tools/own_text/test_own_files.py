@@ -2,12 +2,13 @@
 
 import gzip
 import json
-import random
 import sys
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_tools.own_text import documents as own_documents
 from bert_tools.own_text.documents import Rules, Section, next_document, sections
@@ -29,19 +30,13 @@ def whole(path, form="text"):
 
 
 def test_a_directory_is_read_by_name_at_any_depth(tmp_path):
-    for name in ("b.txt", "a/z.jsonl", "a/B.TXT.gz", ".hidden.txt", ".git/x.txt", "c.pdf", "d.gz"):
+    for name in ("b.txt", "a/z.jsonl", "a/B.TXT.gz", ".git/x.txt", "d.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     found = [(file.name, file.form, file.packing) for file in find_files(tmp_path)]
-    assert found == [
-        ("a/B.TXT.gz", "text", "gzip"),
-        ("a/z.jsonl", "json_lines", "plain"),
-        ("b.txt", "text", "plain"),
-    ]
-    assert [(each.name, each.why) for each in unread_files(tmp_path)] == [
-        ("c.pdf", ".pdf"),
-        ("d.gz", ".gz"),
-    ]
+    packed = ("a/B.TXT.gz", "text", "gzip")
+    assert found == [packed, ("a/z.jsonl", "json_lines", "plain"), ("b.txt", "text", "plain")]
+    assert [(each.name, each.why) for each in unread_files(tmp_path)] == [("d.gz", ".gz")]
     assert unread_files(tmp_path / "b.txt") == []
 
 
@@ -74,13 +69,6 @@ def test_packed_files(tmp_path):
         assert "a.txt.gz: cannot be read" in refusal(read, path)
 
 
-def test_garbage_is_one_line(tmp_path):
-    path = tmp_path / "file"
-    for garbage in (b"\x00\xff", b'["a list"]', b'{"title": "no text"}', b"[" * 100_000):
-        path.write_bytes(garbage)
-        assert str(path) in refusal(documents, path, "empty-line", "json_lines")
-
-
 def documents(path, rule, form="text"):
     """The documents, sections of one together, white space made single."""
     found = []
@@ -91,16 +79,12 @@ def documents(path, rule, form="text"):
     return found
 
 
-def test_rules(tmp_path):
+def test_documents_of_text_and_of_lines_of_json(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("First line,\nwrapped.\n\n \t\nSecond.\nMore.\n\n\nThird.")
     expected = ["First line, wrapped.", "Second. More.", "Third."]
     assert documents(path, "empty-line") == [[each] for each in expected]
     assert documents(path, "file") == [expected]
-
-
-def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path):
-    path = tmp_path / "a.jsonl"
     texts = ["One.\nTwo.", "", "Three \ud83d\ude00 \ud800."]
     path.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in texts) + "\n\n")
     found = documents(path, "file", "json_lines")
@@ -108,6 +92,9 @@ def test_a_line_of_json_is_a_document_and_its_lines_paragraphs(tmp_path):
     path.write_text('{"body": "words"}')
     (section,) = sections(whole(path, "json_lines"), Rules("file", "body"))
     assert section == Section(["words"], opens=True)
+    for garbage in (b"\x00\xff", b'["a list"]', b'{"title": "no text"}', b"[" * 100_000):
+        path.write_bytes(garbage)
+        assert str(path) in refusal(documents, path, "empty-line", "json_lines")
 
 
 @pytest.mark.parametrize("rule", ["empty-line", "file"])
@@ -131,27 +118,28 @@ def test_bytes_that_are_no_utf8_are_replaced_across_cuts(tmp_path, monkeypatch):
     assert "".join(text for section in found for text in section.paragraphs) == "ääää\ufffdä"
 
 
-def test_cut_anywhere_a_file_has_the_same_documents(tmp_path):
-    rules = Rules("empty-line", "text")
-    pieces = ["word ", "\n", "\n\n", " \n", "x", "\n \n", "ä"]
-    path = tmp_path / "a.txt"
-    for seed in range(40):
-        rng = random.Random(seed)
-        path.write_text("".join(rng.choices(pieces, k=rng.randint(1, 120))), encoding="utf-8")
-        starts = [0]
-        for position in range(1, path.stat().st_size, rng.randint(1, 30)):
-            start = next_document(whole(path), position)
-            if start is not None and start > starts[-1]:
-                starts.append(start)
-        uncut = documents(path, "empty-line")
-        cut = []
-        for start, stop in zip(starts, [*starts[1:], None], strict=True):
-            piece = replace(whole(path), start=start, stop=stop)
-            found = list(sections(piece, rules))
-            assert not start or found[0].opens
-            cut += [[" ".join(text.split()) for text in section.paragraphs] for section in found]
-        assert cut == uncut, seed
-        assert len(starts) > 1 or len(uncut) < 20
+PIECES = ["word ", "\n", "\n\n", " \n", "x", "\n \n", "ä"]
+
+
+@given(text=st.lists(st.sampled_from(PIECES), min_size=1, max_size=120), step=st.integers(1, 30))
+@settings(max_examples=40, deadline=None)
+def test_cut_anywhere_a_file_has_the_same_documents(tmp_path_factory, text, step):
+    path = tmp_path_factory.mktemp("cut") / "a.txt"
+    path.write_text("".join(text), encoding="utf-8")
+    starts = [0]
+    for position in range(1, path.stat().st_size, step):
+        start = next_document(whole(path), position)
+        if start is not None and start > starts[-1]:
+            starts.append(start)
+    cut = []
+    for start, stop in zip(starts, [*starts[1:], None], strict=True):
+        piece = replace(whole(path), start=start, stop=stop)
+        found = list(sections(piece, Rules("empty-line", "text")))
+        assert not start or found[0].opens
+        cut += [[" ".join(each.split()) for each in section.paragraphs] for section in found]
+    uncut = documents(path, "empty-line")
+    assert cut == uncut
+    assert len(starts) > 1 or len(uncut) < 20
 
 
 def of_parquet(path, text_field="text"):
