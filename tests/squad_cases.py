@@ -27,17 +27,15 @@ NONE = np.zeros(0, dtype=np.int64)
 
 def windows_of(input_ids, lengths, segment_b_start, starts, ends):
     """Windows of no text."""
+    none = dict.fromkeys(("question_of", "first_piece", "piece_starts", "piece_ends"), NONE)
     return Windows(
         input_ids=input_ids,
         lengths=lengths,
         segment_b_start=segment_b_start,
         starts=starts,
         ends=ends,
-        question_of=NONE,
-        first_piece=NONE,
-        piece_starts=NONE,
-        piece_ends=NONE,
         remarks=(),
+        **none,
     )
 
 

@@ -39,19 +39,16 @@ def write_published(directory):
 def layer_shapes(number):
     """The tensors of one layer of the encoder."""
     prefix = f"bert/encoder/layer_{number}"
+    dense = dict.fromkeys((f"attention/self/{each}" for each in ("query", "key", "value")), HIDDEN)
+    dense |= {"attention/output/dense": HIDDEN, "intermediate/dense": HIDDEN}
+    dense |= {"output/dense": INTERMEDIATE}
     shapes = {}
-    for part in ("attention/self/query", "attention/self/key", "attention/self/value"):
-        shapes[f"{prefix}/{part}/kernel"] = (HIDDEN, HIDDEN)
-        shapes[f"{prefix}/{part}/bias"] = (HIDDEN,)
-    shapes[f"{prefix}/attention/output/dense/kernel"] = (HIDDEN, HIDDEN)
-    shapes[f"{prefix}/attention/output/dense/bias"] = (HIDDEN,)
-    shapes[f"{prefix}/intermediate/dense/kernel"] = (HIDDEN, INTERMEDIATE)
-    shapes[f"{prefix}/intermediate/dense/bias"] = (INTERMEDIATE,)
-    shapes[f"{prefix}/output/dense/kernel"] = (INTERMEDIATE, HIDDEN)
-    shapes[f"{prefix}/output/dense/bias"] = (HIDDEN,)
+    for part, width in dense.items():
+        out = INTERMEDIATE if part == "intermediate/dense" else HIDDEN
+        shapes |= {f"{prefix}/{part}/kernel": (width, out), f"{prefix}/{part}/bias": (out,)}
     for part in ("attention/output", "output"):
-        shapes[f"{prefix}/{part}/LayerNorm/gamma"] = (HIDDEN,)
-        shapes[f"{prefix}/{part}/LayerNorm/beta"] = (HIDDEN,)
+        for name in ("gamma", "beta"):
+            shapes[f"{prefix}/{part}/LayerNorm/{name}"] = (HIDDEN,)
     return shapes
 
 

@@ -40,7 +40,6 @@ OTHER_MODELS = (
     ("plain", "add_cross_attention", True, "computes False only"),
     ("plain", "tie_word_embeddings", False, "computes True only"),
     ("plain", "layer_norm_eps", 2.0, "layer_norm_epsilon: is 2.0"),
-    ("plain", "layer_norm_eps", "small", "layer_norm_eps"),
     ("plain", "num_attention_heads", 5, "does not divide"),
     ("plain", "num_hidden_layers", 3, "is missing"),
     ("plain", "hidden_size", 64, "has the shape"),
@@ -50,12 +49,9 @@ OTHER_MODELS = (
         for name in ("norm", "attention", "mlp", "classifier")
     ),
     ("modern", "decoder_bias", False, "computes True only"),
-    ("modern", "tie_word_embeddings", False, "computes True only"),
-    ("modern", "hidden_activation", "silu", "computes 'gelu' only"),
     ("modern", "classifier_activation", "relu", "computes 'gelu' only"),
     ("modern", "mlp_dropout", 0.1, "is 0.1, not 0.0 as elsewhere"),
     ("modern", "layer_types", [FULL, LOCAL, LOCAL, FULL], PATTERN),
-    ("modern", "layer_types", [FULL, LOCAL], PATTERN),
     ("modern", "global_attn_every_n_layers", 3, "every 3 on"),
     ("modern", "global_attn_every_n_layers", 0, "is 0, not an integer of at least 1"),
     ("modern", "local_attention", 0, "is 0, not an integer of at least 1"),
@@ -64,10 +60,7 @@ OTHER_MODELS = (
     ("modern", "rope_parameters", {FULL: {"rope_theta": -1.0}}, "rope_base_global"),
     ("modern", "rope_scaling", {"factor": 2.0}, "does not compute"),
     ("modern", "head_dim", 16, "does not compute"),
-    ("modern", "norm_eps", 2.0, "layer_norm_epsilon: is 2.0"),
     ("modern", "intermediate_size", 64, "has the shape [96, 32], the model's is [128, 32]"),
-    ("modern", "num_attention_heads", 5, "does not divide"),
-    ("modern", "num_hidden_layers", 3, PATTERN),
     ("modern", "model_type", "modernbert-decoder", "not bert or modernbert"),
 )
 
@@ -107,7 +100,6 @@ WRONG_TENSORS = {
         ),
         "diverged": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS] / 0), "not finite"),
         "quantised": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS].to(torch.int8)), "int8"),
-        "adapted": (with_ones("bert.encoder.layer.0.adapter.weight", 3), "adapter"),
         "a second pooler": (with_ones("bert.pooler.second.weight", 32, 32), f"{NO_PART} BERT"),
         "a third sentence": (a_third_sentence, "cls.seq_relationship.weight is missing"),
         "two spellings": (
@@ -116,7 +108,6 @@ WRONG_TENSORS = {
         ),
         "halved": (with_one(DENSE, lambda t: t[DENSE][:16].clone()), "[16, 48]"),
         "without a bias": (without(WORD_BIAS), "missing"),
-        "without a layer": (without("layer.0"), "is missing"),
         "without words": (without(WORDS), f"{WORDS} is missing"),
         "without a head": (without("cls."), "--missing draw"),
     },
@@ -124,7 +115,6 @@ WRONG_TENSORS = {
         "untied": (with_ones("decoder.weight", NUM_WORDS, 32), "is not equal to"),
         "a bias": (with_ones("model.layers.1.attn_norm.bias", 32), f"{NO_PART} ModernBERT"),
         "a first norm": (with_ones("model.layers.0.attn_norm.weight", 32), f"{NO_PART} ModernBERT"),
-        "turned": (with_ones("model.layers.1.mlp.Wi.weight", 32, 96), "has the shape [32, 96]"),
         "half a head": (without("head.dense.weight"), "head.dense.weight is missing"),
         "without the last norm": (without("final_norm"), "model.final_norm.weight is missing"),
         "without a bias": (without("decoder.bias"), "has no masked-LM head"),
@@ -163,13 +153,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        read_safetensors(tmp_path / "pipe")
-
-
-def test_truncations_are_refused(tmp_path):
+def test_truncations_are_refused_and_a_pipe_is_not_waited_for(tmp_path):
     path = tmp_path / "t.safetensors"
     save_file({"full": torch.ones(4, 3), "half": torch.ones(7).half()}, path)
     contents = path.read_bytes()
@@ -180,3 +164,6 @@ def test_truncations_are_refused(tmp_path):
     path.write_bytes(contents + b"\0")
     with pytest.raises(CheckpointError, match="is no whole safetensors file"):
         read_safetensors(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")

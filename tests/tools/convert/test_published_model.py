@@ -1,7 +1,6 @@
 """MiniLM as published goes on with a text of ours, by the command of the docs."""
 
 import importlib.util
-import math
 import re
 import shlex
 from pathlib import Path
@@ -12,23 +11,17 @@ from huggingface_cases import load_ours, tensors_of
 
 from bert_tools.huggingface.weights import FAMILIES
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.manifest import read_manifest, read_state, resolve
+from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.config.files import load_config
 from support import REPOSITORY
 
 pytestmark = pytest.mark.longest
-WORDS = FAMILIES["bert"].words
+SHORT = (
+    *("schedule.decay_steps=2", "schedule.warmup_steps=0", "run.warm_up_steps=0"),
+    *("parallel.ranks_per_node=1", "parallel.local_batch_size=4", "parallel.grad_accum_steps=1"),
+    *("data.max_seq_length=32", "data.max_predictions=8"),
+)
 PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
-SHORT = {
-    "schedule.decay_steps": 2,
-    "schedule.warmup_steps": 0,
-    "run.warm_up_steps": 0,
-    "parallel.ranks_per_node": 1,
-    "parallel.local_batch_size": 4,
-    "parallel.grad_accum_steps": 1,
-    "data.max_seq_length": 32,
-    "data.max_predictions": 8,
-}
 
 
 def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):
@@ -47,7 +40,7 @@ def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):
     (command,) = re.findall(r"```sh\n(.*?)```", section, flags=re.S)
     program, *words = shlex.split(command)
     assert program == "mlperf_bert"
-    assert main([*words, *(f"--set={name}={value}" for name, value in SHORT.items())]) == 0
+    assert main([*words, *(f"--set={each}" for each in SHORT)]) == 0
 
     run = Path("continued/run/run_0")
     first = Path(load_config(run / "config.toml").run.init_checkpoint)
@@ -62,7 +55,5 @@ def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):
             assert torch.equal(ours[f"bert.{name}"][: len(tensor)], tensor), name
     saved = resolve(run / "checkpoints")
     assert read_manifest(saved).origin["initialized_from"] == origin
-    state = read_state(saved)
-    assert state.step == 2 and state.mlm_accuracy is not None and math.isfinite(state.mlm_accuracy)
-    trained = load_ours(saved).state_dict()[WORDS]
-    assert trained.isfinite().all() and not torch.equal(trained, ours[WORDS])
+    trained = load_ours(saved).state_dict()[FAMILIES["bert"].words]
+    assert trained.isfinite().all() and not torch.equal(trained, ours[FAMILIES["bert"].words])

@@ -4,7 +4,6 @@ And its names, there and back, and its checksum.
 """
 
 import shutil
-import tracemalloc
 from random import Random
 
 import numpy as np
@@ -96,23 +95,18 @@ def test_a_damaged_tensor_alone_is_named_when_it_is_read(v2):
             tensor.read()
 
 
-def test_tensors_are_read_in_the_memory_of_one():
-    tensors = [each for each in open_tensorflow(V2).values() if each.dtype == "float32"]
-    tracemalloc.start()
-    try:
-        sizes = [tensor.read().nbytes for tensor in tensors]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert max(sizes) < peak < sum(sizes) / 2
-
-
 def test_a_checkpoint_that_is_not_whole_or_not_alone_is_named(v2):
     assert open_tensorflow(v2.parent).keys() == bert_values().keys()
-    other = shutil.copy(v2.with_name(INDEX), v2.with_name("model.ckpt-7.index"))
+    other = v2.with_name("model.ckpt-7")
+    index = shutil.copy(v2.with_name(INDEX), v2.with_name("model.ckpt-7.index"))
     with pytest.raises(CheckpointError, match=r"name one of them: model.ckpt-28252, model.ckpt-7"):
         open_tensorflow(v2.parent)
-    other.unlink()
+    rng = np.random.default_rng(1)
+    for size in (0, 1, 47, 48, 1000, 100_000):
+        index.write_bytes(rng.bytes(size))
+        with pytest.raises(CheckpointError, match="is cut short, or no checkpoint of TensorFlow"):
+            open_tensorflow(other)
+    index.unlink()
     v2.with_name(DATA).unlink()
     with pytest.raises(CheckpointError, match=rf"{DATA}: is missing; keep all files"):
         open_tensorflow(v2)
@@ -121,18 +115,10 @@ def test_a_checkpoint_that_is_not_whole_or_not_alone_is_named(v2):
         open_tensorflow(v2)
     with pytest.raises(CheckpointError, match="has 0 checkpoints"):
         open_tensorflow(v2.parent)
-
-
-def test_what_is_no_checkpoint_is_refused(tmp_path):
-    for source in ("nothing", "nowhere/model.ckpt", "x" * 500, "nul\0", "/dev/zero"):
+    for source in ("nowhere/model.ckpt", "x" * 500, "nul\0", "/dev/zero"):
         with pytest.raises(CheckpointError) as caught:
-            open_tensorflow(tmp_path / source)
+            open_tensorflow(v2.parent / source)
         assert str(caught.value).isprintable()
-    rng = np.random.default_rng(1)
-    for size in (0, 1, 47, 48, 1000, 100_000):
-        (tmp_path / "model.ckpt.index").write_bytes(rng.bytes(size))
-        with pytest.raises(CheckpointError, match="is cut short, or no checkpoint of TensorFlow"):
-            open_tensorflow(tmp_path / "model.ckpt")
 
 
 def test_every_parameter_there_and_back():

@@ -82,34 +82,28 @@ def test_the_architecture_of_today(tmp_path, monkeypatch):
 
 def test_what_the_user_sets_stays(tmp_path):
     text = of_size(tmp_path / "a.txt", 10**6)
-    plan = chosen(text, "--set", "schedule.decay_steps=7", "--set", "parallel.ranks_per_node=1")
-    assert plan.config.max_steps == 7
-    assert (plan.config.parallel.ranks_per_node, plan.config.parallel.global_batch_size) == (1, 32)
-    for ranks in (3, 5, 6, 7):
-        parallel = chosen(text, "--set", f"parallel.ranks_per_node={ranks}").config.parallel
-        assert parallel.global_batch_size == 32 // ranks * ranks
+    for ranks in (1, 3, 5, 6, 7):
+        set_by = ("--set", "schedule.decay_steps=7", "--set", f"parallel.ranks_per_node={ranks}")
+        config = chosen(text, *set_by).config
+        assert (config.max_steps, config.parallel.ranks_per_node) == (7, ranks)
+        assert config.parallel.global_batch_size == 32 // ranks * ranks
     other = chosen(text, "--config", "encoder_cpu_tiny")  # is taken as it is
     assert other.settings == ()
 
 
 def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
-    num_gpus = 4
-    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     text = of_size(tmp_path / "a.txt", 10**8)
-    plan = chosen(text, device=None)
-    assert plan.config_path.stem == "own_text_gpu"
-    parallel = plan.config.parallel
-    assert (parallel.ranks_per_node, parallel.global_batch_size) == (4, 256)
-    assert parallel.data_parallel == "flat"
-    assert "not measured" in own_text._expected(plan)
     for name in ("STEP_ID", "PROCID", "LOCALID", "NODEID"):
         monkeypatch.setenv(f"SLURM_{name}", "0")  # of an interactive shell
     for name in ("STEP_NUM_TASKS", "STEP_TASKS_PER_NODE"):
         monkeypatch.setenv(f"SLURM_{name}", "1")
-    for num_gpus, batch in ((3, 252), (1, 256)):
+    for num_gpus, batch in ((4, 256), (3, 252), (1, 256)):
+        monkeypatch.setattr("torch.cuda.device_count", lambda found=num_gpus: found)
         plan = chosen(text, device=None)
         parallel = plan.config.parallel
         assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
+        assert plan.config_path.stem == "own_text_gpu" and parallel.data_parallel == "flat"
+        assert "not measured" in own_text._expected(plan)
     assert "on 1 GPU:" in plan.in_words()
 
 

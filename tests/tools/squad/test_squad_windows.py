@@ -78,19 +78,17 @@ def test_tokens_of_an_answer():
         assert bool(windows.remarks) == (token == 0)
 
 
-def test_a_question_is_cut_at_its_end():
-    questions = questions_of((TEXT, [qa("q1", "who " + "leads " * 90), qa("q2", "who leads")]))
-    first, second = rows(make_windows(questions, VOCABULARY))
-    assert first[:66] == [CLS, 5, *[6] * 63, SEP]
-    assert second[:4] == [CLS, 5, 6, SEP]
-
-
-def test_a_text_without_tokens_has_one_window_without_text():
-    questions = questions_of(("\u00ad", [qa("q", "who")]), (TEXT, [qa("r", "who", ("t9", 27))]))
+def test_long_questions_are_cut_and_texts_without_tokens_have_a_window():
+    questions = questions_of(
+        (TEXT, [qa("q1", "who " + "leads " * 90), qa("q2", "who leads", ("t9", 27))]),
+        ("\u00ad", [qa("q3", "who")]),
+    )
     windows = make_windows(questions, VOCABULARY)
-    assert rows(windows)[0] == [CLS, 5, SEP, SEP]
-    assert windows.question_of.tolist() == [0, 1]
-    assert windows.starts.tolist() == [0, 12]  # [CLS] who [SEP] t0 ... t9: position 3 + 9
+    first, second, third = rows(windows)
+    assert first[:66] == [CLS, 5, *[6] * 63, SEP]
+    assert second[:4] == [CLS, 5, 6, SEP] and third == [CLS, 5, SEP, SEP]
+    assert windows.question_of.tolist() == [0, 1, 2]
+    assert windows.starts.tolist() == [0, 13, 0]  # [CLS] who leads [SEP] t0 ... t9: 4 + 9
 
 
 def test_lengths_that_leave_no_text_are_refused():
@@ -146,29 +144,23 @@ def sets():
     return {name: read_questions(QUICK / f"{name}.json") for name in ("train", "dev")}
 
 
-def test_the_quick_set_is_large_enough_of_every_kind_and_shares_nothing(sets):
+def test_the_quick_set_has_every_kind_shares_nothing_and_can_be_answered(sets):
     every = [*sets["train"], *sets["dev"]]
     assert len(every) >= 60
     assert 3 * sum(question.is_impossible for question in every) == len(every)
-    for questions in sets.values():
-        assert any(len(question.answers) > 1 for question in questions)
     for part in ("id", "context", "question"):
         train, dev = ({getattr(each, part) for each in sets[name]} for name in ("train", "dev"))
         assert not train & dev
-
-
-def test_every_answer_is_held_by_a_window_and_can_be_given(sets):
     for questions in sets.values():
+        assert any(len(question.answers) > 1 for question in questions)
         windows = make_windows(questions, words_of(questions), max_length=64, stride=16)
         assert len(windows) > len(questions) and not windows.remarks
-        starts, ends = np.zeros((2, len(windows.input_ids)))
-        starts[windows.offsets[:-1] + windows.starts] = 1
-        ends[windows.offsets[:-1] + windows.ends] = 1
         # A window without the answer says so; what another window found must outweigh it.
-        starts[windows.offsets[:-1]] *= 0.5
-        ends[windows.offsets[:-1]] *= 0.5
-        found = find_answers(questions, windows, np.stack([starts, ends], axis=1))
-        scored = score(questions, texts(questions, found))["all"]
+        scores = np.zeros((len(windows.input_ids), 2))
+        for column, places in enumerate((windows.starts, windows.ends)):
+            scores[windows.offsets[:-1] + places, column] = 1
+        scores[windows.offsets[:-1]] *= 0.5
+        scored = score(questions, texts(questions, find_answers(questions, windows, scores)))["all"]
         assert (scored["exact_match"], scored["f1"]) == (100.0, 100.0)
 
 
