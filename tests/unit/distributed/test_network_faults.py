@@ -62,6 +62,9 @@ SAID = {  # an error of a collective, and what is said of it
     "[a/gloo/transport/tcp/pair.cc:1] Timed out waiting 1500ms for send": (
         "no answer from other ranks within 1.5 s (run.hang_timeout_s)"
     ),
+    "Application timeout caused pair closure": (
+        "no answer from other ranks within 600 s (run.hang_timeout_s)"
+    ),
     "[a/gloo/transport/tcp/pair.cc:547] Connection timed out": (
         "the network gave up on another rank (connection timed out)"
     ),
