@@ -49,11 +49,6 @@ def _sockets(pid):
     return found
 
 
-def is_wildcard(listener):
-    """Whether every interface of the machine reaches it."""
-    return listener != "unix" and ipaddress.ip_address(listener.rpartition(":")[0]).is_unspecified
-
-
 def is_loopback(listener):
     """Whether no other machine reaches it."""
     return listener == "unix" or ipaddress.ip_address(listener.rpartition(":")[0]).is_loopback

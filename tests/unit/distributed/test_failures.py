@@ -38,12 +38,9 @@ def at_step_37():
     return whereabouts
 
 
-# As torch 2.13 raises them, in one line each.
+# As torch 2.13 raises them, in one line.
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
-SILENT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
-AFTER = "Application timeout caused pair closure"
 TAKEN = "The server socket has failed to listen: address already in use"
-NO_ANSWER = "no answer from other ranks within 20 s (run.hang_timeout_s)"
 LOST_ONE = "another rank closed the connection; look above and below for the first rank that failed"
 
 
@@ -191,22 +188,9 @@ def test_a_process_that_was_stopped_has_not_hung_and_one_that_hangs_ends_with_on
     assert f"rank 0 on {host_name()}, step 39: no progress for 0.5 s" in errors
 
 
-@pytest.mark.parametrize(
-    ("raised", "problem"),
-    [
-        (RuntimeError(CLOSED), "another rank closed the connection"),
-        (RuntimeError(SILENT), NO_ANSWER),
-        (RuntimeError(AFTER), NO_ANSWER),
-        (RuntimeError("shapes differ; timed out"), None),
-        (dist.DistNetworkError(TAKEN), None),
-    ],
-)
-def test_communication_is_told_by_its_words(raised, problem):
-    error = as_lost_ranks(raised, HERE, PATIENCE)
-    if problem is None:
-        assert error is None
-    else:
-        assert error.exit_status == LOST and str(error).startswith(f"{HERE}: {problem}; ")
+def test_other_errors_of_torch_are_no_lost_ranks():
+    for other in (RuntimeError("shapes differ; timed out"), dist.DistNetworkError(TAKEN)):
+        assert as_lost_ranks(other, HERE, PATIENCE) is None
 
 
 def test_a_slurm_node_has_its_own_name():
