@@ -12,18 +12,12 @@ import pytest
 from bert_tools.package.export import export
 from mlperf_bert import package_version
 from mlperf_bert.__main__ import COMMANDS
-from own_texts import write_letters
 from support import PACKAGE, REDUCED, REPOSITORY, TOOLS, run_process
 
 FITS_SYNTHETIC_DATA = (
     "--set model.vocab_size=69 --set data.max_seq_length=32 --set data.max_predictions=5"
     " --set parallel.ranks_per_node=1 --set run.max_steps=2 --set run.seed=1"
     " --set eval.target_accuracy=0.001 --set mlperf.enforce_rules=false"
-)
-FITS_OWN_TEXT = (
-    "--set model.vocab_size=300 --set model.hidden_size=32 --set model.intermediate_size=64"
-    " --set parallel.ranks_per_node=1 --set schedule.warmup_steps=2 --set schedule.decay_steps=12"
-    " --set mlperf.enforce_rules=false --set run.device=cpu"
 )
 
 
@@ -72,21 +66,6 @@ def test_a_wheel_has_all_commands_and_the_configs(wheel, synthetic_data, tmp_pat
     places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / "run")]
     call(program, "train", "--config", "cpu_tiny", *places, *FITS_SYNTHETIC_DATA.split())
     assert (tmp_path / "run" / "result_0.txt").is_file()
-
-
-@pytest.mark.longest
-def test_a_wheel_makes_a_model_of_own_text_and_goes_on_from_it(wheel, tmp_path):
-    write_letters(tmp_path / "text")
-    program, options = wheel / "mlperf_bert", FITS_OWN_TEXT.split()
-    words = ("own-text", tmp_path / "text", "--out")
-    said = call(program, *words, tmp_path / "first", *options)
-    assert said.splitlines()[-1].startswith("own text: held-out accuracy ")
-    begin = ("--init-checkpoint", tmp_path / "first" / "exported")
-    said = call(program, *words, tmp_path / "second", *begin, *options)
-    assert (
-        f"{begin[1]} (BertForMaskedLM) converted to {tmp_path / 'second' / 'first_weights'}" in said
-    )
-    assert (tmp_path / "second" / "exported" / "README.md").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -34,22 +34,6 @@ def test_a_description(path):
         assert check_system_desc(str(path), "training", ruleset)[0]
 
 
-def test_sizes_of_one_system_differ_in_their_number_only():
-    few = [1, 2, 8, 32]
-    for system, expected in (
-        ("dgxa100", [1, 2, 4, 8, 16, 32, 64, 128]),
-        ("h100", few),
-        ("h200", few),
-    ):
-        sizes = [
-            described(path) for path in SYSTEMS if re.fullmatch(rf"{system}_n\d+_.*", path.stem)
-        ]
-        assert sorted(int(size.pop("number_of_nodes")) for size in sizes) == expected
-        for size in sizes:
-            del size["system_name"]
-            assert size == sizes[0]
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_config_has_its_system(path):
     match = SIZED.fullmatch(path.stem)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from mlperf_bert.__main__ import main
-from support import contents, refusal, run_cli, snapshot
+from support import contents, refusal, snapshot
 
 
 @pytest.fixture
@@ -98,11 +98,6 @@ def test_two_vocabularies_are_refused(world, capsys):
     assert "--data" in error and "different vocabularies" in error
 
 
-def test_a_place_that_takes_no_directories_is_refused(world, capsys):
-    error = refused(world, capsys, *train(world), "--run-dir", "/proc/nothing/run")
-    assert "--run-dir" in error and "/proc/nothing/run" in error and "write to" in error
-
-
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
@@ -162,14 +157,3 @@ def test_debug_shows_the_traceback_too(world, capsys, line):
     assert main([*command, "--debug"]) == 2
     with_traceback = capsys.readouterr().err
     assert with_traceback.startswith("Traceback") and with_traceback.endswith(error)
-
-
-@pytest.mark.longest
-def test_ranks_in_processes_of_their_own_say_it_too(world):
-    change(world / "data/train/shards/train.hdf5", cut)
-    before = snapshot(world)
-    done = run_cli(*train(world, "parallel.ranks_per_node=2", "parallel.local_batch_size=8"))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()  # of rank 0 alone
-    assert "train.hdf5" in line
-    assert snapshot(world) == before

@@ -52,20 +52,6 @@ def test_a_planted_module_would_be_seen(planted):
     assert status != 0 and ran
 
 
-@pytest.mark.longest
-def test_a_whole_run(planted, synthetic_data, tiny_config, tmp_path):
-    """Ranks, the checker of logs and the questions about settings."""
-    status, errors, ran = planted.run(
-        *(REPOSITORY / "run_and_time.sh", "--", "--set", "run.max_steps=2"),
-        *("--set", "parallel.ranks_per_node=2", "--set", "eval.target_accuracy=none"),
-        CONFIG=str(tiny_config),
-        DATADIR=str(synthetic_data),
-        LOGDIR=str(tmp_path / "a run"),
-        PYTHON=sys.executable,
-    )
-    assert (status, ran) == (0, []), errors
-
-
 def test_processes_that_python_starts_by_itself(planted, tmp_path):
     for name in ("a.txt", "b.txt"):
         write_synthetic_text(tmp_path / name, num_documents=20, seed=1)

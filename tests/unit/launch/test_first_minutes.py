@@ -168,13 +168,6 @@ def test_which_torch_and_by_what(install, programs, tree):
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
 
 
-def test_no_tick_is_dropped_where_they_come_late():
-    late = "unset SECONDS; SECONDS=0"  # a variable like others, which no clock moves
-    late += "; sleep() { SECONDS=$((SECONDS + 3)); [ $SECONDS -lt 40 ]; }"
-    done = start("bash", "-c", f". '{LAUNCH}/ticking.sh'; {late}; tick 'echo on'")
-    assert done.stdout.split() == ["0:12", "on", "0:24", "on", "0:36", "on"]
-
-
 def test_a_quiet_command_ticks_on_a_terminal(programs, tmp_path):
     quiet = '*"config get"*) echo embedded text open 1 1 ;; *prepare*) sleep 6 ;;'
     quiet += " *train*) echo step 1/9; echo RESULT,bert,7; exit 75 ;;"
@@ -208,19 +201,3 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
     with console.ProgressLines(stderr=False, speaks=False).never_silent(lambda: "none"):
         time.sleep(0.2)
     assert capsys.readouterr().out == ""
-
-
-def test_a_ticker_that_is_ended_as_it_begins_says_and_removes_nothing(tmp_path):
-    """The trap of tools/venv.sh is inherited by its ticker, which must not run it."""
-    (trap,) = re.findall(
-        r"^trap .* EXIT$", (REPOSITORY / "tools/venv.sh").read_text(), re.MULTILINE
-    )
-    script = f"""set -euo pipefail
-    . '{LAUNCH}/ticking.sh'
-    work='{tmp_path}/work'; mkdir "$work"
-    {trap}
-    for i in $(seq 60); do ticking "echo x" true; [ -d "$work" ] || {{ echo gone; exit 1; }}; done
-    """
-    done = start("bash", "-c", script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert not (tmp_path / "work").exists()
