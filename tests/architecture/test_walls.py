@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from support import PACKAGE, REPOSITORY, run_process
+from support import PACKAGE, REPOSITORY
 
 RUFF = Path(sys.executable).with_name("ruff")
 IMPORTS = "import os, subprocess, numpy as np, torch, torch.distributed as dist"
@@ -26,17 +26,6 @@ REFUSED = [
     "dist.all_gather_object(values, value)",
 ]
 HARMLESS = ["model.eval()", "json.load(f)", "subprocess.run(x, shell=False)", "dist.all_reduce(x)"]
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = sys.modules["numba"] = None
-from mlperf_bert.__main__ import main
-for words in sys.argv[1:]:
-    try:
-        status = main(words.split())
-    except SystemExit as end:  # of --help
-        status = end.code
-    assert not status, words
-"""
 
 
 def refused(code):
@@ -56,16 +45,3 @@ def test_what_is_refused_and_what_is_harmless():
 def test_files_that_may_more_are_there():
     lint = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
     assert [name for name in lint["per-file-ignores"] if not any(REPOSITORY.glob(name))] == []
-
-
-def test_planning_and_parsing_need_neither_torch_nor_numba():
-    """As they run; what they could import, a contract says."""
-    lines = [
-        "--help",
-        *(f"{name} --help" for name in ("report", "tune", "watch", "package", "squad score")),
-        *(f"plan {name} --help" for name in ("law", "suggest", "cluster")),
-        "config show cpu_tiny",
-        "plan balance --config dgxa100_2x8x48x1",
-    ]
-    done = run_process(sys.executable, "-c", WITHOUT_TORCH, *lines)
-    assert done.returncode == 0, done.stderr

@@ -162,10 +162,8 @@ SHOWN = ("download_dataset.sh", "init_datasets.sh", "verify_dataset.sh", "launch
 def test_help_is_the_comment_at_the_top(script):
     _, *comment = (SCRIPTS / script).read_text().partition("\nset -euo")[0].splitlines()
     shown = [line.removeprefix("#").removeprefix(" ") for line in comment]
-    for option in ("-h", "--help"):
-        done = call(script, option)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.splitlines() == shown
+    done = call(script, "-h")
+    assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", shown)
 
 
 def test_the_official_table():
