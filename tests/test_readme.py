@@ -6,7 +6,6 @@ target. But for the first one they, and others that are long, run in `make test-
 study, or published weights.
 """
 
-import json
 import re
 import shlex
 
@@ -90,15 +89,3 @@ def test_the_first_screen_has_the_first_command():
     assert len(table()) > 15
     assert "own-text my_text" in README.split("## You want")[0]
     assert [row for row in table() if row.startswith(NEEDS_MORE)]
-
-
-RECORDING = REPOSITORY / "logs" / "2026-11-23-first-run"
-
-
-def test_what_you_see_is_what_was_recorded():
-    shown = re.search(r"```text\n(.*?)```.*?recording\]\((.+?)README\.md\)", README, re.DOTALL)
-    assert shown is not None and REPOSITORY / shown[2] == RECORDING
-    events = [json.loads(line) for line in (RECORDING / "first.cast").read_text().splitlines()[1:]]
-    lines = re.split(r"(?:\x1b\[[\d?]*[A-Za-z]|[\r\n])+", "".join(data for _, _, data in events))
-    quoted = [line for line in shown[1].splitlines() if line != "..."]
-    assert [line for line in lines if line in quoted] == quoted

@@ -81,19 +81,6 @@ def test_files_and_make_targets_that_front_pages_name_are_there():
     assert found > 30
 
 
-def test_a_line_that_a_page_quotes_stands_there():
-    quoted = re.compile(r"\]\(([^)#\s]+\.py)#L(\d+)\)[^`|\n]*`([^`\n]+)`")
-    found = [
-        (page, target, int(number), text)
-        for page in pages()
-        for target, number, text in quoted.findall(page.read_text(encoding="utf-8"))
-    ]
-    assert len(found) > 5
-    for page, target, number, text in found:
-        lines = (page.parent / target).read_text(encoding="utf-8").splitlines()
-        assert text in lines[number - 1], f"{page}: {target} line {number} is no {text}"
-
-
 def named_tests(document):
     """Paths below `tests` that stand in backticks, in a command or alone."""
     for quoted in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):

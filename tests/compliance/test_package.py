@@ -111,7 +111,7 @@ def test_a_refusal_leaves_nothing_behind(root, tmp_path):
     assert list(out.parent.iterdir()) == []
 
 
-def test_mistakes_have_status_2(root, tmp_path, capsys):
+def test_mistakes_have_status_2(root, tmp_path, monkeypatch, capsys):
     mistakes = [
         (("--root", tmp_path, "--out", tmp_path / "new"), "is no directory; name the repository"),
         (("--root", root, "--results", root / "no", "--out", tmp_path / "new"), "is no directory"),
@@ -122,9 +122,6 @@ def test_mistakes_have_status_2(root, tmp_path, capsys):
         assert call(*arguments) == (2, "")
         assert re.search(reason, capsys.readouterr().err)
     assert not (tmp_path / "new").exists() and not (root / "results" / "new").exists()
-
-
-def test_missing_checkers_are_a_mistake(root, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"is not installed; run in the checkout: tools/venv\.sh"):
         make_package(root, root / "results", tmp_path / "tree", ("5.0.0",))

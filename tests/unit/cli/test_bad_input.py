@@ -101,11 +101,9 @@ def test_two_vocabularies_are_refused(world, capsys):
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("text.txt", lambda _: b" \n\n \n", ["empty"]),
         ("text.txt", lambda _: b"w1 w2\n\nw3 \xff w4\n", ["UTF-8", "byte 10"]),
         ("text.txt", lambda _: b"w1 w2\nw2 w3\n", ["documents", "empty line"]),
         ("vocab.txt", lambda words: words.replace(b"[MASK]\n", b"", 1), ["[MASK]"]),
-        ("vocab.txt", lambda words: words.replace(b"w1\n", b"\xff\n", 1), ["UTF-8"]),
     ],
 )
 def test_preparation_refuses(world, capsys, name, how, words):
@@ -142,9 +140,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(world, capsys):
     "line",
     [
         "train --config {0} --data {0}",
-        "evaluate --checkpoint {0} --data {0}",
         "convert --from huggingface {0} --out {0}",
-        "export {0} --to huggingface --out {0}",
         "prepare --text {0} --vocab {0} --out {0}",
         "verify {0}",
         "config show {0}",

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from mlperf_bert import errors
 from mlperf_bert.distributed import signal_watch, stop_request
 from mlperf_bert.distributed.signal_watch import (
     SIGNALS,
@@ -22,7 +20,6 @@ from mlperf_bert.distributed.signal_watch import (
     write_status,
 )
 from mlperf_bert.distributed.stop_request import StopRequest
-from support import REPOSITORY
 
 CPU = torch.device("cpu")
 HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
@@ -180,15 +177,6 @@ def test_a_file_that_cannot_be_written_is_a_warning(left, tmp_path, capsys):
     taken.mkdir()
     assert not write_status(taken, 75)
     assert list(tmp_path.iterdir()) == [taken]
-
-
-def test_the_shell_knows_the_same_statuses():
-    script = (REPOSITORY / "run_and_time.sh").read_text()
-    (line,) = re.findall(r"^MISTAKE=.*$", script, re.MULTILINE)
-    names = re.findall(r"([A-Z_]+)=(\d+)", line)
-    assert {"TARGET_MISSED", "STOPPED"} <= {name for name, _ in names}
-    for name, number in names:
-        assert getattr(errors, name) == int(number)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -52,6 +52,7 @@ def test_a_planted_module_would_be_seen(planted):
     assert status != 0 and ran
 
 
+@pytest.mark.longest
 def test_processes_that_python_starts_by_itself(planted, tmp_path):
     for name in ("a.txt", "b.txt"):
         write_synthetic_text(tmp_path / name, num_documents=20, seed=1)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.__main__ import main
-from mlperf_bert.errors import MISTAKE, TARGET_MISSED, DataError
-from mlperf_bert.run.metrics import MetricsFile
+from mlperf_bert.errors import TARGET_MISSED
 from resume_cases import run_train
 from support import REPOSITORY, write_program
 
@@ -135,20 +133,3 @@ def test_after_a_missed_target(synthetic_data, tiny_config, tmp_path, monkeypatc
     assert re.search(r"^target NOT reached after 320 samples, .*; accuracy 0\.\d+ of", output, re.M)
     watched, reported = type_all(output, tmp_path).values()
     assert "target missed" in watched and "run_0: target missed" in reported
-
-
-def test_after_an_error(synthetic_data, tiny_config, tmp_path, monkeypatch, capsys):
-    write = MetricsFile.write
-
-    def fills_up(file, record):
-        if record["step"] == 15:
-            raise DataError("metrics.jsonl", "no space", "free some")
-        write(file, record)
-
-    settings = ("eval.target_accuracy=none", "checkpoint.interval_steps=5")
-    monkeypatch.setattr(MetricsFile, "write", fills_up)
-    assert run_train(tiny_config, synthetic_data, tmp_path / "a run", *settings) == MISTAKE
-    _, going_on = HINT.findall(capsys.readouterr().out)
-    monkeypatch.setattr(MetricsFile, "write", write)
-    assert main(shlex.split(going_on)[1:]) == 0  # as typed, but for the new process
-    assert "20 steps, 320 samples" in capsys.readouterr().out
