@@ -41,20 +41,14 @@ def call(*command, **environ):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The programs of an environment that has the wheel."""
-    directory = tmp_path_factory.mktemp("wheel")
+@pytest.mark.longest
+def test_a_wheel_has_all_commands_and_the_configs(synthetic_data, tmp_path):
     parts = ("pyproject.toml", "README.md", "LICENSE", PACKAGE, TOOLS)
     command = ["git", "ls-files", "-z", "--", *map(str, parts)]
     for name in subprocess.check_output(command, cwd=REPOSITORY, text=True).split("\0")[:-1]:
-        (directory / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / "tree" / name).write_bytes((REPOSITORY / name).read_bytes())
-    return install(directory / "tree", directory / "installed")
-
-
-@pytest.mark.longest
-def test_a_wheel_has_all_commands_and_the_configs(wheel, synthetic_data, tmp_path):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes((REPOSITORY / name).read_bytes())
+    wheel = install(tmp_path / "tree", tmp_path / "installed")
     code = "import bert_tools, mlperf_bert; print(bert_tools.__file__, mlperf_bert.__file__)"
     places = call(wheel / "python", "-c", code).split()
     assert all(Path(place).is_relative_to(wheel.parent) for place in places)
@@ -68,18 +62,11 @@ def test_a_wheel_has_all_commands_and_the_configs(wheel, synthetic_data, tmp_pat
     assert (tmp_path / "run" / "result_0.txt").is_file()
 
 
-@pytest.fixture(scope="module")
-def submission(tmp_path_factory):
-    """The exported tree's entry, and an interpreter that has it installed."""
-    directory = tmp_path_factory.mktemp("submission")
-    tree = directory / "tree"
+@pytest.mark.real
+def test_the_submission_trains_without_the_tools(tmp_path):
+    tree = tmp_path / "tree"
     export(REPOSITORY, REPOSITORY / "results", tree)
     assert not list(tree.rglob("bert_tools"))
-    return tree / "run_and_time.sh", str(install(tree, directory / "installed") / "python")
-
-
-@pytest.mark.real
-def test_the_submission_trains_without_the_tools(submission):
-    entry, python = submission
-    said = call(entry, "--", *REDUCED.split(), PYTHON=python)
+    python = str(install(tree, tmp_path / "installed") / "python")
+    said = call(tree / "run_and_time.sh", "--", *REDUCED.split(), PYTHON=python)
     assert "RESULT,bert," in said and "accepted" in said

@@ -198,6 +198,3 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert re.match(r"\.{3} start-up \(0:00:0\d\)\n\.{3} step 1 \(0:00:0\d\)\n", printed)
     assert "\na line\n" in printed
-    with console.ProgressLines(stderr=False, speaks=False).never_silent(lambda: "none"):
-        time.sleep(0.2)
-    assert capsys.readouterr().out == ""
