@@ -82,10 +82,3 @@ def test_every_command_in_its_order(tmp_path):
     tree = copy_checkout(tmp_path / "tree")
     for command in commands():
         has_worked(command, run_reduced(command, tree))
-
-
-def test_the_first_screen_has_the_first_command():
-    assert commands()[0] == FULL_RUN
-    assert len(table()) > 15
-    assert "own-text my_text" in README.split("## You want")[0]
-    assert [row for row in table() if row.startswith(NEEDS_MORE)]

@@ -282,16 +282,11 @@ def test_every_trainer_has_a_reader_on_its_node():
         (RankInfo(1, 8, 0, 4, 1, "mpi"), "consecutive"),  # dealt out round robin
     ],
 )
-def test_processes_that_make_no_pairs_are_refused(info, said):
+def test_processes_that_make_no_pairs_are_refused(info, said, monkeypatch):
     with pytest.raises(ConfigError, match=said) as caught:
         role_of(info)
     assert str(caught.value).startswith("data.loader")
-
-
-def test_without_mpi4py_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with (
-        pytest.raises(ConfigError, match=r"mpi4py.*install the extra 'mpi'"),
-        mpi_process(process(0, 2, 2)),
-    ):
+    missing = pytest.raises(ConfigError, match=r"mpi4py.*install the extra 'mpi'")
+    with missing, mpi_process(process(0, 2, 2)):
         pass
