@@ -65,10 +65,12 @@ def test_docs_tables_changes_nothing(clone, script, left_out, monkeypatch, capsy
     spec = importlib.util.spec_from_file_location("docs_tables", path)
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
-    asked = []
+    asked, run_anew = [], maker.run
 
     def run(command, root):
         asked.append(command)
+        if command.startswith("python -c "):  # no script of the clone
+            return run_anew(command, root)
         if command.endswith(left_out):
             return re.search(rf"by: {command} -->\n(.*?)<!-- end", "".join(PAGES.values()), re.S)[
                 1
