@@ -165,6 +165,7 @@ FAULTS = {  # text, options, what is said, and what would help
         "--segments single",
     ),
     "copies only": ("\n\n".join([TEXTS[0], TEXTS[1]] * 40), (), "of which 2 differ", "different"),
+    "an empty file": ("", (), "has 0 documents after", "sentences"),
     "figures only": (
         "\n\n".join(["12 34 56 " * 20] * 40),
         (),
