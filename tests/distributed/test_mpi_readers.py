@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,24 +154,6 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(seen):
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
     assert said == "reader of rank 0: ended because another rank's did; see that rank's message"
     assert len(seen[1]["left alone"]) == 2
-
-
-@pytest.mark.longest
-def test_an_error_in_a_reader_ends_the_run(tiny_config, synthetic_data, tmp_path):
-    pytest.importorskip("mpi4py")
-    data = tmp_path / "data"
-    shutil.copytree(synthetic_data, data)
-    shard = data / "train" / "shards" / "train.hdf5"
-    shard.write_bytes(b"\xff" * shard.stat().st_size)
-    done = run_process(
-        *(*mpiexec_of(4), "-m", "mlperf_bert", "train", "--config", tiny_config, "--data", data),
-        *("--run-dir", tmp_path / "run", *WITH_READERS),
-        MASTER_PORT=free_port(),
-    )
-    assert done.returncode != 0
-    lines = done.stderr.splitlines()
-    assert any("reader of rank" in line and "train.hdf5" in line for line in lines), lines
-    assert all(line.startswith("mlperf_bert: error: ") for line in lines)
 
 
 def test_without_mpiexec_it_is_one_clear_line(tiny_config, synthetic_data, tmp_path, capsys):

@@ -1,23 +1,19 @@
-"""Fine-tuning engines on 2 and 4 ranks over gloo: all give what one rank gives; known bubbles."""
+"""Fine-tuning engines on 2 and 4 ranks over gloo: all give what one rank gives."""
 
 import json
 import sys
-import time
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bert_tools.squad.batches import UpdatePlan, WindowReader
-from bert_tools.squad.engines import Team, TimedStage, make_engine, make_schedule, score_windows
+from bert_tools.squad.engines import Team, make_engine, score_windows
 from bert_tools.squad.loop import Loop
-from bert_tools.squad.measures import Span, StageClock, measured_bubble
+from bert_tools.squad.measures import StageClock
 from bert_tools.squad.model import Start, draw_weights, make_part, whole
 from forked_ranks import as_rank, what_ranks_saw
 from squad_cases import SMALL, made_up_windows, small_settings
@@ -52,13 +48,6 @@ WAVES = {
         ("pipeline:4 fp32",),
     ),
 }
-# That a stage sleeps for a microbatch; backward twice as long. What a busy machine adds to each
-# sleep is about the same whatever its length, so longer sleeps have less of it: they are taken
-# where shorter ones do not do.
-FORWARDS_S = (0.03, 0.06, 0.12, 0.24, 0.48)
-TOLERANCE = 0.05
-SCHEDULES = ("gpipe", "1f1b")
-SLEEPERS = {2: ((2, 4),), 4: ((2, 2), (2, 8), (4, 4), (4, 8))}  # by ranks: stages, microbatches
 
 
 def run_case(case, mesh, rank, output):
@@ -94,89 +83,6 @@ def run_case(case, mesh, rank, output):
         (output / f"{case}.json").write_text(json.dumps(found))
 
 
-class Sleep(torch.autograd.Function):
-    """The identity, which takes its time."""
-
-    @staticmethod
-    def forward(ctx, x, weight, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        time.sleep(2 * ctx.seconds)
-        return grad.clone(), torch.zeros(()), None
-
-
-class Sleeper(nn.Module):
-    """A stage of a pipeline that needs no processor."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.seconds = 0.0
-
-    def forward(self, x):
-        slept = Sleep.apply(x, self.weight, self.seconds)
-        return slept
-
-
-def known_bubble(stages, microbatches):
-    """That of GPipe and 1F1B with equal stages, without communication (arXiv 2104.04473)."""
-    return (stages - 1) / (microbatches + stages - 1)
-
-
-def bubble_of(schedule, stages, microbatches, group):
-    """The smallest bubble of some updates, as a busy machine only adds to it."""
-    rank = dist.get_rank(group)
-    clock = StageClock(rank)
-    example = torch.zeros((1, 4), requires_grad=True)
-    examples = (example,)
-    sleeper = Sleeper()
-    stage = TimedStage(
-        *(clock, sleeper, rank, stages, CPU), input_args=examples, output_args=examples, group=group
-    )
-    of_torch = make_schedule(schedule, [stage], microbatches)
-    enough = known_bubble(stages, microbatches) + 0.6 * TOLERANCE
-    least = 1.0
-    for seconds in FORWARDS_S:
-        sleeper.seconds = seconds
-        dist.barrier(group)
-        clock.start()
-        rows = (torch.ones((microbatches, 4)),) if rank == 0 else ()
-        losses = []
-        target = torch.zeros(microbatches)
-        of_torch.step(*rows, target=target, losses=losses, return_outputs=False)
-        own = torch.tensor(
-            [(event.begin_s, event.end_s) for event in clock.stop()], dtype=torch.float64
-        )
-        of_ranks = [torch.zeros_like(own) for _ in range(stages)]
-        dist.all_gather(of_ranks, own, group=group)
-        events = [
-            Span(rank=of, stage=of, kind="F", microbatch=0, begin_s=begin, end_s=end)
-            for of, spans in enumerate(of_ranks)
-            for begin, end in spans.tolist()
-        ]
-        least = min(least, measured_bubble(events))
-        if least < enough:
-            break
-    return least
-
-
-def bubbles(rank, ranks):
-    """Smallest ones by name; GPipe on the first ranks beside 1F1B on the last, where both fit."""
-    teams = {stages: torch.arange(ranks).reshape(-1, stages).tolist() for stages in (2, ranks)}
-    groups = {stages: [dist.new_group(team) for team in each] for stages, each in teams.items()}
-    found = {}
-    for (stages, count), (number, schedule) in product(SLEEPERS[ranks], enumerate(SCHEDULES)):
-        own = number % len(groups[stages])
-        if rank in teams[stages][own]:
-            name = f"{schedule} {stages} {count}"
-            found[name] = bubble_of(schedule, stages, count, groups[stages][own])
-    return found
-
-
 pytestmark = pytest.mark.timeout(900)  # of minutes on a machine that does much else
 WITHIN = {"fp64": 1e-10, "dropout": 1e-10, "fp32": 1e-5}
 
@@ -194,12 +100,11 @@ def cases(ranks):
 
 @pytest.fixture(scope="module")
 def found(ranks, tmp_path_factory):
-    """What each case left, by its name, and the bubbles that each rank saw."""
+    """What each case left, by its name."""
     output = tmp_path_factory.mktemp("squad")
     imports = ["bert_tools.squad.fine_tune"]
-    seen = what_ranks_saw(__file__, (), ranks, output, imports=imports, timeout_s=800)
-    by_rank = {f"bubbles_{rank}": each for rank, each in enumerate(seen)}
-    return by_rank | {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
+    what_ranks_saw(__file__, (), ranks, output, imports=imports, timeout_s=800)
+    return {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
 
 
 def single(case):
@@ -255,17 +160,8 @@ def test_pipelines_are_clocked(found, cases):
         assert found[case]["clocked"] == expected
 
 
-def test_bubbles_are_those_of_the_formula(found, ranks):
-    for (stages, microbatches), schedule in product(SLEEPERS[ranks], SCHEDULES):
-        name = f"{schedule} {stages} {microbatches}"
-        of_ranks = [found[f"bubbles_{rank}"].get(name) for rank in range(ranks)]
-        measured = [each for each in of_ranks if each is not None]
-        assert len(measured) == stages and len(set(measured)) == 1
-        assert abs(measured[0] - known_bubble(stages, microbatches)) < TOLERANCE, name
-
-
 def all_cases(info, output):
-    """Wave after wave; rank 0 of each engine leaves a file by its case's name. The bubbles seen."""
+    """Wave after wave; rank 0 of each engine leaves a file by its case's name."""
     for wave in WAVES[info.world_size]:
         first = 0
         mine = None
@@ -278,7 +174,6 @@ def all_cases(info, output):
             first += engine.ranks
         if mine is not None:
             run_case(*mine, info.rank, output)
-    return bubbles(info.rank, info.world_size)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ A disk is a small tmpfs. A command first runs on a large one, which says how muc
 each file looks; then on disks from none free to just too small.
 """
 
-import json
 import os
 import subprocess
-import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,9 @@ from submissions import OPEN, write_repository
 from support import CONFIGS, make_tiny_inputs
 
 LARGE = 256 * 2**20
+# Suffixes of files that are not the same in every run: a whole one is told by its end.
+VARYING = {"", ".json", ".jsonl", ".toml", ".log", ".txt", ".md", ".html", ".png"}
+ENDS = b"\n", b"}", b"</html>", b"IEND\xaeB`\x82"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MISTAKE, MISSED = 2, 3  # exit statuses
 
@@ -28,9 +29,6 @@ class Inputs:
     """Inputs of the commands, on another disk."""
 
     root: Path
-
-    def __getattr__(self, name):
-        return self.root / name
 
     @property
     def run(self):
@@ -82,21 +80,17 @@ def squad(what, out, *words):
     return ("squad", what, *tiny, "--updates", 2, "--microbatches", 4, where, out, *words)
 
 
-def prepare(*words):
+def prepare_text(inputs, out, workers):
+    texts = ("--text", inputs.root / "train.txt", inputs.root / "eval.txt")
     lengths = ("--max-seq-length", 32, "--max-predictions", 5)
-    return ("prepare", *words, *lengths)
+    where = ("--vocab", inputs.root / "words.txt", "--out", out / "set", "--workers", workers)
+    return ("prepare", *texts, *where, *lengths)
 
 
 # Name -> the command's words, of what it reads and the disk to write to.
 COMMANDS = {
-    "prepare --text": lambda i, d: prepare(
-        *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
-        *("--out", d / "set", "--workers", 1),
-    ),
-    "prepare --text, 2 workers": lambda i, d: prepare(
-        *("--text", i.root / "train.txt", i.root / "eval.txt", "--vocab", i.root / "words.txt"),
-        *("--out", d / "set", "--workers", 2),
-    ),
+    "prepare --text": lambda i, d: prepare_text(i, d, workers=1),
+    "prepare --text, 2 workers": lambda i, d: prepare_text(i, d, workers=2),
     "own-text --only prepare": lambda i, d: (
         *("own-text", i.root / "own" / "text.txt", "--out", d / "set", "--only", "prepare"),
         *("--config", "own_text_cpu"),
@@ -223,55 +217,18 @@ def is_half(path, name, whole):
     contents = b"" if path.is_dir() else path.read_bytes()
     if not whole or whole.get(name, b"") == contents:
         return False
-    suffix = "tfevents" if "tfevents" in name else path.suffix
-    return not READS.get(suffix, lambda contents: False)(contents)
+    if "tfevents" in name:
+        return not is_of_whole_records(contents)
+    is_whole = contents.endswith(ENDS) or (contents == b"" and path.suffix != ".json")
+    return path.suffix not in VARYING or not is_whole
 
 
-def reads(parse):
-    """Whether `parse` takes a file."""
-
-    def takes(contents):
-        try:
-            parse(contents.decode())
-        except ValueError:
-            return False
-        return True
-
-    return takes
-
-
-def lines(text):
-    if text and not text.endswith("\n"):
-        raise ValueError
-
-
-def json_lines(text):
-    lines(text)
-    for line in text.splitlines():
-        json.loads(line)
-
-
-def frames(contents):
+def is_of_whole_records(contents):
     """Whether a file of TensorBoard ends with the end of a record."""
     start = 0
     while start < len(contents):
         start += 16 + int.from_bytes(contents[start : start + 8], "little")
     return start == len(contents)
-
-
-# Of files that are not the same in every run: how a whole one is told.
-READS = {
-    "": reads(lines),  # LATEST; and files whose time alone counts
-    "tfevents": frames,
-    ".json": reads(json.loads),
-    ".jsonl": reads(json_lines),
-    ".toml": reads(tomllib.loads),
-    ".log": reads(lines),
-    ".txt": reads(lines),
-    ".md": reads(lines),
-    ".html": lambda contents: contents.rstrip().endswith(b"</html>"),
-    ".png": lambda contents: b"IEND" in contents[-12:],
-}
 
 
 def sizes(needed, count):

@@ -111,5 +111,3 @@ def test_every_command_that_writes(name, inputs, tmp_path):
     assert good[1].faults == ()
     assert {free: ended.faults for free, ended in full if ended.faults} == {}
     assert full[0][1].status == MISTAKE
-    for free, ended in full:
-        print(f"{free:,}: {ended.status}, {ended.printed.rstrip().rpartition(chr(10))[2]}")
