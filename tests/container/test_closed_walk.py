@@ -149,6 +149,8 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree):
         == RUNS
     )
     log = tree / "runs/ten/result_0.txt"
+    seeds = {mlperf_records(each, "seed")[0]["value"] for each in log.parent.glob("result_?.txt")}
+    assert len(seeds) == RUNS
     (weights,) = mlperf_records(log, "initial_weights")
     assert weights["value"] == "checkpoint"
 

@@ -157,15 +157,15 @@ def is_allowed(indexes, row):
         raise ConfigError("model.kernels", problem, "use a GPU")
 
 
-def make_arrays(sets):
-    """The covering array of all settings, and that of those that round to no fewer bits.
+def make_array(sets, *, exact=False):
+    """The covering array of all settings, or of those that round to no fewer bits.
 
     Of the latter every pair is compared with a run that is plain in both settings. `sets` are those
     of `make_sets`.
     """
-    check = partial(is_allowed, open_indexes(sets))
-    exact = {"model.precision": ("fp32",), "parallel.allreduce_dtype": ("as_gradients",)}
-    return Array(choices(), check), Array(choices() | exact, check)
+    fixed = {"model.precision": ("fp32",), "parallel.allreduce_dtype": ("as_gradients",)}
+    factors = choices() | (fixed if exact else {})
+    return Array(factors, partial(is_allowed, open_indexes(sets)))
 
 
 def run_pairs(pairs, sets, directory, *, waits=True):
@@ -251,7 +251,8 @@ def main(records):
     with tempfile.TemporaryDirectory() as name:
         sets = Path(name) / "sets"
         sets.mkdir()
-        arrays = make_arrays(make_sets(sets))
+        make_sets(sets)
+        arrays = [make_array(sets, exact=exact) for exact in (False, True)]
         rows = [row for array in arrays for row in array.rows]
         started = time.monotonic()
         found = run_rows(rows, sets, Path(name))

@@ -16,7 +16,7 @@ from setting_pairs import NUMBERS, choices, pair, pairs_of
 from setting_rows import (
     TOLERANCE,
     is_allowed,
-    make_arrays,
+    make_array,
     make_sets,
     open_indexes,
     run_pairs,
@@ -36,8 +36,8 @@ def sets(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def arrays(sets):
-    return make_arrays(sets)
+def array(sets):
+    return make_array(sets)
 
 
 @dataclass
@@ -55,8 +55,7 @@ def test_a_new_option_is_a_factor_without_being_named():
     assert choices(_Config) == {"new.how": ("plainly", "by magic"), **NUMBERS}
 
 
-def test_every_pair_that_is_allowed_is_in_a_row(arrays, sets, snapshot):
-    array = arrays[0]
+def test_every_pair_that_is_allowed_is_in_a_row(array, sets, snapshot):
     assert set(array.alone) == OF_GPUS
     factors = {
         name: [value for value in values if (name, value) not in OF_GPUS]
@@ -111,13 +110,13 @@ def test_weights_that_are_not_waited_for_would_be_found(sets, tmp_path):
     assert found["difference"] == math.inf
 
 
-def test_a_row_a_day(arrays, sets, tmp_path):
+def test_a_row_a_day(array, sets, tmp_path):
     """Without those that the interpreter would take long for."""
-    rows = [row for row in arrays[0].rows if row["model.kernels"] != "fused"]
+    rows = [row for row in array.rows if row["model.kernels"] != "fused"]
     check_rows([rows[date.today().toordinal() % len(rows)]], sets, tmp_path)
 
 
 @pytest.mark.longest
 @pytest.mark.timeout(3000)
-def test_all_rows(arrays, sets, tmp_path):
-    check_rows([row for array in arrays for row in array.rows], sets, tmp_path)
+def test_all_rows(array, sets, tmp_path):
+    check_rows([*array.rows, *make_array(sets, exact=True).rows], sets, tmp_path)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -12,15 +11,11 @@ from mlperf_bert.checkpoint.manifest import complete_checkpoints, read_config, r
 from mlperf_bert.model.bert import make_model
 from support import mlperf_records
 
-Phase = Literal["start-up", "step", "evaluation", "checkpoint", "end"]
-
 # Of a record of metrics.jsonl: what is no time and no memory, so the same in every such run.
 TRACED = (
     *("step", "samples", "loss", "mlm_accuracy", "learning_rate", "grad_norm"),
     *("clipped_fraction", "skipped_steps"),
 )
-_STOPPED = '"run_stop"'
-TAIL_BYTES = 8192  # of the MLPerf log: more than is written between two evaluations
 
 
 @dataclass(frozen=True)
@@ -45,12 +40,14 @@ class Run:
     def checkpoints(self):
         return self.directory / "checkpoints"
 
-    def records(self):
-        """Records of metrics.jsonl, without a line that was cut off."""
+    def lines(self):
+        """Lines of metrics.jsonl, without one that was cut off."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+
+    def records(self):
+        return [json.loads(line) for line in self.lines()]
 
     def trace(self):
         """Everything that must be equal in equal runs, record by record, every bit of it."""
@@ -58,13 +55,7 @@ class Run:
 
     def last_step(self):
         """The step of the last record; 0 if there is none."""
-        try:
-            with self.metrics.open("rb") as file:
-                file.seek(max(0, self.metrics.stat().st_size - TAIL_BYTES))
-                lines = file.read().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return 0
-        return int(json.loads(lines[-1])["step"]) if lines else 0
+        return next((json.loads(line)["step"] for line in reversed(self.lines())), 0)
 
     def partials(self):
         """Names of checkpoints that are being written, or were."""
@@ -133,30 +124,18 @@ class Attempt:
         """The present phase of the run; `end` after the clock has stopped."""
         if self.run.partials() - self._old_partials:
             return "checkpoint"
-        if self.run.log_inode() == self._old_log:
+        try:
+            log = self.run.log.read_text(encoding="ascii")
+        except FileNotFoundError:  # moved away at this moment
             return "start-up"
-        tail = self._tail_of_log()
-        if _STOPPED in tail:
+        if self.run.log_inode() == self._old_log or '"run_start"' not in log:
+            return "start-up"
+        if '"run_stop"' in log:
             return "end"
-        if tail.rfind('"eval_start"') > tail.rfind('"eval_stop"'):
-            return "evaluation"
-        # Once it has begun, later records push it out of the tail.
-        is_running = '"run_start"' in tail or '"eval_stop"' in tail
-        return "step" if is_running else "start-up"
-
-    def has_stopped(self):
-        """Whether its clock has."""
-        return self.run.log_inode() != self._old_log and _STOPPED in self._tail_of_log()
+        is_evaluated = log.rfind('"eval_start"') > log.rfind('"eval_stop"')
+        return "evaluation" if is_evaluated else "step"
 
     def has_begun(self):
         """Whether it has a log of its own that says what the run goes on from."""
         is_new = self.run.log_inode() not in (0, self._old_log)
         return is_new and bool(mlperf_records(self.run.log, "resumed"))
-
-    def _tail_of_log(self):
-        try:
-            with self.run.log.open("rb") as file:
-                file.seek(max(0, self.run.log.stat().st_size - TAIL_BYTES))
-                return file.read().decode("ascii")
-        except FileNotFoundError:  # moved away at this moment
-            return ""

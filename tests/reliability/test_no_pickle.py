@@ -27,19 +27,14 @@ SECRETS = {
     "MY_PASSWORD": "value-of-password-a9d0",
     "HTTPS_PROXY": "http://user:value-of-proxy-2b3c@127.0.0.1:9",
 }
-SQUAD = ("--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1, "--max-length", 64)
-
-
-def watched(directory, *arguments, status, **environ):
-    """Run a command; fail if one of its processes, at least three, unpickles."""
-    log = directory / "audit.jsonl"
-    path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
-    done = run_cli(*arguments, PICKLE_AUDIT=str(log), PYTHONPATH=path, **environ)
-    assert done.returncode == status, done.stderr
-    check_audit(directory, 3)
+SQUAD = (
+    *("squad", "train", "--layers", 4, "--hidden", 16, "--heads", 2, "--updates", 1),
+    *("--max-length", 64, "--run-dir", "{run}", "--record-only"),
+)
 
 
 def check_audit(directory, processes):
+    """Fail if one of its processes, at least so many, unpickles."""
     lines = (directory / "audit.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     assert len({entry["pid"] for entry in entries if "command" in entry}) >= processes
@@ -75,15 +70,19 @@ def test_training_on_two_ranks(tiny, tmp_path):
 
 
 @pytest.mark.longest
-@pytest.mark.parametrize("engine", ["fsdp:2", "pipeline:2@interleaved"])
-def test_fine_tuning(engine, tmp_path):
-    run_dir = ("--run-dir", tmp_path / "run", "--record-only")
-    watched(tmp_path, "squad", "train", "--engine", engine, *SQUAD, *run_dir, status=0)
-
-
-@pytest.mark.longest
-def test_the_network_test(tiny, tmp_path):
-    watched(tmp_path, "network-test", "--config", tiny[1], *TWO_RANKS, status=0)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((*SQUAD, "--engine", engine) for engine in ("fsdp:2", "pipeline:2@interleaved")),
+        ("network-test", "--config", "{config}", *TWO_RANKS),
+    ],
+)
+def test_other_commands_with_ranks(words, tiny, tmp_path):
+    words = [str(word).format(config=tiny[1], run=tmp_path / "run") for word in words]
+    path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
+    done = run_cli(*words, PICKLE_AUDIT=str(tmp_path / "audit.jsonl"), PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    check_audit(tmp_path, 3)
 
 
 def test_it_would_be_seen(tmp_path):

@@ -1,11 +1,10 @@
 """Starts: of a run directory twice, and of ranks whose launcher is killed at any moment of it.
 
 The second start is refused, and the first ends as if it were alone; no rank is left behind. Left
-out by ./run_tests.sh: `make test-real` kills three launchers, `make test-slow` twenty.
+out by ./run_tests.sh.
 """
 
 import os
-import random
 import sys
 import time
 
@@ -16,21 +15,12 @@ from jobs import LEAVING_S, Job, freeze, kill, thaw
 from runs import Run
 from support import REPOSITORY, run_process, snapshot
 
-SEED = 20261123
 APART_S = 0.3
 REFUSED = 2
 
 
-def result(run):
-    """The facts that equal runs share: names of all files, losses, and tensors, bit by bit."""
-    names = {str(path.relative_to(run.root)) for path in run.root.rglob("*")}
-    of_a_run = {"trace": run.trace(), "outcome": run.outcome(), **run.final_state()}
-    same = ("config.toml", "vocab.txt", "checkpoints/LATEST")
-    return {
-        "names": names,
-        **of_a_run,
-        **{each: (run.directory / each).read_bytes() for each in same},
-    }
+def names(run):
+    return {str(path.relative_to(run.root)) for path in run.root.rglob("*")}
 
 
 def check_refused(printed, owner):
@@ -73,46 +63,22 @@ def test_who_comes_second_is_refused_and_changes_nothing(tiny, tmp_path):
             assert snapshot(run.root) == before
             thaw([owner.process.pid])
             assert owner.ended(STARTS_WITHIN_S) == MISSED, owner.printed()
-    assert result(run) == result(alone)
+    run.check_final(alone)
+    assert names(run) == names(alone)
 
 
-def leaves_none(setup, root, wait_s):
-    """Kill the launcher so long after its first rank began; what the ranks were at then."""
-    run = Run(root)
-    with setup.start(run) as job:
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
+@pytest.mark.parametrize("wait_s", [0, 0.01, 0.5])
+def test_no_rank_is_left(tiny, tmp_path, monkeypatch, wait_s):
+    """The launcher is killed so long after its first rank began."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # it leaves the directory where its ranks met
+    with Setup(*tiny, ranks=2).start(Run(tmp_path / "run")) as job:
         job.wait_until(lambda: len(job.processes()) > 1, STARTS_WITHIN_S)
         time.sleep(wait_s)
-        phase = f"{len(job.processes()) - 1} ranks, step {run.last_step()}"
         kill(job.process.pid)
         job.process.wait()
         deadline = time.monotonic() + LEAVING_S
         while left := job.processes():
-            assert time.monotonic() < deadline, f"left after {wait_s:.3f} s: {left.keys()}"
+            assert time.monotonic() < deadline, f"left: {left.keys()}"
             time.sleep(0.05)
-    return phase
-
-
-@pytest.fixture
-def temporary_files(tmp_path, monkeypatch):
-    """A launcher that is killed leaves the directory where its ranks met."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-
-DRAW = random.Random(SEED)
-TWENTY = [DRAW.choice((0.01, 0.1, 1, 10)) * DRAW.random() for _ in range(20)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of Linux's parents and children")
-@pytest.mark.usefixtures("temporary_files")
-@pytest.mark.parametrize(
-    "waits_s",
-    [
-        pytest.param((0, 0.01, 0.5), marks=pytest.mark.real, id="three"),
-        pytest.param(TWENTY, marks=pytest.mark.longest, id="twenty"),
-    ],
-)
-def test_no_rank_is_left(tiny, tmp_path, waits_s):
-    setup = Setup(*tiny, ranks=2)
-    for number, wait_s in enumerate(waits_s):
-        phase = leaves_none(setup, tmp_path / f"run-{number}", wait_s)
-        print(f"killed {wait_s:.3f} s after the first rank began: {phase}; nothing left")

@@ -9,15 +9,12 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import cluster as slurm
-from forked_ranks import free_port
 from mlperf_bert.checkpoint.manifest import read_manifest
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.index import Manifest
@@ -25,10 +22,8 @@ from support import (
     CONFIGS,
     REPOSITORY,
     copy_checkout,
-    metrics_losses,
     mlperf_records,
     prepare_small,
-    run_process,
     sets_of,
 )
 from tensorflow_cases import (
@@ -179,43 +174,24 @@ def test_a_node_that_cannot_stage_is_named(cluster, tiny):
     assert not list(cluster.tree.glob("runs/unstaged/result*"))
 
 
-@pytest.mark.longest
-def test_two_runs_give_two_logs(cluster, tiny):
+@pytest.mark.parametrize(
+    ("scancel", "name", "ended"),
+    [
+        # What `sbatch --signal=B:USR1@60` sends to the batch shell ahead of the limit.
+        pytest.param(
+            "--batch --signal=USR1", "SIGUSR1", ("FAILED", "75:0"), marks=pytest.mark.real
+        ),
+        pytest.param("", "SIGTERM", ("CANCELLED",), marks=pytest.mark.longest),
+    ],
+)
+def test_a_signal_ends_the_run_in_order(cluster, tiny, scancel, name, ended):
     data, config = tiny
-    settings = (*TWO_BY_TWO[:2], "parallel.local_batch_size=4", "eval.target_accuracy=0.001")
-    job = cluster.submit(sbatch(config, *settings, DATADIR=data, LOGDIR="runs/two", NEXP=2))
-    state = cluster.wait(job, 300)
-    output = cluster.output(job)
-    assert state["JobState"] == "COMPLETED", output
-    assert output.count("log format accepted") == 2
-    logs = [cluster.tree / f"runs/two/result_{index}.txt" for index in range(2)]
-    assert len({mlperf_records(log, "seed")[0]["value"] for log in logs}) == 2
-    drop = ["sh", "-c", "echo 3 >/proc/sys/vm/drop_caches"]
-    may_drop = subprocess.run(drop, capture_output=True, check=False).returncode == 0
-    assert [mlperf_records(log, "cache_clear")[0]["value"] for log in logs] == [may_drop] * 2
-
-
-@pytest.mark.longest
-def test_scancel_ends_the_run_in_order(cluster, tiny):
-    data, config = tiny
-    job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/cancel"))
+    job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR=f"runs/{name}"))
     cluster.wait_for_output(job, r"^step \d+/", 120)
-    cluster.run(f"scancel {job}")
-    state = cluster.wait(job, slurm.KILL_WAIT_S + 20)
-    assert state["JobState"] == "CANCELLED"
-    check_stopped(cluster, job, "SIGTERM", cluster.tree / "runs/cancel")
-
-
-@pytest.mark.real
-def test_a_signal_ahead_of_the_limit_ends_it_too(cluster, tiny):
-    """The signal of `sbatch --signal=B:USR1@60`, to the batch shell."""
-    data, config = tiny
-    job = cluster.submit(sbatch(config, *TWO_BY_TWO, *ENDLESS, DATADIR=data, LOGDIR="runs/ahead"))
-    cluster.wait_for_output(job, r"^step \d+/", 120)
-    cluster.run(f"scancel --batch --signal=USR1 {job}")
-    state = cluster.wait(job, 60)
-    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "75:0"), cluster.output(job)
-    check_stopped(cluster, job, "SIGUSR1", cluster.tree / "runs/ahead")
+    cluster.run(f"scancel {scancel} {job}")
+    state = cluster.wait(job, slurm.KILL_WAIT_S + 40)
+    assert (state["JobState"], state["ExitCode"])[: len(ended)] == ended, cluster.output(job)
+    check_stopped(cluster, job, name, cluster.tree / f"runs/{name}")
 
 
 def check_stopped(cluster, job, name, run_dir, log="result_0.txt"):
@@ -299,38 +275,3 @@ def test_a_job_of_another_size_is_refused(cluster, tiny):
     state = cluster.wait(job, 60)
     assert state["ExitCode"] == "2:0"
     assert "the job has 1 nodes and" in cluster.output(job)
-
-
-@pytest.mark.longest
-def test_launchers_give_the_same_losses(cluster, tiny, tmp_path):
-    """srun on two nodes, mpiexec and torchrun, at the same number of ranks: bit for bit."""
-    data, config = tiny
-    of_slurm = tmp_path / "slurm"
-    job = cluster.submit(sbatch(config, *TWO_NODES, DATADIR=data, LOGDIR=of_slurm, SEED=11))
-    assert cluster.wait(job, 200)["ExitCode"] == "3:0", cluster.output(job)
-
-    one_node = ("parallel.ranks_per_node=2", "parallel.local_batch_size=8")
-    mpiexec = Path(sys.prefix) / "bin/mpiexec"
-    of_mpi = tmp_path / "mpi"
-    settings = {"CONFIG": config, "DATADIR": data, "LOGDIR": of_mpi, "SEED": "11"}
-    settings["MASTER_PORT"] = free_port()
-    done = subprocess.run(
-        [str(mpiexec), "-n", "2", "./run_and_time.sh", "--", *sets(*one_node).split()],
-        cwd=REPOSITORY,
-        env=cluster.environ | {name: str(v) for name, v in settings.items()},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert "target NOT reached after 320 samples" in done.stdout, done.stdout + done.stderr
-
-    of_torchrun = tmp_path / "torchrun"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    train = ("-m", "mlperf_bert", "train", "--config", config, "--data", data, "--run-dir")
-    run_process(
-        *(sys.executable, *torchrun, *train, of_torchrun),
-        *(*sets(*one_node).split(), "--set", "run.seed=11"),
-    )
-    assert len(metrics_losses(of_slurm)) == 20
-    assert metrics_losses(of_slurm) == metrics_losses(of_mpi) == metrics_losses(of_torchrun)
