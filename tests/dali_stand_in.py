@@ -6,7 +6,6 @@ pipeline's own memory, which the next `run` overwrites; `feed_ndarray` wants equ
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ class Pipeline:
 
     def __init__(self, *, device_id, **how):
         assert device_id is None and how == HOW
-        self._memory, self._fed = np.empty(0, dtype=np.uint8), dict[str, list[Any]]()
+        self._memory, self._fed = np.empty(0, dtype=np.uint8), {}
         self._is_built = False
 
     def __enter__(self):

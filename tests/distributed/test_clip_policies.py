@@ -8,7 +8,6 @@ spoilt.
 import copy
 import math
 import sys
-from contextlib import contextmanager
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -139,15 +138,12 @@ class Reduction:
         if self._group is not None:
             self._buffers.begin_update()
         self.model.zero_grad()
-        sent = []
-        with recorded(sent):
-            for forward in range(FORWARDS):
-                with self._clipping.forward(is_last=forward == FORWARDS - 1):
-                    loss_of(self._called, self._rank, forward, scale).backward()
+        for forward in range(FORWARDS):
+            with self._clipping.forward(is_last=forward == FORWARDS - 1):
+                loss_of(self._called, self._rank, forward, scale).backward()
         outcome = self._clipping.finish()
         return {
             "gradients": self._reduced(outcome),
-            "sent": sent,
             "clipped_fraction": float(outcome.clipped_fraction),
             "grad_norm": float(outcome.grad_norm),
             "skip": float(outcome.skip),
@@ -166,22 +162,6 @@ class Reduction:
 def wrapped(model, *, view):
     """The model wrapped in DDP, with several buckets once rebuilt."""
     return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB, gradient_as_bucket_view=view)
-
-
-@contextmanager
-def recorded(sent):
-    """Keep a copy of all that Python code gives to all_reduce meanwhile."""
-    all_reduce = dist.all_reduce
-
-    def recording(tensor, *arguments, **options):
-        sent.append(tensor.clone())
-        return all_reduce(tensor, *arguments, **options)
-
-    dist.all_reduce = recording
-    try:
-        yield
-    finally:
-        dist.all_reduce = all_reduce
 
 
 def several_updates(rank, prepare, view):
@@ -401,15 +381,6 @@ def test_each_policy_equals_its_formula(seen, case, size):
         assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-def test_policies_differ_where_some_is_above_its_limit(seen):
-    formula = Formula(seen, "mixed")
-    gradients = [formula.gradient(case) for case in CASES]
-    for number, one in enumerate(gradients):
-        for other in gradients[:number]:
-            assert np.abs(one - other).max() > 100 * TOLERANCE * np.abs(one).max()
-    assert len(formula.buckets) > 2
-
-
 def unit(*dtypes):
     """Largest relative error of rounding to the coarsest of them."""
     return max(torch.finfo(DTYPES[dtype]).eps for dtype in dtypes) / 2
@@ -435,22 +406,6 @@ def test_under_the_limit_training_is_plain_ddp_bit_for_bit(seen, policy, view):
     for rank in seen:
         plain, hooked = rank[f"plain {view}"], rank[f"{policy} {view}"]
         assert all(torch.equal(plain[name], hooked[name]) for name in plain)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].policy in BEFORE])
-def test_no_rank_sends_more_than_its_share(seen, case):
-    formula = Formula(seen, "over")
-    for rank in seen:
-        sent = [bucket.double().numpy() for bucket in rank[f"ddp {case} over"]["sent"]]
-        assert [bucket.size for bucket in sent] == [part.size for part in formula.local[0][0]]
-        most = CASES[case].max_norm / len(seen) * (1 + TOLERANCE)
-        if CASES[case].policy == "whole_before_allreduce":
-            sent = [np.concatenate(sent)]
-        elif CASES[case].bucket_limit == "by_size":
-            assert np.linalg.norm(np.concatenate(sent)) <= most
-        for part in sent:
-            limit = formula.limit(case, part.size) / len(seen)
-            assert np.linalg.norm(part) <= limit * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("policy", BEFORE)

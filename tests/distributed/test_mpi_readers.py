@@ -156,14 +156,5 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(seen):
     assert len(seen[1]["left alone"]) == 2
 
 
-def test_without_mpiexec_it_is_one_clear_line(tiny_config, synthetic_data, tmp_path, capsys):
-    run_dir = tmp_path / "run"
-    assert run_train(tiny_config, synthetic_data, run_dir, extra=WITH_READERS) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "data.loader" in said and "mpiexec -n" in said
-    assert not run_dir.exists()
-
-
 if __name__ == "__main__":
     sys.exit(main(*map(Path, sys.argv[1:])))

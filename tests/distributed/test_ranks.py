@@ -217,11 +217,3 @@ def test_ranks_start_by_themselves_without_a_launcher(
     assert done.stderr == ""  # nothing over the ranks' own words
     assert_same_losses(run_dir, one_rank)
     assert_shards_are_opened_after_run_start_only(run_dir, 2)
-
-
-def test_wrong_number_of_ranks_is_one_clear_line(arguments, tmp_path, capsys):
-    run_dir = tmp_path / "run"
-    assert main([*arguments, "--run-dir", str(run_dir), "--set", "parallel.nodes=2"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "parallel.ranks_per_node" in said
-    assert not run_dir.exists()

@@ -141,29 +141,6 @@ def order_of_events(run):
     return events
 
 
-def waits(run):
-    """In the forward after an update: buckets waited for, and "embeddings" when they have run."""
-    run.steps(1, 1)
-    events = []
-    wait_for = ShardGroup.wait_for
-
-    def recording(group, number):
-        if number in group._gathering:
-            events.append(number)
-        wait_for(group, number)
-
-    embeddings = dict(run.model.named_modules())["bert.embeddings"]
-    handle = embeddings.register_forward_hook(lambda *_: events.append("embeddings"))
-    ShardGroup.wait_for = recording
-    try:
-        run.step(2, run.micro_batches(2))
-    finally:
-        ShardGroup.wait_for = wait_for
-        handle.remove()
-    run.optimizer.settle()
-    return events
-
-
 def save(run, directory):
     """Train to SAVED_AT, save there, and go on."""
     run.steps(1, SAVED_AT)
@@ -227,7 +204,6 @@ def all_cases(config, loaded, saved, info):
         for policy in POLICIES:
             options = (parallel, f"clip.policy={policy}")
             seen[f"{mode} {policy} events"] = order_of_events(start(config, info, options))
-        seen[f"{mode} waits"] = waits(start(config, info, (parallel,)))
         for name, (options, dtype) in SAVED.items():
             if loaded.exists():
                 run = start(config, info, (parallel, *options), dtype, seed=2)
@@ -366,18 +342,6 @@ def test_buckets_are_sent_while_backward_runs(seen, policy):
                 events[: sent[0]].count("ready")
                 > (forwards - 1) * events.count("ready") // forwards
             )
-
-
-def test_a_forward_waits_for_new_weights_as_it_comes_to_them(seen):
-    for mode in modes_of(seen):
-        for rank in seen:
-            events = rank[f"{mode} waits"]
-            numbers = [event for event in events if event != "embeddings"]
-            if mode == "flat":
-                assert numbers == []
-                continue
-            assert numbers == list(range(rank[f"{mode} parts"] - 1, -1, -1))
-            assert events.index("embeddings") < events.index(0)  # the heads' come last
 
 
 @pytest.mark.parametrize("name", SAVED)

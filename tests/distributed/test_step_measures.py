@@ -4,14 +4,11 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from forked_ranks import as_rank, what_ranks_saw
-from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.launch import RankInfo
-from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.metrics import Slowest, SlowestRank
 from small_runs import CPU, start
 
@@ -24,11 +21,10 @@ ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 
 def watched(run, sleep_s):
     """Steps whose forwards sleep on this rank."""
-    model = cast(BertForPretraining, run.model)
-    slowest = SlowestRank(run.info, model.body.embeddings, CPU, replays=False)
-    batch = cast(StepBatch, SimpleNamespace(wait_ms=0.0))
+    slowest = SlowestRank(run.info, run.model.body.embeddings, CPU, replays=False)
+    batch = SimpleNamespace(wait_ms=0.0)
     run.steps(1, 1)  # warm-up: none of it counts
-    model.bert.encoder.register_forward_pre_hook(lambda *_: time.sleep(sleep_s))
+    run.model.bert.encoder.register_forward_pre_hook(lambda *_: time.sleep(sleep_s))
     for step in range(2, WATCHED_STEPS + 2):
         slowest.step_begins(batch)
         run.step(step, run.micro_batches(step))
@@ -56,8 +52,8 @@ def test_steps_before_a_comparison_do_not_count_in_the_next(ranks):
 
 def test_one_rank_is_not_compared(tiny_config):
     run = start(tiny_config, ONE_RANK, ())
-    model = cast(BertForPretraining, run.model)
-    assert SlowestRank(run.info, model.body.embeddings, CPU, replays=False).compare() == Slowest()
+    slowest = SlowestRank(run.info, run.model.body.embeddings, CPU, replays=False)
+    assert slowest.compare() == Slowest()
 
 
 def all_modes(config, info):

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from forked_starts import start_each
 from import_cases import SMALL, VOCAB, make_foreign, make_from_text
-from own_texts import made_up_texts
 from submissions import OPEN, write_repository
-from support import CONFIGS, make_tiny_inputs
+from support import make_tiny_inputs
 
 LARGE = 256 * 2**20
 # Suffixes of files that are not the same in every run: a whole one is told by its end.
@@ -44,8 +43,6 @@ def make_inputs(root):
     """Data, a config, a run, its weights as another program's, a submission, texts."""
     inputs = Inputs(root)
     make_tiny_inputs(root)
-    (root / "own").mkdir()
-    (root / "own" / "text.txt").write_text("\n\n".join(made_up_texts()) + "\n")
     (root / "foreign").mkdir()
     make_foreign(make_from_text(root / "foreign"), root / "foreign")
     write_repository(root / "submission", {OPEN: "open"})
@@ -74,12 +71,6 @@ def train(inputs, out):
     return ("train", *paths, *checkpoints)
 
 
-def squad(what, out, *words):
-    tiny = ("--layers", 1, "--hidden", 16, "--max-length", 64, "--stride", 24, "--device", "cpu")
-    where = "--out" if what == "compare" else "--run-dir"
-    return ("squad", what, *tiny, "--updates", 2, "--microbatches", 4, where, out, *words)
-
-
 def prepare_text(inputs, out, workers):
     texts = ("--text", inputs.root / "train.txt", inputs.root / "eval.txt")
     lengths = ("--max-seq-length", 32, "--max-predictions", 5)
@@ -91,14 +82,6 @@ def prepare_text(inputs, out, workers):
 COMMANDS = {
     "prepare --text": lambda i, d: prepare_text(i, d, workers=1),
     "prepare --text, 2 workers": lambda i, d: prepare_text(i, d, workers=2),
-    "own-text --only prepare": lambda i, d: (
-        *("own-text", i.root / "own" / "text.txt", "--out", d / "set", "--only", "prepare"),
-        *("--config", "own_text_cpu"),
-        *("--set=model.vocab_size=300", "--set=data.max_seq_length=32"),
-    ),
-    "prepare --embedded": lambda i, d: (
-        *("prepare", "--embedded", "--config", CONFIGS / "cpu_tiny.toml", "--out", d / "set"),
-    ),
     "prepare --hdf5": lambda i, d: (
         *("prepare", "--hdf5", *sorted((i.root / "foreign").glob("*.fixed.hdf5"))),
         *("--vocab", VOCAB, "--out", d / "set", "--workers", 2, *limits()),
@@ -123,8 +106,10 @@ COMMANDS = {
         *("--data", i.root, "--out", d / "study", "--trials", 1),
         *("--set", "eval.target_accuracy=0.01"),
     ),
-    "squad train": lambda i, d: squad("train", d / "run"),
-    "squad compare": lambda i, d: squad("compare", d / "study", "--engines", "single,ddp:2"),
+    "squad train": lambda i, d: (
+        *("squad", "train", "--layers", 1, "--hidden", 16, "--max-length", 64, "--stride", 24),
+        *("--device", "cpu", "--updates", 2, "--microbatches", 4, "--run-dir", d / "run"),
+    ),
     "plan suggest": lambda i, d: (
         *("plan", "suggest", "--nodes", 1, "--gpus-per-node", 8),
         *("--out", d / "suggested_1x8x16x1.toml"),

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from jobs import Job, freeze, kill, thaw
-from mlperf_bert.distributed.signal_watch import TWICE_S
 from runs import Run
 from support import REPOSITORY, sets_of
 
@@ -110,18 +109,6 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(tiny, run):
         job.ended(ENDS_WITHIN_S)
         assert job.says("^SIGTERM received: stopped after step")  # as if it had been asked to end
     assert run.newest_step() > checkpoint
-
-
-@pytest.mark.longest
-def test_ctrl_c_twice_ends_ranks_that_hang(tiny, run):
-    with started(tiny, run) as job:
-        await_steps(job)
-        freeze([job.ranks()[1]])
-        job.process.send_signal(signal.SIGINT)
-        job.wait_until(lambda: job.says("again to end at once$"), WITHIN_S)
-        time.sleep(TWICE_S + 0.5)
-        job.process.send_signal(signal.SIGINT)
-        assert job.ended(20) == 130, job.printed()
 
 
 @pytest.mark.real
