@@ -62,8 +62,10 @@ def lose_ranks(setup, whole, run, phases, draw):
     for phase in phases:
         newest, attempt = run.newest_step(), Attempt(run)
         with setup.start(run, "--resume", "auto") as job:
-            strike(job, attempt, setup.ranks, phase, draw)
+            victim = strike(job, attempt, setup.ranks, phase, draw)
             assert job.ended(ENDS_WITHIN_S) in (KILLED, LOST), job.printed()
+            cause = rf"first cause: rank {victim} \(pid \d+\) was killed by SIGKILL$"
+            assert job.says(cause), job.printed()
         if attempt.has_begun():
             assert run.resumed_from() == newest
         run.check_so_far(whole)
@@ -75,6 +77,8 @@ def lose_ranks(setup, whole, run, phases, draw):
 
 def strike(job, attempt, ranks, phase, draw):
     """Kill a rank in this phase, after a drawn number of steps, or of seconds in the start-up.
+
+    Returns which.
 
     All ranks are frozen first: what was true may have passed before the signal arrived.
     """
@@ -94,6 +98,6 @@ def strike(job, attempt, ranks, phase, draw):
                 kill(processes[victim])
             thaw(list(processes.values()))
             if is_there:
-                return
+                return victim
         assert job.is_running, f"it has ended before a kill in {phase}: {job.printed()}"
         time.sleep(POLL_S)

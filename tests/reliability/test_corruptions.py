@@ -96,12 +96,9 @@ def test_a_corruption_is_found_and_its_file_named(corruption, config, good, tmp_
     assert not training or corruption.where in training or str(pair / "train") in training
 
 
-def test_all_are_found_by_the_full_check():
+def test_all_are_found_by_the_full_check_and_documented():
     assert all(one.found[2] == FOUND for one in ALL)
     assert len({one.name for one in ALL}) == len(ALL) >= 40
-
-
-def test_the_documented_table_is_this_one():
     text = (REPOSITORY / "docs" / "tools" / "verify.md").read_text(encoding="utf-8")
     assert table() in text, f"put this into docs/tools/verify.md:\n{table()}"
 

@@ -7,52 +7,31 @@ import pytest
 
 from bert_tools.tune.study import open_journal
 from full_disk import COMMANDS, MISTAKE, PAGE, Inputs, disk, files_of, make_inputs, sweep
-from mlperf_bert.data.index import ShardSettings
-from mlperf_bert.data.shards import Shard, ShardArrays
+from mlperf_bert.data.shards import Shard
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import write_shard
 from mlperf_bert.run.mlperf_log import MlperfLog
 from support import make_tiny_inputs, mlperf_records
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-SETTINGS = ShardSettings(
-    vocabulary_sha256="0" * 64,
-    max_seq_length=8,
-    max_predictions=2,
-    seed=1,
-    dupe_factor=1,
-)
-
-
-def examples(count):
-    """Examples of eight tokens each, one masked."""
-    return ShardArrays(
-        input_ids=np.arange(8 * count).astype(np.uint16),
-        offsets=np.arange(count + 1) * 8,
-        segment_b_start=np.full(count, 4, np.uint16),
-        masked_lm_positions=np.full(count, 2, np.uint16),
-        masked_lm_ids=np.full(count, 7, np.uint16),
-        masked_lm_offsets=np.arange(count + 1),
-        next_sentence_label=np.zeros(count, np.uint8),
-    )
 
 
 @needs_root
-def test_a_shard_of_any_part_of_which_there_is_no_room_for(tmp_path):
+def test_a_shard_of_any_part_of_which_there_is_no_room_for(synthetic_data, tmp_path):
     """libhdf5 itself ends the process where its last write fails."""
-    finished = []
-    for free in range(0, 14 * PAGE, PAGE):
+    shard, finished = Shard(synthetic_data / "eval/shards/eval.hdf5"), []
+    arrays, settings = shard.arrays(), shard.sidecar.settings
+    most = shard.path.stat().st_size + 8 * PAGE
+    for free in range(0, most, PAGE):
         with disk(tmp_path / "disk", free) as at:
             path = at / "shard.hdf5"
             try:
-                write_shard(
-                    path, examples(1000), source_name="x", source_sha256="0", settings=SETTINGS
-                )
+                write_shard(path, arrays, source_name="x", source_sha256="0", settings=settings)
             except DataError as error:
                 assert "No space left on device" in str(error)
                 assert list(files_of(at)) in ([], ["shard.hdf5"])  # without its sidecar: not there
             else:
-                assert len(Shard(path).arrays().input_ids) == 8000
+                assert np.array_equal(Shard(path).arrays().input_ids, arrays.input_ids)
                 finished.append(free)
     assert 0 < len(finished) < 10
 

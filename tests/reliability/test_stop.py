@@ -1,6 +1,6 @@
-"""Ends from outside: a signal to the shell, before and after the first step, and a rank that dies.
+"""Ends from outside: a signal to the shell, before and after the first step.
 
-SIGTERM, SIGUSR1 and a container's: tests/slurm, tests/container. Many more deaths: test_kills.py.
+SIGTERM, SIGUSR1 and a container's: tests/slurm, tests/container. A rank that dies: test_kills.py.
 """
 
 import os
@@ -109,16 +109,3 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(tiny, run):
         job.ended(ENDS_WITHIN_S)
         assert job.says("^SIGTERM received: stopped after step")  # as if it had been asked to end
     assert run.newest_step() > checkpoint
-
-
-@pytest.mark.real
-def test_a_killed_rank_is_the_first_cause(tiny, run):
-    with started(tiny, run) as job:
-        await_steps(job)
-        victim = job.ranks()[1]
-        kill(victim)
-        assert job.ended(ENDS_WITHIN_S) == 137, job.printed()
-        cause = rf"^mlperf_bert: first cause: rank 1 \(pid {victim}\) was killed by SIGKILL$"
-        assert job.says(cause), job.printed()
-        other = r"^mlperf_bert: error: rank 0 on \S+, step \d+: another rank closed the connection;"
-        assert job.says(other), job.printed()
