@@ -6,6 +6,7 @@ target. But for the first one they, and others that are long, run in `make test-
 study, or published weights.
 """
 
+import json
 import re
 import shlex
 
@@ -82,3 +83,27 @@ def test_every_command_in_its_order(tmp_path):
     tree = copy_checkout(tmp_path / "tree")
     for command in commands():
         has_worked(command, run_reduced(command, tree))
+
+
+RECORDING = REPOSITORY / "logs" / "2026-11-23-first-run"
+
+
+def test_what_you_see_is_what_was_recorded():
+    shown = re.search(r"```text\n(.*?)```.*?recording\]\((.+?)README\.md\)", README, re.DOTALL)
+    assert shown is not None and REPOSITORY / shown[2] == RECORDING
+    events = [json.loads(line) for line in (RECORDING / "first.cast").read_text().splitlines()[1:]]
+    lines = re.split(r"(?:\x1b\[[\d?]*[A-Za-z]|[\r\n])+", "".join(data for _, _, data in events))
+    quoted = [line for line in shown[1].splitlines() if line != "..."]
+    assert [line for line in lines if line in quoted] == quoted
+
+
+def test_the_first_and_second_runs_times_are_those_recorded():
+    words = " ".join(README.split("## You want")[0].split())
+    said = "the first step of training starts after {} s and the result comes after {} s"
+    again = "When everything is installed, it is {} s and {} s"
+    for name, text in (("first", said), ("second", again)):
+        figures = (RECORDING / f"{name}.txt").read_text()
+        times = re.findall(r"^(?:first step|result): ([\d.]+) s$", figures, re.MULTILINE)
+        assert text.format(*times) in words
+        longest = re.search(r"^longest silence: ([\d.]+) s", figures, re.MULTILINE)
+        assert longest and float(longest[1]) < 3 and "never silent for more than 3 s" in words

@@ -101,3 +101,20 @@ def test_every_test_that_a_document_names_exists():
         found.update(names)
     assert {"reliability/test_kills.py", "unit/checkpoint/test_resume.py"} <= found
     assert {"test_files.py", "test_readme.py"} <= found and len(found) > 20
+
+
+def test_commits_that_pages_and_logs_name_exist():
+    def git(*words, text=""):
+        command = ["git", "-C", str(REPOSITORY), *words]
+        return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("no history, or a part of it")
+    pages = git("grep", "-hoE", r"\b[0-9a-f]{7}\b", "--", "*.md").split()
+    logs = re.findall(
+        r'"commit": "([0-9a-f]{7,40})\+?"', git("grep", "-h", '"commit"', "--", "*.json*")
+    )
+    named = {name for name in (*pages, *logs) if not name.isdigit() and not name.isalpha()}
+    found = git("cat-file", "--batch-check", text="\n".join(sorted(named))).splitlines()
+    assert len(found) == len(named) > 20
+    assert [line for line in found if " commit " not in line] == []
