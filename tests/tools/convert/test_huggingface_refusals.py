@@ -49,7 +49,10 @@ OTHER_MODELS = (
         for name in ("norm", "attention", "mlp", "classifier")
     ),
     ("modern", "decoder_bias", False, "computes True only"),
+    ("modern", "tie_word_embeddings", False, "computes True only"),
+    ("modern", "hidden_activation", "silu", "computes 'gelu' only"),
     ("modern", "classifier_activation", "relu", "computes 'gelu' only"),
+    ("modern", "norm_eps", 2.0, "layer_norm_epsilon: is 2.0"),
     ("modern", "mlp_dropout", 0.1, "is 0.1, not 0.0 as elsewhere"),
     ("modern", "layer_types", [FULL, LOCAL, LOCAL, FULL], PATTERN),
     ("modern", "global_attn_every_n_layers", 3, "every 3 on"),
