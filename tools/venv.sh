@@ -49,11 +49,11 @@ keep_pip_here() {
     settings=$("$venv/bin/python" -m pip config list 2>/dev/null || true)
     grep -qE "^[a-z:.]+\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=" <<<"$settings" || return 0
     while IFS='=' read -r name value; do
-        case $name in global.* | install.*) ;; *) continue ;; esac
+        case $name in *.*.*) continue ;; global.* | install.*) ;; *) continue ;; esac
         name=PIP_$(tr 'a-z-' 'A-Z_' <<<"${name#*.}")
         value=${value#[\'\"]} value=${value%[\'\"]}
         [ -n "${!name:-}" ] || export "$name=${value//\\n/ }"
-    done <<<"$settings"
+    done < <(sort -r <<<"$settings") # what is set for install counts before what is for all
     unset PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV PIP_DRY_RUN PIP_IGNORE_INSTALLED
     export PIP_CONFIG_FILE=/dev/null
     echo "pip's settings that install elsewhere do not count here: $(grep -oE '\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=' <<<"$settings" | tr -d '.=' | sort -u | tr '\n' ' ')"

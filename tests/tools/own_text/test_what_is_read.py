@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from bert_tools.own_text.files import find_files, opened, unread_files
+from bert_tools.own_text.files import find_files, opened, unread_files, unread_in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import DataError
 from own_texts import made_up_texts
@@ -96,7 +96,7 @@ def test_every_other_file_is_named_with_its_reason(tmp_path):
     (tmp_path / "lost.txt").symlink_to("nowhere")
     (tmp_path / "again").symlink_to(tmp_path)
     assert names(tmp_path) == ["text.txt"]
-    no_lines = ".json without a text a line"
+    no_lines = ".json without 'text' a line"
     assert why(tmp_path) == {
         "NOTES": "without an ending",
         "again": "read by another name",
@@ -108,9 +108,37 @@ def test_every_other_file_is_named_with_its_reason(tmp_path):
         "pipe.txt": "no regular file",
         "pretty.json": no_lines,
     }
-    assert why(tmp_path, also=(".html",)).keys() == why(tmp_path).keys() - {"page.html"}
+    others = (".html", ".", ".json")
+    assert why(tmp_path, also=others).keys() == {"again", "lost.txt", "part.csv.gz", "pipe.txt"}
     write(tmp_path, {"config.json": '{"body": "x"}'})
     assert "config.json" not in why(tmp_path, text_field="body")
+
+
+def test_entries_that_cannot_be_looked_at_are_named(tmp_path):
+    write(tmp_path, {"a.txt": "a"})
+    (tmp_path / "circle.txt").symlink_to("circle.txt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "more").symlink_to("out")
+    write(tmp_path, {"out/text/b.txt": "what an earlier call has made"})
+    assert why(tmp_path) == {
+        "circle.txt": "not to be read (too many levels of symbolic links)",
+        "out": "read by another name",
+    }
+    assert names(tmp_path) == ["a.txt", "more/text/b.txt"]
+    assert names(tmp_path, out=tmp_path / "out") == ["a.txt"]
+
+
+def test_a_line_of_json_without_end_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_tools.own_text.files.MOST_OF_A_LINE", 2**17)
+    line = json.dumps({"text": "x " * 2**17})
+    write(tmp_path, {"a.json": line + "\n" + line, "b.json": LINES, "c.txt": "c" * 2**20})
+    assert names(tmp_path) == ["b.json", "c.txt"]
+
+
+def test_many_kinds_are_counted_together(tmp_path):
+    write(tmp_path, {f"mail.{number:05d}": "x" for number in range(40)})
+    said = unread_in_words(unread_files(tmp_path))
+    assert said.endswith(", 34 of 34 other kinds (first 'mail.00000')") and len(said) < 200
 
 
 def test_linked_folders_are_read_once(tmp_path):

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from mlperf_bert.__main__ import _in_one_line
 from mlperf_bert.distributed.launch import shadowed_packages
 from support import run_cli
 
@@ -23,6 +24,7 @@ def path_with(module):
 
 def test_packages_of_other_directories_are_found(module, tmp_path):
     (tmp_path / "torch.py").touch()
+    (tmp_path / "nowhere_else.py").touch()
     (tmp_path / "numpy").touch()  # a program, no package
     environ = {"PYTHONPATH": f"{module}:{tmp_path}/lost::{tmp_path}:{sys.prefix}/lib"}
     assert shadowed_packages(environ) == [(module, "numpy"), (str(tmp_path), "torch")]
@@ -33,6 +35,14 @@ def test_a_package_that_counts_before_ours_is_named(module, synthetic_data, tmp_
     done = run_cli("verify", synthetic_data, PYTHONPATH=path_with(module))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"PYTHONPATH: Python takes numpy of {module} (numpy 1.21" in done.stderr
+
+
+def test_a_fault_of_ours_is_not_blamed_on_it(module, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", module)
+    assert (
+        _in_one_line(ImportError("cannot import name 'x'", name="bert_tools.y"), ["plan"]) is None
+    )
+    assert "numpy of" in _in_one_line(ImportError("no x", name="numpy.x"), ["plan"])
 
 
 def test_doctor_names_it(module):

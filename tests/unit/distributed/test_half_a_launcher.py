@@ -82,6 +82,16 @@ def test_what_is_missing_is_named(launcher):
     assert [words for words in said if words not in str(caught.value)] == []
 
 
+def test_a_whole_launcher_counts_before_half_of_another():
+    """Scripts on clusters often set WORLD_SIZE and RANK beside srun or mpiexec."""
+    step = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    step |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    for more in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0"}, {"WORLD_SIZE": ""}):
+        assert read_rank_info({**step, **more}) == RankInfo(0, 2, 0, 2, 0, "slurm")
+        assert read_rank_info({**PALS, **more}) == RankInfo(3, 4, 1, 2, 1, "mpi")
+    assert read_rank_info({"RANK": "", "WORLD_SIZE": ""}) == ALONE
+
+
 def test_the_local_rank_of_pals_is_enough():
     assert read_rank_info(PALS) == RankInfo(3, 4, 1, 2, 1, "mpi")
 

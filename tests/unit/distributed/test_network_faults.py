@@ -74,6 +74,13 @@ SAID = {  # an error of a collective, and what is said of it
     "[a/gloo/transport/tcp/device.cc:84] Unable to find address for: eth9": (
         "the network gave up on another rank (unable to find address for: eth9)"
     ),
+    "[a/gloo/transport/tcp/pair.cc:1] Connect timeout": "no answer from other ranks in time",
+    "[a/gloo/transport/tcp/pair.cc:1] Timed out after 61 seconds waiting for clients": (
+        "no answer from other ranks within 61 s (run.hang_timeout_s)"
+    ),
+    "[a/gloo/transport/tcp/pair.cc:1] connect: Connection refused": (
+        "another rank closed the connection"
+    ),
     "[a/gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.1]:7200": (
         "another rank closed the connection"
     ),

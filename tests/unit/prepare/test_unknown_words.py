@@ -19,9 +19,11 @@ def prepared(tmp_path, unknown, of=100):
 
 
 def test_most_words_unknown_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"text.txt: 51.0 % of the tokens are \[UNK\]; give a voc"):
-        prepared(tmp_path, 51)
-    assert list((tmp_path / "out" / "shards").glob("*.hdf5")) == []
+    """Also when typed again, where the shard is there already."""
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"out: \d+.\d % of the tokens are \[UNK\]; give a voc"):
+            prepared(tmp_path, 80)
+        assert not (tmp_path / "out" / "index").exists()
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.missing)
     write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
-    print("\n".join(map(one_line, _report(conversion, args.out))))
+    added = [] if args.vocab else _added(conversion)
+    print("\n".join(map(one_line, _report(conversion, args.out, added))))
     return 0
 
 
@@ -61,7 +62,7 @@ def _open(source_format: str, path: Path) -> "Source":
     return open_tensorflow_source(path)
 
 
-def _report(conversion: "Conversion", out: Path) -> list[str]:
+def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
     """What was done, in lines: the fate of every tensor, the model, and how to go on from it."""
     from bert_tools.huggingface.conversion import HEAD, STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
@@ -85,7 +86,7 @@ def _report(conversion: "Conversion", out: Path) -> list[str]:
         f"vocabulary: {len(vocabulary):,} tokens, sha256 {vocabulary.sha256}",
         f"word embedding: {conversion.word_rows:,} rows, {kept}",
     ]
-    if added := _added(conversion):
+    if added:
         first = in_brief(added[0])
         lines.append(f"added tokens: {len(added)} beside vocab.txt, kept as words (first {first})")
     for why, count in Counter(conversion.ignored.values()).items():

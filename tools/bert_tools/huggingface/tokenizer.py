@@ -295,13 +295,13 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     if not has_words:
         return load_any_vocabulary(folder / TOKENIZER)
     words = load_vocabulary(folder / WORD_PIECES)
+    if has_tokenizer and not _splits_alike(folder / TOKENIZER, words):
+        return load_any_vocabulary(folder / TOKENIZER)
     added = added_tokens(folder, words)
     if added:
         lines = "".join(f"{token}\n" for token in added)
         contents = words.contents.removesuffix(b"\n") + b"\n" + lines.encode()
         words = parse_vocabulary(contents, f"{folder / WORD_PIECES} with added tokens")
-    if has_tokenizer and not _splits_alike(folder / TOKENIZER, words):
-        return load_any_vocabulary(folder / TOKENIZER)
     if not is_there(folder / TOKENIZER_CONFIG):
         return words
     values = read_json(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)

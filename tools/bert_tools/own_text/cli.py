@@ -126,7 +126,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
         help="where a document of plain text ends (default: file in a directory, empty-line in "
         "a single file)",
     )
-    also_help = "ending of plain text to read too, such as .py; may be given several times"
+    also_help = "ending of plain text to read too, such as .py (. for none); several times"
     parser.add_argument(
         "--also", action="append", default=[], type=ending, metavar=".ENDING", help=also_help
     )
@@ -135,8 +135,8 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
 
 
 def ending(text: str) -> str:
-    """An ending of file names in lower case; argparse makes a line of its ValueError."""
-    if not text.startswith(".") or len(text) < 2 or "/" in text:
+    """An ending of file names in lower case, "." for none; argparse makes a line of its error."""
+    if not text.startswith(".") or "/" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is no ending of file names, such as .py")
     return text.lower()
 
@@ -279,7 +279,9 @@ def _choose(args: argparse.Namespace) -> Plan:
         settings["model.vocab_size"] = len(load_any_vocabulary(args.vocab))
     if path.stem in PASSES:
         field = args.text_field or "text"
-        files = find_files(args.text, args.vocab, text_field=field, also=args.also)
+        files = find_files(
+            args.text, args.vocab, text_field=field, also=args.also, out=args.data or args.out
+        )
         num_bytes = text_bytes(files)
         settings["schedule.warmup_steps"] = 0  # so that any number of steps may be set
         if args.vocab is None:

@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
         text_field=args.text_field or "text",
         also=tuple(args.also),
         vocab_path=args.vocab,
-        vocab_size=args.vocab_size or VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
         settings=ShardSettings(
             max_seq_length=args.max_seq_length,
             max_predictions=args.max_predictions,
-            dupe_factor=args.dupe_factor or passes,
+            dupe_factor=passes if args.dupe_factor is None else args.dupe_factor,
             seed=args.seed,
             segments=args.segments,
         ),

@@ -18,7 +18,7 @@ import stat
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -46,7 +46,9 @@ PARQUET = ".parquet"
 READ = f"{', '.join(FORMS)}, each also with {', '.join(PACKINGS)}; {PARQUET}"
 NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that nobody misses in a text
 
+MOST_REASONS = 6  # that are told one by one
 EXPANSION = 4  # of packed text, roughly
+MOST_OF_A_LINE = 2**24  # of JSON, while files are looked for
 SAMPLE_BYTES = 2**16  # of a file's beginning, in which its encoding is seen
 _BUFFER_BYTES = 2**20
 _MARKS = (  # byte order marks; that of UTF-32 begins with that of UTF-16
@@ -57,6 +59,7 @@ _MARKS = (  # byte order marks; that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # in text of other encodings
 _BREAKS = frozenset(" \n\r\u3000\u3001\u3002\uff0c")  # between words, lines or clauses
 _LEAST_BREAKS, _MOST_ODD = 0.002, 0.01  # shares of the characters of a text
 _FEW_PAGES = 4  # of 256 characters, which hold nearly all letters of a script that has an alphabet
@@ -106,18 +109,19 @@ def find_files(
     *,
     text_field: str = "text",
     also: Collection[str] = (),
+    out: Path | None = None,
 ) -> list[TextFile]:
     """The text files of a directory at any depth, sorted by name; or the one file that is named.
 
     Folders and files that are links count like others. Hidden files, files of other kinds
-    (`unread_files`) and `leave_out` are left out; `also` names endings of plain text that are read
-    too. A file that is named itself is read as plain text if its kind is not known. Raises
-    DataError if there is none or if most of what was given is not read, ConfigError if a package
-    is missing.
+    (`unread_files`), `leave_out` and the directory `out` are left out; `also` names endings of
+    plain text that are read too, "." for none. A file that is named itself is read as plain text if
+    its kind is not known. Raises DataError if there is none or if most of what was given is not
+    read, ConfigError if a package is missing.
     """
     if not source.is_dir():
         return [_text_file(source, source.name, also)]
-    files, unread = _look(source, leave_out, text_field, also)
+    files, unread = _look(source, (leave_out, out), text_field, also)
     missed = [each for each in unread if not _has_no_text(each.name)]
     if not files:
         beside = f"; not read: {unread_in_words(unread)}" if unread else ""
@@ -137,15 +141,18 @@ def unread_files(
     *,
     text_field: str = "text",
     also: Collection[str] = (),
+    out: Path | None = None,
 ) -> list[Unread]:
     """What `find_files` leaves out below `source`, sorted by name, but hidden files."""
-    return _look(source, leave_out, text_field, also)[1] if source.is_dir() else []
+    return _look(source, (leave_out, out), text_field, also)[1] if source.is_dir() else []
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
     """Their number by reason, the most frequent first, and the name of one."""
     reasons = Counter(each.why for each in unread).most_common()
-    counts = ", ".join(f"{count:,} {why}" for why, count in reasons)
+    counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MOST_REASONS])
+    if others := sum(count for _, count in reasons[MOST_REASONS:]):
+        counts += f", {others:,} of {len(reasons) - MOST_REASONS:,} other kinds"
     return f"{counts} (first {in_brief(unread[0].name)})"
 
 
@@ -155,69 +162,80 @@ def _has_no_text(name: str) -> bool:
 
 
 def _look(
-    source: Path, leave_out: Path | None, text_field: str, also: Collection[str]
+    source: Path, apart: Iterable[Path | None], text_field: str, also: Collection[str]
 ) -> tuple[list[TextFile], list[Unread]]:
+    left_out = {_identity(path) for path in apart if path is not None and path.exists()}
     files, unread = [], []
-    for path, why in _walk(source):
+    for path, status, why in _walk(source, left_out):
         name = path.relative_to(source).as_posix()
-        if why is None and leave_out is not None and path.resolve() == leave_out.resolve():
-            continue
-        size_bytes = 0
-        if why is None:
-            try:
-                status = path.stat()
-                size_bytes = status.st_size
-                why = _why_not(path, status, text_field, also)
-            except FileNotFoundError:
-                why = "linked to nothing"
-            except PermissionError:
-                why = "without permission"
+        why = why or _why_not(path, status, text_field, also)
         if why is None:
             files.append(_text_file(path, name, also))
         else:
-            unread.append(Unread(name, why, size_bytes))
+            unread.append(Unread(name, why, status.st_size if status and _is_file(status) else 0))
     return sorted(files, key=lambda each: each.name), sorted(unread, key=lambda each: each.name)
 
 
-def _walk(source: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield the files of a directory at any depth, and, with the reason, folders that are not read.
+_Found = tuple[Path, os.stat_result | None, str | None]
+_Identity = tuple[int, int]
 
-    A folder that two links lead to is entered once.
+
+def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
+    """Yield the files of a directory at any depth, and, with the reason, what cannot be entered.
+
+    A folder that two links lead to is entered once; hidden ones and those of `left_out` never.
     """
-    closed: list[OSError] = []
-    entered = {_identity(source)}
-    for directory, subdirectories, names in os.walk(
-        source, onerror=closed.append, followlinks=True
-    ):
-        shown = sorted(name for name in subdirectories if not name.startswith("."))
-        subdirectories.clear()
-        for name in shown:
-            path = Path(directory, name)
-            if (identity := _identity(path)) in entered:
-                yield path, "read by another name"
+    waiting, entered = [source], {_identity(source)}
+    while waiting:
+        folder = waiting.pop()
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            if folder == source:
+                problem = error.strerror or "cannot be read"
+                raise DataError(str(source), problem, "give a directory you may read") from None
+            yield folder, None, _reason(error)
+            continue
+        for path in (folder / name for name in names if not name.startswith(".")):
+            try:
+                status = path.stat()
+            except OSError as error:  # a broken link, a circle of links, a lost file system
+                yield path, None, _reason(error)
+                continue
+            identity = status.st_dev, status.st_ino
+            if identity in left_out:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                yield path, status, None
+            elif identity in entered:
+                yield path, None, "read by another name"
             else:
                 entered.add(identity)
-                subdirectories.append(name)
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield Path(directory, name), None
-    for error in closed:
-        if Path(error.filename) == source:
-            problem = error.strerror or "cannot be read"
-            raise DataError(str(source), problem, "give a directory that you may read")
-        yield Path(error.filename), "without permission"
+                waiting.append(path)
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "linked to nothing"
+    if isinstance(error, PermissionError):
+        return "without permission"
+    return f"not to be read ({(error.strerror or 'unknown').lower()})"
+
+
+def _identity(path: Path) -> _Identity:
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
+def _is_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode)
+
+
 def _why_not(
-    path: Path, status: os.stat_result, text_field: str, also: Collection[str]
+    path: Path, status: os.stat_result | None, text_field: str, also: Collection[str]
 ) -> str | None:
     """Why a file below the directory is not read; None if it is."""
-    if not stat.S_ISREG(status.st_mode):
+    if status is None or not _is_file(status):
         return "no regular file"
     form, packing = _kind(path.name, also)
     endings = "".join(suffix for suffix in path.suffixes[-2:] if len(suffix) <= 9).lower()
@@ -226,9 +244,10 @@ def _why_not(
         return (endings if suffix in PACKINGS else suffix) or "without an ending"
     if not os.access(path, os.R_OK):
         return "without permission"
-    if Path(path.name.lower().removesuffix(_packing_suffix(packing))).suffix == ".json":
+    if form == "json_lines" and ".json" in endings and ".jsonl" not in endings:
         file = TextFile(path, path.name, form, packing, status.st_size)
-        return None if _is_json_lines(file, text_field) else f"{endings} without a text a line"
+        if not _is_json_lines(file, text_field):
+            return f"{endings} without {in_brief(text_field)} a line"
     return None
 
 
@@ -238,7 +257,7 @@ def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
         return "json_lines", "parquet"
     packing = PACKINGS.get(path.suffix, "plain")
     suffix = path.suffix if packing == "plain" else Path(path.stem).suffix
-    return ("text" if suffix in also else FORMS.get(suffix)), packing
+    return ("text" if (suffix or ".") in also else FORMS.get(suffix)), packing
 
 
 def _packing_suffix(packing: Packing) -> str:
@@ -247,15 +266,17 @@ def _packing_suffix(packing: Packing) -> str:
 
 def _is_json_lines(file: TextFile, text_field: str) -> bool:
     """True if the first line of a .json file is an object with a text, as in JSON lines."""
-    with opened(file) as stream:
+    with opened(file, SAMPLE_BYTES) as stream:
         sample = stream.read(SAMPLE_BYTES)
         encoding = encoding_of(sample) or "utf-8"
-        if not sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n").startswith("{"):
-            return False  # an array may be one line of gigabytes
-    with opened(file) as stream:
-        lines = io.TextIOWrapper(stream, encoding, "replace")
-        first = next(line for line in lines if line.strip("\ufeff \t\n"))
-        lines.detach()  # so that its end closes nothing
+        start = sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n")
+        if not start.startswith("{"):
+            return False
+        if "\n" not in start:  # an object, or several of them, may be one line of gigabytes
+            sample += stream.read(MOST_OF_A_LINE)
+    first, ends, _ = sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n").partition("\n")
+    if not ends and len(sample) > MOST_OF_A_LINE:
+        return False
     try:
         value = json.loads(first.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
@@ -286,13 +307,13 @@ def text_bytes(files: Sequence[TextFile]) -> int:
 
 
 @contextmanager
-def opened(file: TextFile) -> Iterator[BinaryIO]:
+def opened(file: TextFile, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[BinaryIO]:
     """Open a file whose contents are unpacked as they are read; Parquet as it is.
 
     Raises DataError if it cannot be read, is damaged, or is cut short.
     """
     try:
-        with io.BufferedReader(open_regular_file(file.path), _BUFFER_BYTES) as stream:
+        with io.BufferedReader(open_regular_file(file.path), buffer_bytes) as stream:
             yield _unpacked(file.packing, stream)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -318,7 +339,7 @@ def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
 
 
 def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[TextFile]]:
-    """The files with their encodings, and those of them that are no Unicode text.
+    """The files with their encodings, and apart from them those that are no Unicode text.
 
     Reads the first SAMPLE_BYTES of each. Raises DataError like `opened`.
     """
@@ -327,11 +348,12 @@ def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[Text
         if file.packing == "parquet":
             known.append(file)
             continue
-        with opened(file) as stream:
+        with opened(file, SAMPLE_BYTES) as stream:
             encoding = encoding_of(stream.read(SAMPLE_BYTES))
-        known.append(replace(file, encoding=encoding or "utf-8"))
         if encoding is None:
             foreign.append(file)
+        else:
+            known.append(file if encoding == "utf-8" else replace(file, encoding=encoding))
     return known, foreign
 
 
@@ -345,6 +367,8 @@ def encoding_of(sample: bytes) -> str | None:
         if sample.startswith(mark):
             return encoding
     as_utf8 = _decoded(sample, "utf-8")
+    if as_utf8 is not None and len(sample.translate(None, _CONTROLS)) == len(sample):
+        return "utf-8"  # as nearly all files are
     if as_utf8 is not None and _share_of_odd(as_utf8) <= _MOST_ODD:
         return "utf-8"
     wide = {encoding: _decoded(sample, encoding) for encoding in _WIDE}

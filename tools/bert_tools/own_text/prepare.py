@@ -53,12 +53,14 @@ from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.pool import finished_in_sight
 from mlperf_bert.prepare.verify import verify
+from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
 CLEANING_VERSION = 5  # version of the rules that turn text into parts
 _REMEDY = "name a new directory or delete this one"
+_CONVERT = "convert what is not, for example by iconv -f WINDOWS-1252 -t UTF-8"
 FEWEST_FILES = 32  # of which each is a document
 LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
 LEAST_DIFFERENT = 2 * LEAST_DOCUMENTS  # as copies stay on one side
@@ -97,10 +99,6 @@ class OwnText:
     settings: ShardSettings
     also: tuple[str, ...] = ()
 
-    def files(self) -> list[TextFile]:
-        """The files of the text; see `find_files`."""
-        return find_files(self.source, self.vocab_path, text_field=self.text_field, also=self.also)
-
 
 def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     """Make or finish `out_dir`/train, /eval, /vocab.txt and /corpus.json.
@@ -109,11 +107,11 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     user can mend, and if `out_dir` was made of other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
-    files = _checked_files(wanted)
+    files = _checked_files(wanted, out_dir)
     is_few = len(files) < FEWEST_FILES and all(file.form == "text" for file in files)
     by_number: DocumentRule = "empty-line" if is_few else "file"
     rules = Rules(wanted.documents or by_number, wanted.text_field)
-    _show_files(files, rules, wanted)
+    _show_files(files, rules, wanted, out_dir)
     settings = _settings_of(wanted, files, rules)
     if _is_ready(out_dir, settings):
         return False
@@ -169,23 +167,32 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     check_place(wanted.source, out_dir)
 
 
-def _checked_files(wanted: OwnText) -> list[TextFile]:
+def _checked_files(wanted: OwnText, out_dir: Path) -> list[TextFile]:
     """The files with their encodings, of which a line tells where they are not all UTF-8.
 
     Raises DataError if most bytes are in none of Unicode's encodings.
     """
-    files, foreign = with_encodings(wanted.files())
+    with ProgressLines().never_silent(lambda: "looking at the files"):
+        files, foreign = with_encodings(
+            find_files(
+                wanted.source,
+                wanted.vocab_path,
+                text_field=wanted.text_field,
+                also=wanted.also,
+                out=out_dir,
+            )
+        )
     counts = Counter(file.encoding for file in files if file.encoding != "utf-8")
     if counts:
         found = ", ".join(f"{count:,} in {name.upper()}" for name, count in counts.most_common())
         print(f"encodings: {found}; the others in UTF-8", flush=True)
     if foreign:
         name = in_brief(foreign[0].name)
-        problem = f"{len(foreign):,} of {len(files):,} files are not Unicode text (first {name})"
-        remedy = "convert them, for example by iconv -f WINDOWS-1252 -t UTF-8"
-        if text_bytes(foreign) > 0.5 * text_bytes(files):
-            raise DataError(str(wanted.source), problem, remedy)
-        print(f"warning: {problem}, so they are left out; {remedy}", flush=True)
+        number = len(files) + len(foreign)
+        problem = f"{len(foreign):,} of {number:,} files are not Unicode text (first {name})"
+        if text_bytes(foreign) > text_bytes(files):
+            raise DataError(str(wanted.source), problem, _CONVERT)
+        print(f"warning: {problem}, so they are left out; {_CONVERT}", flush=True)
     return files
 
 
@@ -452,7 +459,8 @@ def _check_documents(
     if number == 0:
         reasons = ", ".join(f"{name} {count:,}" for name, count in cleaned.left_out.items())
         problem += f" after cleaning (left out: characters {reasons or 0})"
-        raise DataError(str(wanted.source), problem, "give text of sentences in Unicode")
+        remedy = _CONVERT if "not UTF-8" in cleaned.left_out else "give text of sentences"
+        raise DataError(str(wanted.source), problem, remedy)
     if number >= LEAST_DIFFERENT > len(cleaned.different):
         problem += f", of which {len(cleaned.different)} differ, as the others are copies"
         raise DataError(str(wanted.source), problem, "give different documents")
@@ -519,13 +527,17 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 # Say ----------------------------------------------------------------------------------------------
 
 
-def _show_files(files: Sequence[TextFile], rules: Rules, wanted: OwnText) -> None:
+def _show_files(files: Sequence[TextFile], rules: Rules, wanted: OwnText, out_dir: Path) -> None:
     """Print how documents are found, and how much is not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
     way = f"read with --documents {rules.documents}"
     print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
     unread = unread_files(
-        wanted.source, wanted.vocab_path, text_field=wanted.text_field, also=wanted.also
+        wanted.source,
+        wanted.vocab_path,
+        text_field=wanted.text_field,
+        also=wanted.also,
+        out=out_dir,
     )
     if unread:
         print(f"not read: {unread_in_words(unread)}", flush=True)
@@ -538,5 +550,6 @@ def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
     much = "warning: " if left_out > MOST_LEFT_OUT * of_the_text else ""
     share = left_out / max(1, of_the_text)
     reasons = "".join(f"; {name} {count:,}" for name, count in sorted(cleaned.left_out.items()))
-    print(f"{much}left out: {share:.1%} of {of_the_text:,} characters{reasons}")
+    remedy = f"; {_CONVERT}" if much and "not UTF-8" in cleaned.left_out else ""
+    print(f"{much}left out: {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
     return {"of_the_text": of_the_text, "left_out": left_out, "reasons": cleaned.left_out}

@@ -135,9 +135,15 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
     if isinstance(error, ImportError):
         from mlperf_bert.distributed.launch import shadowed_packages
 
-        names = ", ".join(f"{name} of {directory}" for directory, name in shadowed_packages())
-        problem = f"PYTHONPATH: Python takes {names} ({one_line(str(error))}); unset it"
-        return problem if names else None
+        # Where the error arose, or what could not be imported, is in a package of theirs.
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        for directory, name in shadowed_packages():
+            within = tuple(f"{os.path.join(directory, name)}{end}" for end in (os.sep, ".py"))
+            is_theirs = (error.name or "").partition(".")[0] == name
+            if is_theirs or any(file.startswith(within) for file in files[-3:]):
+                problem = f"Python takes {name} of {directory} ({one_line(str(error))})"
+                return f"PYTHONPATH: {problem}; unset it"
+        return None
     if is_out_of_memory(error):
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))
         problem = one_line(str(error).partition("\n")[0])
@@ -165,7 +171,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     has_tools = importlib.util.find_spec("bert_tools") is not None
     for name, (module_name, text) in COMMANDS.items():
         for (command_name, option), variant in VARIANTS.items():
-            if name == command_name and option in words:
+            if name == command_name and any(word.partition("=")[0] == option for word in words):
                 module_name = variant
         is_there = has_tools or not module_name.startswith("bert_tools.")
         if is_there:

@@ -32,13 +32,12 @@ _READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
 # Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
 # A time that has passed: "timed out waiting 600000ms for recv", "ran for 600043 milliseconds".
-_WAITED = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
+_WAITED = re.compile(r"\b(\d+) ?(ms|milliseconds|seconds)\b")
 _OUR_TIMEOUT = "application timeout"  # of gloo, after another operation's has passed
 # What the operating system or gloo says of a network that does not work.
 _CAUSE = re.compile(
     "connection timed out|operation timed out|network is unreachable|no route to host"
-    "|cannot assign requested address|connection refused|host is down"
-    r"|unable to (?:find|resolve)[^\[\n]*|timed out"
+    r"|cannot assign requested address|host is down|unable to (?:find|resolve)[^\[\n]*"
 )
 _OF_THIS_HOST = ("failed to listen", "already in use")
 
@@ -118,14 +117,20 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     if not is_of_torch and not any(word in text for word in _OF_GLOO):
         return None
     patience = timeout.total_seconds()
-    waited = [float(number) / 1000 for number in _WAITED.findall(text)]
+    waited = [
+        float(number) / (1000 if unit.startswith("m") else 1)
+        for number, unit in _WAITED.findall(text)
+    ]
     waited += [patience] * (_OUR_TIMEOUT in text)
     if waited:
         seconds = min(max(waited), patience)  # collectives wait GRACE longer
         problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
         remedy = "look for a rank that is slow or gone, and for a broken link between the nodes"
         return LostRanksError(here, problem, remedy)
-    if (cause := _CAUSE.search(text)) is not None:
+    if (cause := _CAUSE.search(text)) is None and re.search("timed? ?out", text):
+        problem = "no answer from other ranks in time"
+        return LostRanksError(here, problem, "look for a rank that is slow or gone")
+    if cause is not None:
         problem = f"the network gave up on another rank ({cause[0]})"
         remedy = "look for a broken link between the nodes, one that loses large packets (compare "
         remedy += "their MTU), and for the right GLOO_SOCKET_IFNAME"

@@ -47,6 +47,7 @@ _OPEN_MPI = tuple(
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")  # Polaris, Aurora
 _SLURM = tuple(f"SLURM_{n}" for n in ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID"))
+_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 # Launchers that do not tell all that is needed: rank, and number of ranks.
 _OTHERS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
@@ -98,40 +99,66 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     Half of a launcher's variables is enough for one rank alone. Raises ConfigError for more ranks,
     which says what was seen and what is missing, and for a variable that is not a number.
     """
-    if "RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
-        launcher: Launcher = "local" if MEETING in environ else "torchrun"
-        return _from_names(environ, launcher, _TORCHRUN, "GROUP_RANK")
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return _from_names(environ, "mpi", _OPEN_MPI)
+    environ = {name: value for name, value in environ.items() if value}
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
     # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank: that is a SLURM launch.
-    if "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step):
-        is_pals = "MPI_LOCALRANKID" not in environ and "PMI_LOCAL_RANK" in environ
-        return _from_names(environ, "mpi", _PALS if is_pals else _HYDRA)
+    by_pmi = "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step)
+    of_pmi = _HYDRA if "MPI_LOCALRANKID" in environ or "PMI_LOCAL_RANK" not in environ else _PALS
+    launcher: Launcher = "local" if MEETING in environ else "torchrun"
+    if environ.keys() >= {*_TORCHRUN}:
+        return _from_names(environ, launcher, _TORCHRUN, "GROUP_RANK")
+    if environ.keys() >= {*_OPEN_MPI}:
+        return _from_names(environ, "mpi", _OPEN_MPI)
+    if by_pmi and environ.keys() >= {*of_pmi}:
+        return _from_names(environ, "mpi", of_pmi)
+    if in_slurm_step and environ.keys() >= {*_SLURM, _TASKS}:
+        return _from_slurm(environ)
+    return _from_half(environ, launcher, of_pmi if by_pmi else None, in_slurm_step=in_slurm_step)
+
+
+def _from_half(
+    environ: Mapping[str, str],
+    launcher: Launcher,
+    of_pmi: Sequence[str] | None,
+    *,
+    in_slurm_step: bool,
+) -> RankInfo:
+    """The rank where no launcher has set all that is needed: one alone, or ConfigError.
+
+    torchrun's variables come last, since scripts on clusters often set WORLD_SIZE.
+    """
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _from_names(environ, "mpi", _OPEN_MPI)
+    if of_pmi is not None:
+        return _from_names(environ, "mpi", of_pmi)
     if in_slurm_step:
         return _from_slurm(environ)
+    if "RANK" in environ or environ.get("WORLD_SIZE", "1") != "1":
+        return _from_names(environ, launcher, _TORCHRUN)
     for names in _OTHERS:
-        if names[0] in environ and environ.get(names[1], "") != "1":
+        if names[0] in environ and environ.get(names[1]) != "1":
             raise _half(environ, names, _TORCHRUN)
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
 def shadowed_packages(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
-    """Directories of PYTHONPATH with a package of their own that we need, and its name.
+    """Directories of PYTHONPATH with a package that the environment has too, and its name.
 
     Modules of a cluster often set it; Python then takes theirs in place of the environment's.
     """
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    found = []
-    for directory in filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)):
-        if os.path.realpath(directory) not in own:
-            places = {name: (f"{name}.py", f"{name}/__init__.py") for name in _PACKAGES}
-            found += [
-                (directory, name)
-                for name, files in places.items()
-                if any(os.path.exists(os.path.join(directory, file)) for file in files)
-            ]
-    return found
+    needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]
+    return [
+        (directory, name)
+        for directory in environ.get("PYTHONPATH", "").split(os.pathsep)
+        for name in needed
+        if directory and os.path.realpath(directory) not in own and _has_package(directory, name)
+    ]
+
+
+def _has_package(directory: str, name: str) -> bool:
+    files = (f"{name}.py", f"{name}/__init__.py")
+    return any(os.path.exists(os.path.join(directory, file)) for file in files)
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -237,7 +264,7 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
     there = [name for _, name in socket.if_nameindex()]
     has = f"this host has {', '.join(there)}"
     for name in filter(None, environ.get(_GLOO_INTERFACE, "").split(",")):
-        if name not in there:
+        if name not in there and _ipv4_of(name) is None:  # a label such as eth0:1 is none there
             problem = f"is {in_brief(name)}, and no interface has that name"
             raise ConfigError(_GLOO_INTERFACE, problem, f"{has}: set it to one, or unset it")
         if not has_address(name):
@@ -504,20 +531,19 @@ def _half(environ: Mapping[str, str], names: Sequence[str], wanted: Sequence[str
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
     # SLURM writes runs of equal nodes as `8(x2),4`: two nodes of 8 tasks, one of 4.
-    name = "SLURM_STEP_TASKS_PER_NODE"
-    if not all(each in environ for each in (*_SLURM, name)):
+    if not all(each in environ for each in (*_SLURM, _TASKS)):
         if _is_alone(environ, _SLURM[0], _SLURM[1]):
             return RankInfo(0, 1, 0, 1, 0, "single")
-        raise _half(environ, ("SLURM_STEP_ID", *_SLURM, name), (*_SLURM, name))
+        raise _half(environ, ("SLURM_STEP_ID", *_SLURM, _TASKS), (*_SLURM, _TASKS))
     rank, world_size, local_rank, node = (_number(environ, each) for each in _SLURM)
     sizes: list[int] = []
-    for part in environ[name].split(","):
+    for part in environ[_TASKS].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ConfigError(name, f"is {environ[name]!r}", "expected numbers such as 8(x2),4")
+            raise ConfigError(_TASKS, f"is {environ[_TASKS]!r}", "expected numbers such as 8(x2),4")
         sizes += [int(match[1])] * int(match[2] or 1)
     if node >= len(sizes):
-        raise ConfigError(name, f"{environ[name]!r} has no node {node}", "check SLURM_NODEID")
+        raise ConfigError(_TASKS, f"{environ[_TASKS]!r} has no node {node}", "check SLURM_NODEID")
     return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
 
 

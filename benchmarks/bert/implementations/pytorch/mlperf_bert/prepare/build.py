@@ -68,7 +68,8 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
 MANY_UNKNOWN = 0.01  # share of the tokens, with a warning; from MAX_UNKNOWN_SHARE on, an error
-_WANTED_VOCABULARY = "give a vocabulary of this text's language, or have one made of the text"
+_WANTED_VOCABULARY = "give a vocabulary of this text's language, or a larger one (--vocab-size)"
+SURE = 0.25  # share of the bytes, of which [UNK] says enough of the whole text
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,8 @@ def make_set(
     partial of one.
     `corpus` is provenance for the manifest, `words` are those of `count_bytes`.
 
-    Raises DataError like `make`, and if a shard was finished with other settings or the set has
-    shards of no job.
+    Raises DataError like `make`, if a shard was finished with other settings or the set has shards
+    of no job, and if most of the tokens are [UNK].
     """
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     sizes = [file_size(job.text_path, "give a readable file") for job in jobs]
@@ -172,9 +173,12 @@ def make_set(
     # Check the settings of every existing shard before hours of work, not after.
     for job in jobs:
         is_finished(job, source_sha256=None)
-    counted = Tally()
-    for _, tally in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
+    counted, done, size_of = Tally(), 0, dict(zip(jobs, sizes, strict=True))
+    for job, tally in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
         counted += tally
+        done += size_of[job]
+        if done >= SURE * sum(sizes):
+            check_unknown(out_dir, counted, _WANTED_VOCABULARY)
     if not quiet and counted.unknown > MANY_UNKNOWN * counted.tokens:
         share = counted.unknown / counted.tokens
         print(f"warning: {share:.1%} of the tokens are [UNK]: {_WANTED_VOCABULARY}", flush=True)
@@ -305,21 +309,19 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 def make_shard(job: ShardJob) -> Tally:
     """Make one shard unless it exists; count its text's tokens.
 
-    Raises DataError for a faulty text or vocabulary, or one that lacks most words of the text.
+    Raises DataError for a faulty text or vocabulary.
     """
     # The text is released once it is split: the examples need the memory.
     source = read_text(job.text_path)
     source_sha256 = source.sha256
-    if is_finished(job, source_sha256):
-        return Tally()
     settings = job.settings
     vocabulary = load_any_vocabulary(job.vocab_path)
+    if is_finished(job, source_sha256):
+        return _tally(Shard(job.shard_path).arrays().input_ids, vocabulary)
     encoder = make_encoder(vocabulary)
     documents = tokenize_documents(source.text, encoder, split=settings.split_sentences)
     del source
-    unknown = int(np.count_nonzero(documents.tokens == vocabulary.unk_id))
-    tally = Tally(tokens=len(documents.tokens), unknown=unknown)
-    check_unknown(job.text_path, tally, _WANTED_VOCABULARY)
+    tally = _tally(documents.tokens, vocabulary)
     # With a single document the reference would silently pair it with itself and call the second
     # segment a random other one, which teaches a wrong next-sentence label.
     least = 1 if settings.segments == "single" else 2
@@ -342,6 +344,12 @@ def make_shard(job: ShardJob) -> Tally:
         settings=settings,
     )
     return tally
+
+
+def _tally(tokens: NDArray[Any], vocabulary: AnyVocabulary) -> Tally:
+    """Tokens [T] of a text, and how many of them are [UNK]."""
+    unknown = int(np.count_nonzero(tokens == vocabulary.unk_id))
+    return Tally(tokens=len(tokens), unknown=unknown)
 
 
 def _make_examples(

@@ -189,8 +189,8 @@ def _say_if_set(wall_s: float, monotonic_s: float) -> None:
         way = "back" if jump < 0 else "ahead"
         say(
             f"warning: the clock of this machine jumped {way} by {abs(jump):,.0f} s during the run "
-            "(it was set, or the machine slept), so the times in the log are wrong and package "
-            "refuses it; run again for a result"
+            "(it was set, or the machine slept), so the times in the log are wrong; do not submit "
+            "this run"
         )
 
 
