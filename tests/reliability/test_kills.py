@@ -42,7 +42,7 @@ OTHER_RANKS_TOLERANCE = 5e-6  # of losses; those of another batch differ in the 
 @pytest.mark.real
 def test_a_rank_killed_in_each_phase(tiny, tmp_path):
     """In one run: the last kill's attempt begins with what the others left."""
-    setup = Setup(*tiny, ranks=2)
+    setup = Setup(*tiny, ranks=3, settings=(*SETTINGS, *DROPOUT, *MODES[3]))
     whole = setup.train(Run(tmp_path / "whole"))
     lose_ranks(setup, whole, Run(tmp_path / "run"), PHASES, random.Random(SEED))
 
