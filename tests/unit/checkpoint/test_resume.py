@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -97,6 +98,35 @@ def test_it_goes_on_bit_for_bit(resumed, killed, whole, harm, settings, step, sa
     assert mlperf_records(old, "resumed")[0]["value"] is False
     outcome = json.loads((killed / "run_0/outcome.json").read_text())
     assert (outcome["status"], outcome["steps"], outcome["stopped_by"]) == ("aborted", 20, None)
+
+
+def test_memory_does_not_grow_with_what_came_before(resumed, killed):
+    young = killed.with_name("young")
+    shutil.copytree(killed, young)
+    peaks = []
+    for times in (0, 5_000):
+        shutil.rmtree(killed)
+        shutil.copytree(young, killed)
+        _grow_older(killed, times)
+        tracemalloc.start()
+        try:
+            assert resumed() == MISSED
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 2**18
+
+
+def _grow_older(directory, times):
+    """As if so much more had been recorded, and as many attempts interrupted."""
+    own = directory / "run_0"
+    for path in (own / "metrics.jsonl", directory / "result_0.txt", own / "stdout.log"):
+        first, _, rest = path.read_bytes().partition(b"\n")
+        path.write_bytes(times * (first + b"\n") + first + b"\n" + rest)
+    (own / "interrupted").mkdir()
+    for number in range(times // 10):
+        (own / f"interrupted/result_0_{number}.txt").write_bytes(b"")
+        (own / f"checkpoints/damaged_step_{number:08d}").mkdir()
 
 
 def test_an_end_that_could_not_be_saved_is_trained_again(
