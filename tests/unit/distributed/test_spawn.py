@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_bert.distributed import spawn
+from mlperf_bert.distributed import signal_watch, spawn
 from mlperf_bert.distributed.signal_watch import SIGNALS, end_with_parent
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import INTERRUPTED, ConfigError
 
 PYTHON = sys.executable
 # Stands for `python -P -m mlperf_bert`: each argument is what the rank of that number does.
@@ -39,7 +39,10 @@ for step in word.split(","):
     elif verb == "trap":
         signal.signal(signal.SIGTERM, lambda *_, status=int(value): sys.exit(status))
     elif verb == "ignore":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    elif verb == "again":  # Ctrl-C, once the first has come back
+        signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))
     elif verb == "tell":
         os.kill(os.getppid(), int(value))
     elif verb == "facts":
@@ -113,6 +116,12 @@ def test_a_signal_goes_to_the_ranks(ranks, status, said, stands_for_python, capf
     assert [signal.getsignal(number) for number in SIGNALS] == before
     errors = capfd.readouterr().err
     assert said in errors if said else errors == ""
+
+
+def test_a_second_ctrl_c_ends_ranks_that_hang(stands_for_python, tmp_path):
+    stands_for_python.setattr(signal_watch, "TWICE_S", 0)
+    assert spawn.run_on_ranks(("again,after=1,tell=2,wait=60", "ignore,wait=60"), 2) == INTERRUPTED
+    assert not (tmp_path / "rank.py.waited").exists()
 
 
 def test_ranks_meet_where_nobody_else_may_be(tmp_path):
