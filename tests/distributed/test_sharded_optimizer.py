@@ -179,6 +179,7 @@ SAVED = {  # by directory: rule, config options, dtype
     **{rule: (options, torch.float64) for rule, options in RULES.items()},
     "bf16": (("model.precision=bf16",), torch.float32),
 }
+AGAIN = ("lamb", "bf16")  # go on from there on as many ranks
 
 
 def all_cases(config, loaded, saved, info):
@@ -211,6 +212,9 @@ def all_cases(config, loaded, saved, info):
             if mode == "shard_world":
                 run = start(config, info, (parallel, *options), dtype)
                 seen[f"{name} saved"] = save(run, saved / name)
+                if name in AGAIN:
+                    run = start(config, info, (parallel, *options), dtype, seed=2)
+                    seen[f"{name} again"] = load_and_go_on(run, saved / name)
     return seen
 
 
@@ -349,6 +353,11 @@ def test_state_of_ranks_continues_on_one(seen, output, tiny_config, name):
     expected = seen[0][f"{name} saved"]
     alone = start(tiny_config, ONE_RANK, *SAVED[name], seed=9)
     check_continued([load_and_go_on(alone, output / str(len(seen)) / name)], expected, name)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_state_of_ranks_continues_on_as_many(seen, name):
+    check_continued([rank[f"{name} again"] for rank in seen], seen[0][f"{name} saved"], name)
 
 
 @pytest.mark.longest
