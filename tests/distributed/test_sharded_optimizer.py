@@ -384,6 +384,7 @@ def check_continued(continued, expected, name):
 
 
 def test_every_rank_goes_on_from_its_own_random_stream(of_two, output, monkeypatch):
+    """Of more ranks than saved, all keep theirs, and FP8 units are the first one's."""
     monkeypatch.setattr(load, "on_every_rank", lambda info, restore: restore())
     streams = [rank["lamb saved"]["stream"] for rank in of_two]
     (step,) = (output / "2/lamb").glob("step_*")
@@ -395,6 +396,13 @@ def test_every_rank_goes_on_from_its_own_random_stream(of_two, output, monkeypat
         info = RankInfo(number, 2, number, 2, 0, "torchrun")
         load.restore_rank_states(step, state, without_fp8, info, CPU)
         assert torch.equal(torch.get_rng_state(), stream)
+    states = {"cpu": torch.stack(streams), "fp8.unit": torch.tensor([1.0, 2.0])}
+    monkeypatch.setattr(load, "read_tensors", lambda path: states)
+    torch.manual_seed(98)
+    before, unit = torch.get_rng_state(), torch.zeros(())
+    with_fp8 = SimpleNamespace(fp8_state=lambda: {"unit": unit})
+    load.restore_rank_states(step, state, with_fp8, RankInfo(3, 4, 3, 4, 0, "torchrun"), CPU)
+    assert unit == 1 and torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("damage", ["unlisted", "twice"])
