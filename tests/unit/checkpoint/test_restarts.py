@@ -26,10 +26,15 @@ case "$*" in
 esac
 """
 PYTHON = """#!/bin/sh
+echo "$*" >>"${NOTES:-/dev/null}"
 case "$*" in
 *"config get "*) printf '%s\\n' none none open 1 8 ;;
 *compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
-*" train "*) exit "${TRAINED:-0}" ;;
+*" train "*)
+    run=$LOGDIR/run_0 log=$LOGDIR/result_0.txt
+    eval "$TRAINING"
+    exit "${TRAINED:-0}"
+    ;;
 esac
 """
 LOG = (
@@ -176,6 +181,19 @@ def test_a_log_that_the_checker_refuses_is_a_failure(run, job, trained):
     done, _ = run(TRAINED=trained, CHECKER=sys.executable)
     assert done.returncode == FAULT
     assert "Required EXACTLY_ONE" in done.stderr and "accepted" not in done.stdout
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_the_ranks_of_mpiexec_the_first_speaks_and_checks(run, job, tmp_path, rank):
+    del job["SLURM_JOB_ID"], job["SLURM_JOB_NUM_NODES"]
+    ranks = {"SIZE": "2", "RANK": rank, "LOCAL_SIZE": "2", "LOCAL_RANK": rank}
+    environ = {f"OMPI_COMM_WORLD_{name}": value for name, value in ranks.items()}
+    training = "mkdir -p $run; " + LOG % "false"
+    done, _ = run(TRAINING=training, NOTES=str(tmp_path / "notes"), **environ)
+    asked = (tmp_path / "notes").read_text()
+    assert done.returncode == 0 and "mlperf_bert train " in asked, done.stderr
+    found = ["RESULT,bert,42," in done.stdout, "compliance_checker" in asked, done.stdout != ""]
+    assert found == [rank == "0"] * 3
 
 
 def test_a_status_is_told_by_the_file_of_this_run_alone(run, job):
