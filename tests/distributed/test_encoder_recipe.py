@@ -70,7 +70,7 @@ def test_a_captured_step_on_two_ranks_that_exchange(tiny_config, data, recipe, w
     assert_same(tmp_path / "run", whole)
 
 
-@pytest.mark.longest
+@pytest.mark.real
 def test_reader_processes(tiny_config, data, recipe, whole, tmp_path):
     pytest.importorskip("mpi4py")
     run_dir = tmp_path / "run"
