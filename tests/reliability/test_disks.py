@@ -84,6 +84,8 @@ def failures(job):
 @pytest.mark.real
 @needs_root
 def test_a_disk_that_is_full_for_a_while(setup, small_disk, tmp_path):
+    """Each rank writes its part of a checkpoint, of which another's may fit."""
+    setup = replace(setup, ranks=2, settings=(*SETTINGS, "parallel.data_parallel=shard_world"))
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
