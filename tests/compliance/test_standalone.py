@@ -5,6 +5,7 @@ Each is installed into an environment that has this one's packages, but not this
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def call(*command, **environ):
     done = run_process(*command, PYTHONPATH="", CLEAR_CACHES="0", **environ)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def test_a_wheel_would_have_every_file():
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in (PACKAGE, TOOLS):
+        names = subprocess.check_output(["git", "ls-files", "-z"], cwd=package, text=True)
+        files = {package / name for name in names.split("\0")[:-1]}
+        code = {file for file in files if file.suffix == ".py"}
+        assert code == {file for file in code if file.parent / "__init__.py" in code} != set()
+        globs = settings["package-data"][package.name]
+        assert files - code <= {file for glob in globs for file in package.glob(glob)}
 
 
 @pytest.mark.longest
