@@ -44,3 +44,5 @@ def test_what_changed_since_a_checkpoint_is_told():
     )
     (line,) = changed_kernels(before, now)
     assert "model.kernels was 'fused' when this checkpoint was written and is 'refe" in line
+    of_before = SimpleNamespace(attention=None, kernels=None)
+    assert list(changed_kernels(of_before, now)) == []
