@@ -198,3 +198,19 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert re.match(r"\.{3} start-up \(0:00:0\d\)\n\.{3} step 1 \(0:00:0\d\)\n", printed)
     assert "\na line\n" in printed
+
+
+def test_a_ticker_that_is_ended_as_it_begins_says_and_removes_nothing(tmp_path):
+    """The trap of tools/venv.sh is inherited by its ticker, which must not run it."""
+    (trap,) = re.findall(
+        r"^trap .* EXIT$", (REPOSITORY / "tools/venv.sh").read_text(), re.MULTILINE
+    )
+    script = f"""set -euo pipefail
+    . '{LAUNCH}/ticking.sh'
+    work='{tmp_path}/work'; mkdir "$work"
+    {trap}
+    for i in $(seq 60); do ticking "echo x" true; [ -d "$work" ] || {{ echo gone; exit 1; }}; done
+    """
+    done = start("bash", "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (tmp_path / "work").exists()
