@@ -69,16 +69,18 @@ def test_training_on_two_ranks(tiny, tmp_path):
         assert [name for name, text in written.items() if secret.encode() in text] == []
 
 
+def test_the_test_of_a_network(tiny_config, tmp_path):
+    words = ("network-test", "--config", tiny_config, *TWO_RANKS)
+    environ = {"PICKLE_AUDIT": tmp_path / "audit.jsonl"}
+    statuses, printed = run_ranks(__file__, words, 2, environ=environ)
+    assert statuses == [0, 0], printed
+    check_audit(tmp_path, 2)
+
+
 @pytest.mark.longest
-@pytest.mark.parametrize(
-    "words",
-    [
-        *((*SQUAD, "--engine", engine) for engine in ("fsdp:2", "pipeline:2@interleaved")),
-        ("network-test", "--config", "{config}", *TWO_RANKS),
-    ],
-)
-def test_other_commands_with_ranks(words, tiny, tmp_path):
-    words = [str(word).format(config=tiny[1], run=tmp_path / "run") for word in words]
+@pytest.mark.parametrize("engine", ["fsdp:2", "pipeline:2@interleaved"])
+def test_engines_of_the_tools(engine, tmp_path):
+    words = [str(word).format(run=tmp_path / "run") for word in (*SQUAD, "--engine", engine)]
     path = os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent)))
     done = run_cli(*words, PICKLE_AUDIT=str(tmp_path / "audit.jsonl"), PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
