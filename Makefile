@@ -32,7 +32,7 @@ test: setup
 test-real: setup
 	tests/slurm/install.sh
 	tests/browser/install.sh
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m real -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m 'real and not longest' -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
 # What is too long for every run of the tests.
 test-slow: setup test-oldest
