@@ -180,3 +180,24 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
     assert record["unpadded_steps"] == 1
     metrics.add(StepBatch(plan, (replace(batch, shape=None),), 0.0, 0.0, 0), result)
     assert metrics.record(32, None)["capacity_waste"] == 0  # a new interval
+
+
+def test_rates_leave_out_what_is_no_training(tiny_config, monkeypatch):
+    clock = Mock(return_value=0.0)
+    monkeypatch.setattr(metrics_module.time, "perf_counter", clock)
+    metrics = Metrics(load_config(tiny_config), 1, torch.device("cpu"))
+    zero = torch.zeros(())
+    result = StepResult(zero, ClipOutcome(zero, zero, zero, zero), zero)
+    plan = SimpleNamespace(
+        step=1,
+        sample_ids=np.arange(40),
+        num_tokens=np.array([[300], [200]]),
+        num_masked=np.array([[8], [9]]),
+        imbalance_tokens=1.0,
+    )
+    metrics.add(StepBatch(plan, (replace(blank(SMALL), shape=SMALL),), 0.0, 0.0, 0), result)
+    clock.return_value = 14.0  # of which an evaluation took ten
+    metrics.exclude(10.0)
+    assert metrics.throughput_since_evaluation() == 10.0
+    record = metrics.record(40, None)
+    assert (record["samples_per_s"], record["tokens_per_s"]) == (10.0, 125.0)
