@@ -356,6 +356,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "readers": readers,
     "sensitivity-changes": lambda: sensitivity("a change that must be noticed", CHANGES),
     "sensitivity-orders": lambda: sensitivity("other order of sums", ORDERS),
+    "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
     "ten-runs": ten_runs,
     "tensorflow": lambda: fuzzed(
         "2026-11-22-tensorflow/fuzz.jsonl", "processor_seconds", "processor seconds"
