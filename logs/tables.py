@@ -357,6 +357,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "sensitivity-changes": lambda: sensitivity("a change that must be noticed", CHANGES),
     "sensitivity-orders": lambda: sensitivity("other order of sums", ORDERS),
     "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
+    "suite-times": lambda: shown_in("2026-11-29-suite/table.md", 1),
     "ten-runs": ten_runs,
     "tensorflow": lambda: fuzzed(
         "2026-11-22-tensorflow/fuzz.jsonl", "processor_seconds", "processor seconds"
