@@ -274,15 +274,10 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
     wanted = environ.get(_NCCL_INTERFACE, "")
     if backend == "nccl" and wanted and not wanted.startswith("^"):
         names = wanted.removeprefix("=").split(",")
-        is_exact = wanted.startswith("=")
-        if not any(name in there if is_exact else has_beginning(there, name) for name in names):
+        fits = str.__eq__ if wanted.startswith("=") else str.startswith
+        if not any(fits(each, name) for each in there for name in names):
             problem = f"is {in_brief(wanted)}, and no interface is called so"
             raise ConfigError(_NCCL_INTERFACE, problem, f"{has}: set it to one, or unset it")
-
-
-def has_beginning(names: Sequence[str], beginning: str) -> bool:
-    """True if one of the names begins so."""
-    return any(name.startswith(beginning) for name in names)
 
 
 def has_address(interface: str) -> bool:
