@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bert_tools.own_text import documents as own_documents
 from bert_tools.own_text.documents import Rules, Section, next_document, sections
-from bert_tools.own_text.files import TextFile, find_files, opened, unread_files
+from bert_tools.own_text.files import TextFile, find_files, opened
 from bert_tools.own_text.prepare import HELD_OUT_BYTES, default_share
 from mlperf_bert.errors import ConfigError, DataError
 from own_texts import write_parquet
@@ -21,7 +21,7 @@ TEXT = "One sentence. Another one.\n\nA second document.\n"
 
 
 def read(path):
-    with opened(find_files(path)[0]) as stream:
+    with opened(find_files(path)[0][0]) as stream:
         return stream.read()
 
 
@@ -33,11 +33,12 @@ def test_a_directory_is_read_by_name_at_any_depth(tmp_path):
     for name in ("b.txt", "a/z.jsonl", "a/B.TXT.gz", ".git/x.txt", "d.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = [(file.name, file.form, file.packing) for file in find_files(tmp_path)]
+    files, unread = find_files(tmp_path)
+    found = [(file.name, file.form, file.packing) for file in files]
     packed = ("a/B.TXT.gz", "text", "gzip")
     assert found == [packed, ("a/z.jsonl", "json_lines", "plain"), ("b.txt", "text", "plain")]
-    assert [(each.name, each.why) for each in unread_files(tmp_path)] == [("d.gz", ".gz")]
-    assert unread_files(tmp_path / "b.txt") == []
+    assert [(each.name, each.why) for each in unread] == [("d.gz", ".gz")]
+    assert find_files(tmp_path / "b.txt")[1] == []
 
 
 def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
@@ -47,7 +48,7 @@ def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         find_files(path)
     path.write_text(TEXT)
-    assert find_files(path)[0].form == "text"
+    assert find_files(path)[0][0].form == "text"
     assert read(path) == TEXT.encode()
 
 
@@ -143,7 +144,7 @@ def test_cut_anywhere_a_file_has_the_same_documents(tmp_path_factory, text, step
 
 
 def of_parquet(path, text_field="text"):
-    (file,) = find_files(path)
+    (file,), _ = find_files(path)
     return [section.paragraphs for section in sections(file, Rules("empty-line", text_field))]
 
 

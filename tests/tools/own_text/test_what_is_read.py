@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from bert_tools.own_text.files import find_files, opened, unread_files, unread_in_words
+from bert_tools.own_text.files import find_files, opened, unread_in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import DataError
 from own_texts import made_up_texts
@@ -30,11 +30,11 @@ def run(capsys, *words):
 
 
 def names(directory, **how):
-    return [file.name for file in find_files(directory, **how)]
+    return [file.name for file in find_files(directory, **how)[0]]
 
 
 def why(directory, **how):
-    return {each.name: each.why for each in unread_files(directory, **how)}
+    return {each.name: each.why for each in find_files(directory, **how)[1]}
 
 
 def write(directory, contents):
@@ -55,8 +55,8 @@ def test_text_has_many_names_and_packings(tmp_path):
             "j.json": LINES,
         },
     )
-    found = find_files(tmp_path)
-    assert len(found) == 10 and unread_files(tmp_path) == []
+    found, unread = find_files(tmp_path)
+    assert len(found) == 10 and unread == []
     unpacked = {}
     for file in found:
         with opened(file) as stream:
@@ -69,11 +69,11 @@ def test_zstandard_is_read_by_pyarrow(tmp_path):
     pa = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     frame = pa.compress(LINES, codec="zstd", asbytes=True)
     write(tmp_path, {"a.jsonl.zst": frame + frame})
-    (file,) = find_files(tmp_path)
+    (file,), _ = find_files(tmp_path)
     with opened(file) as stream:
         assert stream.read() == LINES + LINES
     write(tmp_path, {"a.jsonl.zst": frame[:-9]})
-    (file,) = find_files(tmp_path)
+    (file,), _ = find_files(tmp_path)
     with pytest.raises(DataError, match="cannot be read"), opened(file) as stream:
         stream.read()
 
@@ -137,7 +137,8 @@ def test_a_line_of_json_without_end_is_not_read_whole(tmp_path, monkeypatch):
 
 def test_many_kinds_are_counted_together(tmp_path):
     write(tmp_path, {f"mail.{number:05d}": "x" for number in range(40)})
-    said = unread_in_words(unread_files(tmp_path))
+    write(tmp_path, {"a.txt": "x" * 99})
+    said = unread_in_words(find_files(tmp_path)[1])
     assert said.endswith(", 34 of 34 other kinds (first 'mail.00000')") and len(said) < 200
 
 

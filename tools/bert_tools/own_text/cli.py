@@ -279,7 +279,7 @@ def _choose(args: argparse.Namespace) -> Plan:
         settings["model.vocab_size"] = len(load_any_vocabulary(args.vocab))
     if path.stem in PASSES:
         field = args.text_field or "text"
-        files = find_files(
+        files, _ = find_files(
             args.text, args.vocab, text_field=field, also=args.also, out=args.data or args.out
         )
         num_bytes = text_bytes(files)

@@ -2,7 +2,7 @@
 
 A file's endings decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`); its first bytes decide
 between UTF-8, UTF-16 and UTF-32, with a byte order mark or without, and what ends its lines. What
-is not read is counted by kind (`unread_files`), because nobody looks for a silence. As a script it
+is not read is counted by kind (`Unread`), because nobody looks for a silence. As a script it
 prints the table of docs/start/own_text.md.
 """
 
@@ -110,17 +110,17 @@ def find_files(
     text_field: str = "text",
     also: Collection[str] = (),
     out: Path | None = None,
-) -> list[TextFile]:
-    """The text files of a directory at any depth, sorted by name; or the one file that is named.
+) -> tuple[list[TextFile], list[Unread]]:
+    """The text files of a directory at any depth, or the one that is named; and what is not read.
 
-    Folders and files that are links count like others. Hidden files, files of other kinds
-    (`unread_files`), `leave_out` and the directory `out` are left out; `also` names endings of
-    plain text that are read too, "." for none. A file that is named itself is read as plain text if
-    its kind is not known. Raises DataError if there is none or if most of what was given is not
-    read, ConfigError if a package is missing.
+    Both are sorted by name. Folders and files that are links count like others. Hidden files,
+    `leave_out` and the directory `out` are in neither; `also` names endings of plain text that are
+    read too, "." for none. A file that is named itself is read as plain text if its kind is not
+    known. Raises DataError if there is none or if most of what was given is not read, ConfigError
+    if a package is missing.
     """
     if not source.is_dir():
-        return [_text_file(source, source.name, also)]
+        return [_text_file(source, source.name, also)], []
     files, unread = _look(source, (leave_out, out), text_field, also)
     missed = [each for each in unread if not _has_no_text(each.name)]
     if not files:
@@ -132,19 +132,7 @@ def find_files(
         problem = f"is mostly not read ({unread_in_words(missed)}; {len(files):,} of its files are)"
         remedy = "give a directory of what is read, or name endings of plain text by --also .ENDING"
         raise DataError(str(source), problem, remedy)
-    return files
-
-
-def unread_files(
-    source: Path,
-    leave_out: Path | None = None,
-    *,
-    text_field: str = "text",
-    also: Collection[str] = (),
-    out: Path | None = None,
-) -> list[Unread]:
-    """What `find_files` leaves out below `source`, sorted by name, but hidden files."""
-    return _look(source, (leave_out, out), text_field, also)[1] if source.is_dir() else []
+    return files, unread
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:

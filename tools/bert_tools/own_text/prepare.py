@@ -31,9 +31,9 @@ from bert_tools.own_text.documents import (
 )
 from bert_tools.own_text.files import (
     TextFile,
+    Unread,
     find_files,
     text_bytes,
-    unread_files,
     unread_in_words,
     with_encodings,
 )
@@ -107,11 +107,11 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
     user can mend, and if `out_dir` was made of other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
-    files = _checked_files(wanted, out_dir)
+    files, unread = _checked_files(wanted, out_dir)
     is_few = len(files) < FEWEST_FILES and all(file.form == "text" for file in files)
     by_number: DocumentRule = "empty-line" if is_few else "file"
     rules = Rules(wanted.documents or by_number, wanted.text_field)
-    _show_files(files, rules, wanted, out_dir)
+    _show_files(files, rules, unread)
     settings = _settings_of(wanted, files, rules)
     if _is_ready(out_dir, settings):
         return False
@@ -167,21 +167,22 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     check_place(wanted.source, out_dir)
 
 
-def _checked_files(wanted: OwnText, out_dir: Path) -> list[TextFile]:
-    """The files with their encodings, of which a line tells where they are not all UTF-8.
+def _checked_files(wanted: OwnText, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
+    """The files with their encodings, and what is not read.
+
+    A line tells of encodings where they are not all UTF-8.
 
     Raises DataError if most bytes are in none of Unicode's encodings.
     """
     with ProgressLines().never_silent(lambda: "looking at the files"):
-        files, foreign = with_encodings(
-            find_files(
-                wanted.source,
-                wanted.vocab_path,
-                text_field=wanted.text_field,
-                also=wanted.also,
-                out=out_dir,
-            )
+        given, unread = find_files(
+            wanted.source,
+            wanted.vocab_path,
+            text_field=wanted.text_field,
+            also=wanted.also,
+            out=out_dir,
         )
+        files, foreign = with_encodings(given)
     counts = Counter(file.encoding for file in files if file.encoding != "utf-8")
     if counts:
         found = ", ".join(f"{count:,} in {name.upper()}" for name, count in counts.most_common())
@@ -193,7 +194,7 @@ def _checked_files(wanted: OwnText, out_dir: Path) -> list[TextFile]:
         if text_bytes(foreign) > text_bytes(files):
             raise DataError(str(wanted.source), problem, _CONVERT)
         print(f"warning: {problem}, so they are left out; {_CONVERT}", flush=True)
-    return files
+    return files, unread
 
 
 def check_place(text: Path, out_dir: Path) -> None:
@@ -527,18 +528,11 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 # Say ----------------------------------------------------------------------------------------------
 
 
-def _show_files(files: Sequence[TextFile], rules: Rules, wanted: OwnText, out_dir: Path) -> None:
+def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread]) -> None:
     """Print how documents are found, and how much is not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
     way = f"read with --documents {rules.documents}"
     print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
-    unread = unread_files(
-        wanted.source,
-        wanted.vocab_path,
-        text_field=wanted.text_field,
-        also=wanted.also,
-        out=out_dir,
-    )
     if unread:
         print(f"not read: {unread_in_words(unread)}", flush=True)
 
