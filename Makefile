@@ -69,7 +69,7 @@ docs-tables: setup
 
 # The measurements of docs/how/speed.md and docs/how/data.md.
 bench: setup
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench against
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench transformers
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --config open_adamw_dgxa100_128x8x16x1
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import support
-from bert_tools.own_text.prepare import OwnText, prepare_own_text
+from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.vocabulary.any_vocabulary import FileEncoder
 
@@ -43,7 +43,7 @@ def write_letters(directory, num_documents=450):
 def own_text(path, texts):
     """Small settings for documents that are written to `path`."""
     path.write_text("\n\n".join(texts) + "\n")
-    return OwnText(
+    return CorpusRequest(
         source=path,
         documents="empty-line",
         text_field="text",
@@ -63,7 +63,7 @@ def write_parquet(path, text, **options):
 
 
 def make(wanted, out, workers=1):
-    assert prepare_own_text(wanted, out, workers=workers)
+    assert prepare_corpus(wanted, out, workers=workers)
     return out
 
 

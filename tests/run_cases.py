@@ -26,8 +26,8 @@ def record(step, accuracy=None, **values):
         "memory_bytes": 3 * 2**30,
         "skipped_steps": 0,
         "step_ms": 20.0,
-        "wait_ms": 0.1,
-        "slowest_over_median": None,
+        "data_wait_ms": 0.1,
+        "straggler_ratio": None,
         **values,
     }
 

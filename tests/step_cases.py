@@ -17,5 +17,5 @@ def make_step(model, config, info, device, shapes=()):
     eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)
     if not shapes:
         return optimizer, eager
-    forwards = config.parallel.grad_accum_steps
-    return optimizer, CapturedStep(eager, shapes, forwards=forwards, device=device)
+    micro_batches = config.parallel.grad_accum_steps
+    return optimizer, CapturedStep(eager, shapes, micro_batches=micro_batches, device=device)

@@ -49,15 +49,15 @@ def policies() -> None:
 def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
     """Stack the sequences of each rank; the dashed line is the mean of the ranks."""
     assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
-    hands = np.split(lengths[assignment.places], np.cumsum(assignment.counts)[:-1])
-    loads = np.array([hand.sum() for hand in hands])
+    of_ranks = np.split(lengths[assignment.places], np.cumsum(assignment.counts)[:-1])
+    loads = np.array([of_rank.sum() for of_rank in of_ranks])
     figure = new_figure(4.2, 2.6)
     axes = figure.subplots()
     shade = mpl.colormaps["viridis_r"]
-    for rank, hand in enumerate(hands):
-        bottoms = np.cumsum(hand) - hand
-        axes.bar(rank, hand, 0.7, bottoms, color=shade(hand / 512), edgecolor="white")
-        for bottom, length in zip(bottoms, hand, strict=True):
+    for rank, of_rank in enumerate(of_ranks):
+        bottoms = np.cumsum(of_rank) - of_rank
+        axes.bar(rank, of_rank, 0.7, bottoms, color=shade(of_rank / 512), edgecolor="white")
+        for bottom, length in zip(bottoms, of_rank, strict=True):
             if length >= 60:  # room for its number
                 color = "white" if length > 256 else "black"
                 axes.text(rank, bottom + length / 2, str(length), color=color, **NUMBER)

@@ -29,11 +29,11 @@ esac
 # Device and sizes: here and nowhere else. All shall fit 80 GB.
 CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
 if [[ $MODE == dry-run ]]; then
-    DEVICE=cpu BATCH=4 LARGE_BATCH=6 PEER_BATCH=2 PATIENCE=4
+    DEVICE=cpu BATCH=4 LARGE_BATCH=6 BASELINE_BATCH=2 PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
-    PEER=("${SIZE[@]}" --steps 1 --no-compile)
+    BASELINE=("${SIZE[@]}" --steps 1 --no-compile)
     SHORT=(--steps 3 --seconds 0.1 --threads 1) PEAK_S=0.02 LONG_PEAK_S=0.02
     OPTIMIZER=("${SIZE[@]}" --steps 1 --threads 1)
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
@@ -44,9 +44,9 @@ else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
     LARGE_BATCH=256 # as shipped for the device
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
-    DEVICE=cuda BATCH=112 PEER_BATCH=24 PATIENCE=1
+    DEVICE=cuda BATCH=112 BASELINE_BATCH=24 PATIENCE=1
     SIZE=()
-    PEER=(--steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
+    BASELINE=(--steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
     OPTIMIZER=(--seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
@@ -162,8 +162,8 @@ run_stage() { # the most precious parts first
         for each in bf16 fp8; do
             train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
-        bench against_bf16 170 against --config "$CONFIG" "${PEER[@]}" --set "run.device=$DEVICE" \
-            --set "parallel.local_batch_size=$PEER_BATCH"
+        bench transformers_bf16 170 transformers --config "$CONFIG" "${BASELINE[@]}" --set "run.device=$DEVICE" \
+            --set "parallel.local_batch_size=$BASELINE_BATCH"
         for each in bf16 fp8; do
             part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never

@@ -29,7 +29,7 @@ COLUMNS = {  # of training steps: the key of `bench train`, and its format
     "MFU": ("mfu", ".1%"),
     "padding": ("padding_share", ".1%"),
 }
-PEERS = ("sorted", "sorted_compiled", "padded", "padded_compiled", "unpadded_peer")
+BASELINES = ("sorted", "sorted_compiled", "padded", "padded_compiled", "unpadded_baseline")
 RATES = {  # samples/s: first step and goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),
     "H200": ((950, 1030), (1092, 1250)),
@@ -79,7 +79,7 @@ def main() -> int:
         ("Training steps", lambda: _training(parts)),
         ("Parts", lambda: _table_of_parts(parts)),
         ("Tests", lambda: _tests(out)),
-        ("Against `transformers`", lambda: _against(parts)),
+        ("Against `transformers`", lambda: _compared(parts)),
         ("Runs of real text", lambda: _learning(out)),
         ("Shares of a run", lambda: _shares(out / "whole")),
     )
@@ -138,7 +138,7 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
         return "Not run on a GPU: no figure below says anything about one."
     if model is None:
         return "Not judged: there are goals for H100 and H200 only."
-    against = _get(parts, "against_bf16")
+    measured = _get(parts, "transformers_bf16")
     rates = {name: _get(parts, name).get("samples_per_s") for name in parts}
     captured, eager = (rates.get(f"train_batch_4_{mode}") for mode in ("captured", "eager"))
     steps = (("bf16", HEADLINE), ("FP8", "train_fp8"))
@@ -148,11 +148,11 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
         for text, bound in zip(("first", "goal"), bounds, strict=True)
     ]
     ratio = captured / eager if captured and eager else None
-    peer = against.get("ratio_padded_compiled")
+    baseline = measured.get("ratio_padded_compiled")
     goals += [
         ("bf16 MFU of the measured peak (long run)", _get(parts, HEADLINE).get("mfu"), 0.6),
         ("captured / eager at 4 sequences", ratio, 1.5),
-        ("`transformers` padded and compiled, times", peer, 2.4),
+        ("`transformers` padded and compiled, times", baseline, 2.4),
     ]
     rows = [(text, f"at least {bound:g}", _verdict(value, bound)) for text, value, bound in goals]
     return _table(("goal", f"bound, {model[1]}", "found"), rows)
@@ -206,8 +206,8 @@ def _training(parts: dict[str, Part]) -> str:
     )
 
 
-def _against(parts: dict[str, Part]) -> str:
-    result = _get(parts, "against_bf16")
+def _compared(parts: dict[str, Part]) -> str:
+    result = _get(parts, "transformers_bf16")
     if not result:
         return ""
     rows = [
@@ -217,7 +217,7 @@ def _against(parts: dict[str, Part]) -> str:
             _cell(result.get(f"ratio_{name}"), ".2f"),
             (result.get(f"{name}_reason") or "")[:MOST_OF_A_LINE],
         )
-        for name in PEERS
+        for name in BASELINES
     ]
     table = _table(("the other side", "samples/s", "ours, times that", "why not"), rows)
     strongest = _cell(result.get("ratio_strongest"), ".2f")
@@ -269,7 +269,7 @@ def _shares(run: Path) -> str:
     if not records or not log:
         return ""
     steps_ms = statistics.fmean(each["step_ms"] for each in records)
-    waits_ms = statistics.fmean(each["wait_ms"] for each in records)
+    waits_ms = statistics.fmean(each["data_wait_ms"] for each in records)
     lines = [f"Waiting for data: {waits_ms / steps_ms:.2%} of a step"]
     saved = _checkpoint_steps(records, _text(run / "config.toml"))
     beside: list[float] = []

@@ -13,7 +13,7 @@ from support import CONFIGS, REPOSITORY
 
 SYSTEMS = sorted((REPOSITORY / "systems").glob("*.json"))
 FOR_ANY_MACHINE = {
-    *("cpu_tiny", "encoder_cpu_tiny", "modern_tiny_cpu", "own_text_cpu", "own_text_gpu"),
+    *("cpu_tiny", "encoder_cpu_tiny", "modern_tiny_cpu", "pretrain_cpu", "pretrain_gpu"),
 }  # to try
 SIZED = re.compile(r"(?:\w+_)?([a-z0-9]+)_(\d+)x(\d+)x\d+x\d+")  # the rule of systems/README.md
 

@@ -44,7 +44,7 @@ IF_MODERN = {"model.attention_window": 4, "model.global_attention_every": 2}
 COMPUTED = ("run.step_mode", "model.attention", "model.kernels")
 # What has no part in a step.
 APART = (*("run.warm_up_steps", "data.loader", "checkpoint.interval_steps"),)
-# Who gets which samples, in how many forwards: no matter, if an update is a sum over all of them.
+# Who gets which samples, in how many micro-batches: no matter, if an update is a sum over all.
 SHARED_OUT = (*("data.balance", "data.counts_per_rank", "parallel.grad_accum_steps"),)
 
 
@@ -94,7 +94,7 @@ def tables_of(row, sets):
         **{"data.max_seq_length": longest, "model.max_position_embeddings": longest},
         **{"data.max_predictions": longest // 4, "model.num_layers": 1 if sets == "tiny" else 2},
         **({"data.masking_rate": 0.25} if row["data.masking"] == "dynamic" else {}),
-        **({"schedule.cooldown_steps": 10} if row["schedule.form"] == "trapezoid" else {}),
+        **({"schedule.cooldown_steps": 10} if row["schedule.form"] == "wsd" else {}),
         **(IF_MODERN if row["model.architecture"] == "modern" else {}),
         # Reducers sum the squares of a norm in different orders. Its last bit scales every gradient
         # that is clipped, and may flip a weight's rounding: 1e-3 of a loss in 16 bits.

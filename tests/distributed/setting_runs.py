@@ -39,7 +39,7 @@ class Job(NamedTuple):
     words: list[str]
     output: str
     by_mpi: bool = False
-    waits: bool = True  # false: a forward reads weights without waiting for them
+    waits: bool = True  # false: a micro-batch reads weights without waiting for them
 
 
 class LateGather:

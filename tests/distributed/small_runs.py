@@ -69,8 +69,8 @@ def start(config, info, overrides, dtype=torch.float32, seed=1):
     return Run(case, info, model, *make_step(model, case, info, CPU))
 
 
-def micro_batch(step, number, forwards):
-    """Random words in sequences of several lengths; `forwards` are those of a rank and update."""
+def micro_batch(step, number, micro_batches):
+    """Random words in sequences of several lengths; `micro_batches` per rank and update."""
     random = np.random.default_rng([step, number])
     lengths = random.integers(4, 12, SEQUENCES)
     places = [np.sort(random.permutation(length)[:MASKED]) for length in lengths]
@@ -83,7 +83,7 @@ def micro_batch(step, number, forwards):
         masked_counts=np.full(SEQUENCES, MASKED),
         next_sentence_label=random.integers(0, 2, SEQUENCES),
     )
-    sequences = forwards * SEQUENCES  # of the mean over ranks, as the step plan has it
+    sequences = micro_batches * SEQUENCES  # of the mean over ranks, as the step plan has it
     return make_batch(
         samples,
         number * SEQUENCES + np.arange(SEQUENCES),

@@ -45,7 +45,7 @@ from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
 from support import metrics_records
 
 CPU = torch.device("cpu")
-FORWARDS = 2
+MICRO_BATCHES = 2
 BUCKET_CAP_MB = 0.0002  # three buckets, of a layer each
 BEFORE = ("whole_before_allreduce", "bucket_before_allreduce")
 POLICIES = ("none", "after_allreduce", *BEFORE)
@@ -74,7 +74,7 @@ def make_model():
 
 
 def loss_of(model, rank, forward, scale):
-    """A loss that differs between ranks and forwards, in size too."""
+    """A loss that differs between ranks and micro-batches, in size too."""
     generator = torch.Generator().manual_seed(10 * rank + forward)
     inputs = torch.randn(6, 8, generator=generator).to(next(model.parameters()).dtype)
     outputs = model(inputs)
@@ -82,9 +82,9 @@ def loss_of(model, rank, forward, scale):
 
 
 def local_gradients(dtype, rank, scale):
-    """This rank's gradients, of each forward alone, in float64."""
+    """This rank's gradients, of each micro-batch alone, in float64."""
     found = []
-    for forward in range(FORWARDS):
+    for forward in range(MICRO_BATCHES):
         model = make_model().to(DTYPES[dtype])
         loss_of(model, rank, forward, scale).backward()
         named = model.named_parameters()
@@ -104,9 +104,9 @@ def layout_of(model, num_shards):
 
 def groups(info):
     """The groups that differ on this number of ranks."""
-    counts = {"flat": 1, "shard_world": info.world_size}
+    counts = {"flat": 1, "zero1": info.world_size}
     if info.world_size > 2:
-        counts["shard_node"] = 2
+        counts["zero1_node"] = 2
     return {mode: ShardGroup(info, count, CPU) for mode, count in counts.items()}
 
 
@@ -138,8 +138,8 @@ class Reduction:
         if self._group is not None:
             self._buffers.begin_update()
         self.model.zero_grad()
-        for forward in range(FORWARDS):
-            with self._clipping.forward(is_last=forward == FORWARDS - 1):
+        for forward in range(MICRO_BATCHES):
+            with self._clipping.forward(is_last=forward == MICRO_BATCHES - 1):
                 loss_of(self._called, self._rank, forward, scale).backward()
         outcome = self._clipping.finish()
         return {
@@ -289,7 +289,7 @@ def seen(job):
 
 
 def modes(seen):
-    return ("ddp", "flat", "shard_world", *(["shard_node"] if len(seen) > 2 else []))
+    return ("ddp", "flat", "zero1", *(["zero1_node"] if len(seen) > 2 else []))
 
 
 def limited(gradient, limit):
@@ -304,7 +304,7 @@ class Formula:
         self.names = [name for bucket in self.buckets for name in bucket]
         # By rank and forward: the gradient's parts, by bucket.
         self.local = [
-            [[joined(of_forward, bucket) for bucket in self.buckets] for of_forward in rank]
+            [[joined(of_micro_batch, bucket) for bucket in self.buckets] for of_micro_batch in rank]
             for rank in (one[f"local {dtype} {size}"] for one in seen)
         ]
         self.numel = sum(part.size for part in self.local[0][0])
@@ -325,7 +325,7 @@ class Formula:
         return np.concatenate(parts)
 
     def accumulated(self, rank):
-        """The sum of its forwards, by bucket."""
+        """The sum of its micro-batches, by bucket."""
         return [np.sum(each, axis=0) for each in zip(*self.local[rank], strict=True)]
 
     def limit(self, case, numel):
@@ -390,7 +390,7 @@ def unit(*dtypes):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_dtypes_of_gradients_and_wire(seen, policy, dtype, wire):
     """Elements are off by so many units of the largest that a rank sends at most."""
-    # The sum of two forwards, what is sent, a sum for each rank, and the result are rounded.
+    # The sum of two micro-batches, what is sent, a sum for each rank, and the result are rounded.
     roundings = (3 + len(seen)) * unit(dtype, dtype if wire == "as_gradients" else wire)
     formula = Formula(seen, "mixed", dtype)
     sent = [formula.contribution(policy, rank) for rank in range(len(seen))]

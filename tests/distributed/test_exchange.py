@@ -29,7 +29,7 @@ POLICIES = ("none", "exchange_local", "exchange_global", "presort_local", "preso
 BATCH_CASES = {policy: (f"data.balance={policy}",) for policy in POLICIES}
 TRAIN_CASES = {
     **BATCH_CASES,
-    "shard_node": ("data.balance=exchange_local", "parallel.data_parallel=shard_node"),
+    "zero1_node": ("data.balance=exchange_local", "parallel.data_parallel=zero1_node"),
     **{
         f"per_rank {policy}": (f"data.balance={policy}", "optim.loss_normalization=per_rank")
         for policy in ("none", "exchange_global")
@@ -79,7 +79,7 @@ def planned_batches(config, data, info, steps=STEPS):
     planner, reader = open_planned(config, data)
     found = []
     for plan in map(planner.plan, steps):
-        for ids, denominators in plan.forwards_of(info.rank):
+        for ids, denominators in plan.micro_batches_of(info.rank):
             found.append(digest(make_batch(reader.read(ids), ids, **denominators)))
     return found
 
@@ -154,7 +154,7 @@ def test_exchanged_batches_are_those_of_the_definition(seen, policy, definition)
         assert received != of_rank["none"]
 
 
-@pytest.mark.parametrize("case", [*POLICIES, "shard_node"])
+@pytest.mark.parametrize("case", [*POLICIES, "zero1_node"])
 def test_every_policy_gives_the_same_losses(seen, job, case):
     expected = metrics_losses(job / "none")
     assert len(expected) == TRAIN_STEPS

@@ -142,7 +142,7 @@ def test_captured_ranks_equal_one(ranks, batch, settings, arguments, one_rank, t
     assert statuses == [MISSED] * ranks, printed
     assert_same_losses(tmp_path / "run", one_rank)
     records = metrics_records(tmp_path / "run")
-    assert sum(each["unpadded_steps"] for each in records) < STEPS / 2  # most are padded
+    assert sum(each["eager_steps"] for each in records) < STEPS / 2  # most are padded
 
 
 @pytest.mark.longest

@@ -97,14 +97,14 @@ MODERN = {"model.architecture": "modern", "model.objective": "mlm", "optim.name"
 
 @pytest.mark.parametrize(
     ("how", "changes"),
-    [("shard_node", MODERN), pytest.param("shard_world", {}, marks=pytest.mark.longest)],
+    [("zero1_node", MODERN), pytest.param("zero1", {}, marks=pytest.mark.longest)],
 )
 def test_weights_are_waited_for_before_they_are_read(sets, tmp_path, how, changes):
     check_rows([sharded_row(how, changes)], sets, tmp_path)
 
 
 def test_weights_that_are_not_waited_for_would_be_found(sets, tmp_path):
-    row = sharded_row("shard_node", MODERN)
+    row = sharded_row("zero1_node", MODERN)
     (found,) = run_pairs([(row, row)], sets, tmp_path, waits=False)
     assert not found["problems"]
     assert found["difference"] == math.inf

@@ -50,8 +50,8 @@ SPOILT_STEPS = max(SPOILT_BY) + 1
 
 def modes(info):
     """The modes that differ on this number of ranks and nodes."""
-    by_node = ("shard_node",) if info.local_world_size < info.world_size else ()
-    return ("flat", "shard_world", *by_node)
+    by_node = ("zero1_node",) if info.local_world_size < info.world_size else ()
+    return ("flat", "zero1", *by_node)
 
 
 def trained_cases(mode, world_size):
@@ -63,7 +63,7 @@ def trained_cases(mode, world_size):
 
 
 def spoilt_cases(world_size):
-    """Policy and forwards of an update."""
+    """Policy and micro-batches of an update."""
     some = [("none", 2), ("after_allreduce", 1), ("whole_before_allreduce", 1), (POLICIES[-1], 2)]
     return list(product(POLICIES, (1, 2))) if world_size > 2 else some
 
@@ -86,7 +86,7 @@ def state_elements(optimizer):
 
 
 def spoilt(config, info, overrides):
-    """A run in which the last rank's gradient is bad: one tensor's, in a step's first forward.
+    """A run in which the last rank's gradient is bad: one tensor's, in a step's first micro-batch.
 
     The tensor is of the bucket with the most padding, so that a shard of four has padding alone.
     """
@@ -117,7 +117,7 @@ def warmed_up_and_skipped(config, info, overrides):
     bias = run.model.get_parameter("bert.pooler.dense.bias")
     bias.register_hook(lambda gradient: gradient * torch.nan)
     found["skip"] = run.steps(1, 1)["skipped"]
-    run.optimizer.settle()
+    run.optimizer.wait_for_weights()
     found["skipped"] = copy.deepcopy(run.model.state_dict())
     return found
 
@@ -192,10 +192,10 @@ def all_cases(config, loaded, saved, info):
             seen[f"{mode} {rule} {name}"] = trained(run, STEPS)
         seen[f"{mode} state"] = state_elements(run.optimizer)
         seen[f"{mode} parts"] = len(run.optimizer.parts)
-        for policy, forwards in spoilt_cases(info.world_size):
-            more = (f"clip.policy={policy}", f"parallel.grad_accum_steps={forwards}")
+        for policy, micro_batches in spoilt_cases(info.world_size):
+            more = (f"clip.policy={policy}", f"parallel.grad_accum_steps={micro_batches}")
             options = (parallel, *RULES["muon"], *more)  # its vectors have AdamW
-            seen[f"{mode} {policy} {forwards} spoilt"] = spoilt(config, info, options)
+            seen[f"{mode} {policy} {micro_batches} spoilt"] = spoilt(config, info, options)
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
         run = start(config, info, (parallel, BUCKETS, *RULES["muon"]), torch.float64)
@@ -209,7 +209,7 @@ def all_cases(config, loaded, saved, info):
             if loaded.exists():
                 run = start(config, info, (parallel, *options), dtype, seed=2)
                 seen[f"{mode} {name} loaded"] = load_and_go_on(run, loaded / name)
-            if mode == "shard_world":
+            if mode == "zero1":
                 run = start(config, info, (parallel, *options), dtype)
                 seen[f"{name} saved"] = save(run, saved / name)
                 if name in AGAIN:
@@ -284,7 +284,7 @@ def test_sharded_training_is_ddps(seen):
 @pytest.mark.longest
 @pytest.mark.parametrize("rule", ["adamw", "lamb", "muon of ModernBERT"])
 def test_two_ranks_train_as_four_do(of_two, of_four, rule):
-    two, four = (each[0][f"shard_world {rule} float64"] for each in (of_two, of_four))
+    two, four = (each[0][f"zero1 {rule} float64"] for each in (of_two, of_four))
     torch.testing.assert_close(two["losses"], four["losses"], rtol=0, atol=1e-10)
     assert largest_difference(two["weights"], four["weights"]) <= TOLERANCES["float64"]
 
@@ -302,7 +302,7 @@ def test_shards_clip_the_buckets_that_a_flat_optimizer_clips(seen):
 
 def test_optimizer_state_shrinks_with_the_ranks(seen):
     whole = seen[0]["flat state"]
-    shards = {"ddp": 1, "flat": 1, "shard_world": len(seen), "shard_node": 2}
+    shards = {"ddp": 1, "flat": 1, "zero1": len(seen), "zero1_node": 2}
     for mode in ("ddp", *modes_of(seen)):
         # Masters and two moments; a bucket is filled up to a block for each shard.
         padding = 3 * seen[0][f"{mode} parts"] * (shards[mode] - 1) * BLOCK
@@ -313,8 +313,8 @@ def test_optimizer_state_shrinks_with_the_ranks(seen):
 def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen):
     skipped = [float(step in SPOILT_BY) for step in range(1, SPOILT_STEPS + 1)]
     cases = product(("ddp", *modes_of(seen)), spoilt_cases(len(seen)), seen)
-    for mode, (policy, forwards), rank in cases:
-        case = f"{mode} {policy} {forwards} spoilt"
+    for mode, (policy, micro_batches), rank in cases:
+        case = f"{mode} {policy} {micro_batches} spoilt"
         assert rank[case]["skipped"].tolist() == skipped, case
         assert rank[case]["updates"] == SPOILT_STEPS - len(SPOILT_BY), case
         assert_equal(rank[case]["model"], seen[0][case]["model"])
@@ -341,10 +341,12 @@ def test_buckets_are_sent_while_backward_runs(seen, policy):
             assert len(sent) > 2
             # The last bucket's last gradient is backward's last.
             assert len(early) == (0 if policy == "whole_before_allreduce" else len(sent) - 1)
-            forwards = MICRO_BATCHES // len(seen)  # gradients of those before the last are not sent
+            micro_batches = MICRO_BATCHES // len(
+                seen
+            )  # gradients of those before the last are not sent
             assert (
                 events[: sent[0]].count("ready")
-                > (forwards - 1) * events.count("ready") // forwards
+                > (micro_batches - 1) * events.count("ready") // micro_batches
             )
 
 

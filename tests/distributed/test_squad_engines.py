@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from bert_tools.squad.batches import UpdatePlan, WindowReader
-from bert_tools.squad.engines import Team, make_engine, score_windows
+from bert_tools.squad.engines import RankMesh, make_engine, score_windows
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.measures import StageClock
 from bert_tools.squad.model import Start, draw_weights, make_part, whole
@@ -62,16 +62,16 @@ def run_case(case, mesh, rank, output):
     windows = made_up_windows(40)
     reader = WindowReader(windows)
     plan = UpdatePlan.make(windows.lengths, settings)
-    team, clock = Team(mesh), StageClock(rank)
+    mesh, clock = RankMesh(mesh), StageClock(rank)
     start = Start(model, draw_weights(model, 3), "")
-    engine = make_engine(settings, start, plan, team, CPU, clock)
+    engine = make_engine(settings, start, plan, mesh, CPU, clock)
     last = FIRST if early else settings.num_updates(40)
     loop = Loop(settings, engine, plan, reader.batch, clock)
     log = loop.run(stopped=lambda update: "enough" if update == last else None)
     learnt = engine.weights()
     whole_model = make_part(model, whole(model), learnt, CPU, settings.precision)
-    scores = score_windows(whole_model, windows, team)
-    if team.rank == 0:
+    scores = score_windows(whole_model, windows, mesh)
+    if mesh.rank == 0:
         found = {
             "losses": log.losses,
             "grad_norms": log.grad_norms,

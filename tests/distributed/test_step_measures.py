@@ -14,21 +14,21 @@ from small_runs import CPU, start
 
 WATCHED_STEPS = 3
 SHORT_S, LONG_S = 0.01, 0.15
-MODES = ("ddp", "flat", "shard_world")
+MODES = ("ddp", "flat", "zero1")
 RANKS = 2
 ONE_RANK = RankInfo(0, 1, 0, 1, 0, "single")
 
 
 def watched(run, sleep_s):
-    """Steps whose forwards sleep on this rank."""
+    """Steps whose micro-batches sleep on this rank."""
     slowest = SlowestRank(run.info, run.model.body.embeddings, CPU, replays=False)
-    batch = SimpleNamespace(wait_ms=0.0)
+    batch = SimpleNamespace(data_wait_ms=0.0)
     run.steps(1, 1)  # warm-up: none of it counts
     run.model.bert.encoder.register_forward_pre_hook(lambda *_: time.sleep(sleep_s))
     for step in range(2, WATCHED_STEPS + 2):
         slowest.step_begins(batch)
         run.step(step, run.micro_batches(step))
-    run.optimizer.settle()
+    run.optimizer.wait_for_weights()
     found, then = slowest.compare(), slowest.compare()
     return {"rank": found.rank, "over_median": found.over_median, "then": then.rank}
 

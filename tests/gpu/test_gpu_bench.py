@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from bert_tools.bench import cli
-from bert_tools.bench.against import (
+from bert_tools.bench.baseline import OPPONENTS, make_baseline, make_opponents
+from bert_tools.bench.transformers import (
     LARGEST_ROUNDED_DIFFERENCE,
     make_data,
     make_ours,
     mixed_and_sorted,
 )
-from bert_tools.bench.peer import OPPONENTS, make_opponents, make_peer
 from mlperf_bert.config.files import load_config
 
 DEVICE = torch.device("cuda")
@@ -58,7 +58,7 @@ def test_other_side_runs_in_every_form():
     data = make_data(config, *mixed_and_sorted(config, 2), DEVICE)
     losses = {}
     contenders, reasons = make_opponents(
-        lambda: make_peer(ours, model, DEVICE),
+        lambda: make_baseline(ours, model, DEVICE),
         data,
         model,
         device=DEVICE,
@@ -68,6 +68,6 @@ def test_other_side_runs_in_every_form():
     )
     assert reasons == {}
     assert list(contenders) == list(OPPONENTS)
-    assert losses["unpadded_peer"] == pytest.approx(
+    assert losses["unpadded_baseline"] == pytest.approx(
         losses["padded"], abs=LARGEST_ROUNDED_DIFFERENCE
     )

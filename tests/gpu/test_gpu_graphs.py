@@ -103,7 +103,7 @@ def test_a_replay_makes_the_host_wait_for_nothing(tiny_config):
         ("ddp", "after_allreduce", ()),
         ("flat", "bucket_before_allreduce", ()),
         (
-            *("shard_world", "after_allreduce"),
+            *("zero1", "after_allreduce"),
             ("model.precision=bf16_autocast", "parallel.allreduce_dtype=bf16"),
         ),
     ],
@@ -131,5 +131,5 @@ def reduce_alone(run):
     group = run.optimizer.others
     if isinstance(group, ShardGroup):
         group._replicas = dist.group.WORLD
-        if run.config.parallel.data_parallel == "shard_world":
+        if run.config.parallel.data_parallel == "zero1":
             group._shards = dist.group.WORLD

@@ -85,7 +85,7 @@ def failures(job):
 @needs_root
 def test_a_disk_that_is_full_for_a_while(setup, small_disk, tmp_path):
     """Each rank writes its part of a checkpoint, of which another's may fit."""
-    setup = replace(setup, ranks=2, settings=(*SETTINGS, "parallel.data_parallel=shard_world"))
+    setup = replace(setup, ranks=2, settings=(*SETTINGS, "parallel.data_parallel=zero1"))
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job:
         await_checkpoint(job, run)
@@ -131,7 +131,7 @@ def read_only(_, run):
     ],
 )
 def test_a_disk_that_takes_nothing_any_more(setup, small_disk, tmp_path, harm, why, ranks):
-    sharded = ("parallel.data_parallel=shard_world",) if ranks > 1 else ()
+    sharded = ("parallel.data_parallel=zero1",) if ranks > 1 else ()
     setup = replace(setup, ranks=ranks, settings=(*SETTINGS, *sharded))
     run = Run(small_disk / "run")
     with Job(setup.arguments(run), tmp_path / "output") as job, ExitStack() as harmed:

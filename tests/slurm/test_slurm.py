@@ -98,7 +98,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster):
 def published(tmp_path_factory):
     """A checkpoint of TensorFlow beside vocabulary and config, and data of its vocabulary.
 
-    A sentence of the data says one of three words, again and again: the best guess without context
+    A sentence of the data says one of three words, again and again: the context-free baseline
     is right in 0.4 of all cases, and the model learns in seconds to look.
     """
     text = tmp_path_factory.mktemp("published") / "text"

@@ -45,7 +45,7 @@ def measured(measurement, *options, settings=()):
     """Its JSON object, the lines that people see of it, and its progress."""
     printed, progress = bench(measurement, "--json", *options, settings=settings)
     result = json.loads(printed)
-    assert result["schema_version"] == {"against": 3, "train": 2, "optimizer": 2}[measurement]
+    assert result["schema_version"] == {"transformers": 3, "train": 2, "optimizer": 2}[measurement]
     return result, "\n".join(cli.lines_of(result)), progress
 
 

@@ -8,7 +8,7 @@ from mlperf_bert.errors import ConfigError
 from support import CONFIGS
 
 CPU_TINY = CONFIGS / "cpu_tiny.toml"
-MEASUREMENTS = ("against", "train", "optimizer")
+MEASUREMENTS = ("transformers", "train", "optimizer")
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)

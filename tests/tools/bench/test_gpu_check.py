@@ -241,7 +241,7 @@ PARTS = {  # their status and result
     "train_batch_4_eager": (0, RESULT | {"samples_per_s": 50.0}),
     "ablation_none": (0, RESULT | {"samples_per_s": 800.0}),
     "ablation_eager": (0, RESULT | {"samples_per_s": 720.0}),
-    "against_bf16": (0, {"ratio_strongest": 1.0}),
+    "transformers_bf16": (0, {"ratio_strongest": 1.0}),
     "optimizer": (2, None),
 }
 LOSSES = {
@@ -276,11 +276,11 @@ def summary(out, parts, status=0):
 def test_summary_of_a_whole_check(tmp_path, snapshot):
     for name, losses in LOSSES.items():
         (tmp_path / name).mkdir(parents=True)
-        times = {"step_ms": 10, "wait_ms": 1}
+        times = {"step_ms": 10, "data_wait_ms": 1}
         records = [{"step": step, "loss": loss, **times} for step, loss in losses.items()]
         if name == "whole":
             # A record is closed before a checkpoint is begun.
-            records[3] |= {"step_ms": 20, "wait_ms": 2}
+            records[3] |= {"step_ms": 20, "data_wait_ms": 2}
         text = "\n".join(map(json.dumps, records))
         (tmp_path / name / "metrics.jsonl").write_text(text, encoding="utf-8")
     run = tmp_path / "whole"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_tools.bench.peer import padded_inputs
+from bert_tools.bench.baseline import padded_inputs
 from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 from bert_tools.huggingface.reader import open_huggingface
 from mlperf_bert.checkpoint.first_weights import settings_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_cases import convert, make_theirs, save_theirs, tensors_of
 
-from bert_tools.bench.peer import padded_inputs
+from bert_tools.bench.baseline import padded_inputs
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 from mlperf_bert.cli import evaluate as evaluate_cli

@@ -61,7 +61,7 @@ def test_transformers_computes_the_same_and_back_it_is_bit_for_bit(
         assert (ours.mlm - wanted).abs().max() < 1e-5
     if form == "BertForPreTraining":
         assert (ours.nsp - found.seq_relationship_logits).abs().max() < 1e-5
-    assert not (out / "README.md").exists()  # which own-text alone has facts for
+    assert not (out / "README.md").exists()  # which pretrain alone has facts for
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer("the", "a").keys() == inputs.keys()
     assert tokenizer.model_max_length == 32

@@ -103,7 +103,7 @@ def test_it_fills_is_evaluated_and_a_run_begins_with_it(
     assert main(["evaluate", *place, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mlm_accuracy"] >= 0
     begin = ("--init-checkpoint", str(folder))
-    choose = ("own-text", __file__, "--only", "choose", "--out", "out", "--set", "run.device=cpu")
+    choose = ("pretrain", __file__, "--only", "choose", "--out", "out", "--set", "run.device=cpu")
     assert main([*choose, *begin]) == 0
     said = capsys.readouterr().out
     assert "\nmodel.architecture=modern\n" in said and "\nmodel.rope_base_local=20.0\n" in said

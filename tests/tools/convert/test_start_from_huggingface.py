@@ -27,9 +27,9 @@ def test_train_says_how_to_convert(bert, tiny_config, synthetic_data, monkeypatc
     begin = ("--init-checkpoint", bert)
     place = ("--data", synthetic_data, "--run-dir", bert.parent / "run")
     assert told in refusal(capsys, "train", "--config", tiny_config, *place, *begin)
-    assert told in refusal(capsys, "config", "check-start", tiny_config, *place[:2], *begin)
+    assert told in refusal(capsys, "config", "validate", tiny_config, *place[:2], *begin)
     step = ("--only", "choose", "--out", bert.parent / "run", "--set", "run.device=cpu")
-    assert told in refusal(capsys, "own-text", __file__, *step, *begin)
+    assert told in refusal(capsys, "pretrain", __file__, *step, *begin)
     assert not (bert.parent / "run").exists()
 
 
@@ -38,7 +38,7 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     options = ["--from", "huggingface", "--missing", "draw", "--out", str(ours)]
     assert main(["convert", str(bert), *options]) == 0
     lines = capsys.readouterr().out.splitlines()[-2:]
-    assert f"own-text TEXT --out NEW --init-checkpoint {ours}" in lines[0]
+    assert f"pretrain TEXT --out NEW --init-checkpoint {ours}" in lines[0]
     assert f"train --data DATA --config {ours / 'train.toml'}" in lines[1]
     model = read_config(ours).model
     assert (model.vocab_size, model.num_heads, model.objective) == (NUM_WORDS, 4, "mlm")
@@ -46,19 +46,19 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     assert found.model.hidden_size == 32 and found.data.max_seq_length == 64
     assert found.optim.learning_rate == 2e-4
     given = ["--init-checkpoint", str(ours), "--set", "run.device=cpu"]
-    assert main(["own-text", __file__, "--only", "choose", "--out", "out", *given]) == 0
+    assert main(["pretrain", __file__, "--only", "choose", "--out", "out", *given]) == 0
     assert "\ndata.max_seq_length=64\n" in capsys.readouterr().out
 
 
 def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     """In this process alone: its workers and its rank have tests of their own."""
-    monkeypatch.setattr("bert_tools.own_text.cli.usable_cpus", lambda: {0})
+    monkeypatch.setattr("bert_tools.pretrain.cli.usable_cpus", lambda: {0})
     monkeypatch.setattr(spawn, "run_on_ranks", lambda words, _ranks, **_: main(words))
     text, out = tmp_path / "text", tmp_path / "out"
     text.mkdir()
     write_synthetic_text(text / "a.txt", 160, seed=0)  # the words of these weights
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")
-    words = ["own-text", str(text), "--out", str(out), "--init-checkpoint", str(bert)]
+    words = ["pretrain", str(text), "--out", str(out), "--init-checkpoint", str(bert)]
     words += [f"--set={each}" for each in (*settings, "mlperf.enforce_rules=false")]
     assert main(words) == 0
     told = capsys.readouterr().out

@@ -12,7 +12,7 @@ from bert_tools.plan.balance import measure_row
 from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.data.balance import Balance, StepPlanner
-from mlperf_bert.data.capacity import CapacityPlan, forward_sizes
+from mlperf_bert.data.capacity import CapacityPlan, micro_batch_sizes
 from mlperf_bert.data.index import LengthIndex
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
@@ -87,7 +87,7 @@ PUBLISHED = {
     (8, 16): (1.425, 1.026, 1.005),
     (1, 16): (1.256, 1.008, 1.009),
 }
-PRESETS = {16: "strata_6_3_2_5", 12: "strata_4_2_2_4"}
+PRESETS = {16: "stratified_6_3_2_5", 12: "stratified_4_2_2_4"}
 
 # (nodes, local batch size) -> largest imbalance, token waste and masked waste allowed. The project
 # sets no bar for the wastes at 12 sequences: those are this test's.
@@ -131,7 +131,7 @@ def test_ours_is_within_its_bars(nodes, size):
     plans = plans_of(nodes, size, "quantile", Balance(policy="presort_global"), 60)
     imbalance, token_waste, masked_waste = BARS[nodes, size]
     assert np.mean([plan.imbalance_tokens for plan in plans]) <= imbalance
-    sizes = np.stack([forward_sizes(plan) for plan in plans], axis=1)
+    sizes = np.stack([micro_batch_sizes(plan) for plan in plans], axis=1)
     capacity = CapacityPlan.of_sizes(sizes, 60)
     assert capacity.tokens / sizes[0].mean() - 1 <= token_waste
     assert capacity.masked / sizes[2].mean() - 1 <= masked_waste

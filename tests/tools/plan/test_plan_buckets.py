@@ -19,13 +19,13 @@ def backward_of(config, dtype):
     with FlopCounterMode(display=False) as flops:
         batch = synthetic_batch(config)
         loss = pretraining_loss(loss_sums(model(batch), batch), batch)
-        of_forward = flops.get_total_flops()
+        of_micro_batch = flops.get_total_flops()
         for name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(
-                lambda _, name=name: done.update({name: flops.get_total_flops() - of_forward})
+                lambda _, name=name: done.update({name: flops.get_total_flops() - of_micro_batch})
             )
         loss.backward()
-        total = flops.get_total_flops() - of_forward
+        total = flops.get_total_flops() - of_micro_batch
     return {name: count / total for name, count in done.items()}
 
 

@@ -52,7 +52,7 @@ REFUSED = {
         "--node-bandwidth 1e-300": "--node-bandwidth: is 1e-300; set it within 0.01",
         "--node-bandwidth nan": "--node-bandwidth: is nan",
         "--set model.precision=fp8": "a100 has no such units",
-        "--set data.sampler=strata_6_3_2_5 --set parallel.local_batch_size=5": "16",
+        "--set data.sampler=stratified_6_3_2_5 --set parallel.local_batch_size=5": "16",
     },
     "cluster": {
         "--config cpu_tiny": "is not BERT-large on GPUs",

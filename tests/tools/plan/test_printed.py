@@ -23,7 +23,7 @@ QUESTIONS = {
     "--set clip.policy=bucket_before_allreduce --set data.balance=exchange_local",
     "cluster, clipped whole before a slow network": f"{OF_CLUSTER} --node-bandwidth 5 "
     "--set clip.policy=whole_before_allreduce --set data.balance=exchange_global",
-    "cluster, sharded by node and eager": f"{OF_CLUSTER} --set parallel.data_parallel=shard_node "
+    "cluster, sharded by node and eager": f"{OF_CLUSTER} --set parallel.data_parallel=zero1_node "
     "--set run.step_mode=eager --set data.balance=none",
     "cluster, fp32 in small buckets": f"{OF_CLUSTER} --set model.precision=fp32 "
     "--set parallel.bucket_cap_mb=5",

@@ -11,7 +11,7 @@ from run_cases import end_run, lines_of, record, write_run
 def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path):
     root = tmp_path / "runs"
     with Terminal(root) as terminal:
-        terminal.until(lambda: "no run has" in terminal.text)
+        terminal.until(lambda: "no run has" in " ".join(terminal.text.split()))
         run = write_run(root) / "run_0"
         terminal.until(lambda: "starting: no metrics yet" in terminal.text)
         (run / "metrics.jsonl").write_text(lines_of([record(1)]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bert_tools.squad.batches import UpdatePlan, WindowReader, evaluation_batches, span_loss_sum
-from bert_tools.squad.engines import Team, make_engine
+from bert_tools.squad.engines import RankMesh, make_engine
 from bert_tools.squad.loop import Loop
 from bert_tools.squad.measures import StageClock
 from bert_tools.squad.model import (
@@ -125,9 +125,9 @@ def same_length():
 def test_updates_are_those_of_plain_torch(saved):
     windows, settings = same_length(), small_settings("single", precision="fp64", updates=6)
     plan, reader = UpdatePlan.make(windows.lengths, settings), WindowReader(windows)
-    team, clock = Team(), StageClock(0)
+    mesh, clock = RankMesh(), StageClock(0)
     start = Start(WIDE, WEIGHTS, "")
-    engine = make_engine(settings, start, plan, team, CPU, clock)
+    engine = make_engine(settings, start, plan, mesh, CPU, clock)
     log = Loop(settings, engine, plan, reader.batch, clock).run()
     twin = theirs(saved)
     exempt = [each for name, each in twin.named_parameters() if each.dim() == 1]

@@ -61,7 +61,7 @@ def test_other_weights_than_the_configured_are_refused(
         where = ("--data", data, "--run-dir", tmp_path / "run")
         line = refusal(capsys, "train", "--config", tiny_config, *where, *words)
         assert said in line and not (tmp_path / "run").exists()
-        assert refusal(capsys, "config", "check-start", tiny_config, *words, "--data", data) == line
+        assert refusal(capsys, "config", "validate", tiny_config, *words, "--data", data) == line
 
 
 def test_a_closed_run_begins_with_the_weights_that_its_file_names(

@@ -21,7 +21,7 @@ from support import (
 
 HALF = 4  # steps of each phase, of 16 samples
 FLAT = (  # a rate that does not depend on where a step is counted from
-    *("schedule.form=trapezoid", "schedule.warmup_steps=0", "eval.interval_samples=100000"),
+    *("schedule.form=wsd", "schedule.warmup_steps=0", "eval.interval_samples=100000"),
     "checkpoint.keep_last=99",
 )
 SMALLEST = ("model.hidden_size=16", "model.intermediate_size=16")  # FP8 is slow on CPUs
@@ -117,7 +117,7 @@ def kind(request):
     """An optimizer, with it a model, and how a phase trains that begins with a first one's end."""
     return request.param, (
         *(f"optim.name={request.param}", "run.max_steps=8", "schedule.decay_steps=8", *DROPOUT),
-        *("schedule.form=trapezoid", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
+        *("schedule.form=wsd", "schedule.warmup_steps=2", "schedule.cooldown_steps=4"),
         *("checkpoint.interval_steps=1", "checkpoint.keep_last=99", TRAINING),
         *KINDS[request.param][0],
     )
@@ -129,9 +129,9 @@ def first(kind, tiny_config, short, tmp_path_factory):
     name, _ = kind
     settings = (
         *("parallel.local_batch_size=4", "data.max_seq_length=16", "data.max_predictions=3"),
-        *("schedule.form=trapezoid", "run.max_steps=6", f"optim.name={name}", *DROPOUT),
+        *("schedule.form=wsd", "run.max_steps=6", f"optim.name={name}", *DROPOUT),
         *(word for words in KINDS[name] for word in words),
-        *("parallel.ranks_per_node=2", "parallel.data_parallel=shard_world"),
+        *("parallel.ranks_per_node=2", "parallel.data_parallel=zero1"),
     )
     run = tmp_path_factory.mktemp(name) / "run"
     places = ("--config", tiny_config, "--data", short, "--run-dir", run)
@@ -215,10 +215,10 @@ def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_p
         places = ("--data", data, "--run-dir", tmp_path / "run")
         line = refusal(capsys, "train", "--config", tiny_config, *places, *words)
         assert said in line and not (tmp_path / "run").exists()
-        asked = ("config", "check-start", tiny_config, "--data", data)
+        asked = ("config", "validate", tiny_config, "--data", data)
         assert refusal(capsys, *asked, *words) == line
     # Weights alone are fine in every form, and so is a state that nobody asks for.
     for given, settings in ((saved, ("optim.name=lamb",)), (converted, ()), (saved, skip)):
         words = sets_of(*settings)
-        asked = ("config", "check-start", tiny_config, "--data", synthetic_data)
+        asked = ("config", "validate", tiny_config, "--data", synthetic_data)
         assert main([*map(str, (*asked, "--init-checkpoint", given)), *words]) == 0

@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_model_leaves_no_run(world, capsys):
         "prepare --text {0} --vocab {0} --out {0}",
         "verify {0}",
         "config show {0}",
-        "bench against --config {0}",
+        "bench transformers --config {0}",
     ],
 )
 def test_debug_shows_the_traceback_too(world, capsys, line):

@@ -83,7 +83,7 @@ def test_what_is_outside_is_named_with_the_range_and_the_ends_load_or_are_one_li
     ("settings", "word"),
     [
         (("parallel.nodes=65536", "parallel.local_batch_size=32"), "sequences an update"),
-        (("parallel.local_batch_size=65536", "data.max_seq_length=65535"), "tokens a forward"),
+        (("parallel.local_batch_size=65536", "data.max_seq_length=65535"), "tokens a micro-batch"),
         (("model.num_layers=1000", "model.hidden_size=16384"), "parameters"),
     ],
 )

@@ -32,7 +32,7 @@ def test_overrides_win_and_are_typed(tiny_config):
     assert config.optim.learning_rate == 1.0
 
 
-TRAPEZOID = "schedule.form=trapezoid schedule.cooldown_steps=15"  # up to the end of the warm-up
+TRAPEZOID = "schedule.form=wsd schedule.cooldown_steps=15"  # up to the end of the warm-up
 UNEQUAL = "parallel.local_batch_size=4 data.balance=presort_global data.counts_per_rank=unequal"
 CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
 
@@ -89,7 +89,10 @@ CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
         (TRAPEZOID, "schedule.form=published", "schedule.cooldown_steps: is 15 with schedule.form"),
         (
             "data.skip_samples=5",
-            *("data.sampler=strata_6_3_2_5", "data.skip_samples: is 5 with data.sampler 'strata_6"),
+            *(
+                "data.sampler=stratified_6_3_2_5",
+                "data.skip_samples: is 5 with data.sampler 'stratified_6",
+            ),
         ),
     ],
 )
@@ -188,11 +191,11 @@ def test_mlperf_evaluation_interval(tiny_config, global_batch_size, interval):
     "override",
     [
         *("optim.name=adamw", "eval.target_accuracy=0.71", "eval.interval_samples=1000"),
-        *("data.sampler=strata_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
+        *("data.sampler=stratified_4_2_2_4", "data.corpus=embedded", "data.max_seq_length=128"),
         *("model.num_layers=12", "model.hidden_dropout=0.0", "parallel.local_batch_size=16385"),
         *("clip.policy=none", "clip.policy=bucket_before_allreduce", "clip.max_norm=5.0"),
         *("model.objective=mlm", "data.masking=dynamic", "eval.target_accuracy=none"),
-        *("schedule.form=trapezoid", "data.skip_samples=448", "run.init_state=training"),
+        *("schedule.form=wsd", "data.skip_samples=448", "run.init_state=training"),
     ],
 )
 def test_closed_division_rules(override):

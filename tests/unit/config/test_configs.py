@@ -41,7 +41,7 @@ def test_captured_on_cuda_with_bert_large(path):
         assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
     assert config.model.precision == "bf16"
     # No futures inside a capture (docs/how/captured_step.md); one rank reduces nothing.
-    several = "shard_node" if config.optim.name == "muon" else "flat"
+    several = "zero1_node" if config.optim.name == "muon" else "flat"
     assert config.parallel.data_parallel == (several if config.parallel.world_size > 1 else "ddp")
     assert config.data.max_seq_length == (1024 if path in MODERN else 512)
     assert config.schedule.decay_steps <= config.max_steps
@@ -130,4 +130,4 @@ def test_the_records_recipe_is_the_published_one():
     clip = config.clip
     assert (clip.policy, clip.bucket_limit) == ("bucket_before_allreduce", "equal_share")
     assert clip.max_norm == 1.0
-    assert (config.data.sampler, config.optim.epsilon) == ("strata_6_3_2_5", 1e-9)
+    assert (config.data.sampler, config.optim.epsilon) == ("stratified_6_3_2_5", 1e-9)

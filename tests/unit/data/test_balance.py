@@ -25,26 +25,26 @@ def drawn_costs(draw):
     return np.array(lengths, dtype=np.float64).reshape(shape), ranks_per_node
 
 
-def hands(assignment):
-    """The places of each forward, forwards of rank 0 first."""
+def of_ranks(assignment):
+    """The places of each micro-batch, micro-batches of rank 0 first."""
     ends = np.cumsum(assignment.counts.ravel())[:-1]
     return [part.tolist() for part in np.split(assignment.places, ends)]
 
 
 def loads(cost, assignment):
-    """The load of each forward."""
+    """The load of each micro-batch."""
     flat = cost.ravel()
-    return np.array([flat[hand].sum() for hand in hands(assignment)])
+    return np.array([flat[rank].sum() for rank in of_ranks(assignment)])
 
 
-def dealt_by_hand(cost, num_hands):
-    """One card after the other: the dealer walks to the last hand, then turns."""
+def dealt_by_hand(cost, num_ranks):
+    """One card after the other: the dealer walks to the last rank, then turns."""
     cards = sorted(range(len(cost)), key=lambda place: (-cost[place], place))
-    walk = list(range(num_hands))
+    walk = list(range(num_ranks))
     dealt = [[] for _ in walk]
     while cards:
-        for hand in walk:
-            dealt[hand].append(cards.pop(0))
+        for rank in walk:
+            dealt[rank].append(cards.pop(0))
         walk.reverse()
     return dealt
 
@@ -56,18 +56,18 @@ def dealt_by_hand(cost, num_hands):
 @settings(max_examples=60, deadline=None)
 def test_exchange_deals_each_forward_among_the_ranks_that_exchange(policy, case):
     cost, ranks_per_node = case
-    ranks, forwards, _ = cost.shape
+    ranks, micro_batches, _ = cost.shape
     group = ranks if policy == "exchange_global" else ranks_per_node
     place = np.arange(cost.size).reshape(cost.shape)
     expected = {}
     for first in range(0, ranks, group):
-        for forward in range(forwards):
+        for forward in range(micro_batches):
             held = place[first : first + group, forward].ravel()  # in the order of the ranks
             dealt = dealt_by_hand(cost.ravel()[held].tolist(), group)
-            for number, hand in enumerate(dealt):
-                expected[first + number, forward] = held[hand].tolist()
+            for number, rank in enumerate(dealt):
+                expected[first + number, forward] = held[rank].tolist()
     balance = Balance(policy=policy, ranks_per_node=ranks_per_node)
-    assert hands(balance(cost)) == [expected[slot] for slot in sorted(expected)]
+    assert of_ranks(balance(cost)) == [expected[slot] for slot in sorted(expected)]
 
 
 @given(case=drawn_costs())
@@ -80,7 +80,7 @@ def test_loads_of_a_global_presort_are_within_bounds(case):
     # by at most what the longest and the shortest sample of some row differ.
     rows = np.sort(cost, axis=None)[::-1].reshape(-1, len(load))
     assert load.max() - load.min() <= (rows[:, 0] - rows[:, -1]).max()
-    flat = cost.reshape(len(load), 1, -1)  # the snake deals within a forward: one for all
+    flat = cost.reshape(len(load), 1, -1)  # the snake deals within a micro-batch: one for all
     snake = loads(flat, Balance(policy="exchange_global")(flat)).max()
     assert load.max() <= snake + cost.max() - cost.min()
     unequal = loads(cost, Balance(policy="presort_global", counts="unequal")(cost))
@@ -103,7 +103,7 @@ ALIKE = np.ones((3, 1, 2))  # all policies must break ties alike on every rank: 
         # 9 + 3 = 5 + 4 + 2 + 1 = 12
         (Balance(policy="presort_global", counts="unequal"), TWO_RANKS, [[1, 0], [3, 5, 4, 2]]),
         (Balance(policy="presort_global"), ALIKE, [[0, 3], [1, 4], [2, 5]]),
-        # One sequence a forward: the rank with the longest gets the shortest too.
+        # One sequence a micro-batch: the rank with the longest gets the shortest too.
         *(
             (
                 Balance(policy="presort_global", counts=counts),
@@ -115,7 +115,7 @@ ALIKE = np.ones((3, 1, 2))  # all policies must break ties alike on every rank: 
     ],
 )
 def test_assignments_by_hand(balance, cost, expected):
-    assert hands(balance(cost)) == expected
+    assert of_ranks(balance(cost)) == expected
 
 
 def loads_of_slots(cost, num_slots):
@@ -168,7 +168,7 @@ def test_forwards_of_an_update_are_even_together(counts):
         load = loads(each, Balance(policy="presort_global", counts=counts)(each))
         load = load.reshape(64, 4).sum(axis=1)
         found.append(load.max() / load.mean())
-    assert np.mean(found) < 1.04  # 1.19 where each forward is evened out for itself
+    assert np.mean(found) < 1.04  # 1.19 where each micro-batch is evened out for itself
 
 
 # Equal counts reach 1.155 and 1.029 (row-wise longest first, quantiles of one sample a rank).

@@ -17,7 +17,7 @@ from mlperf_bert.data.capacity import (
     WASTE,
     CapacityPlan,
     captured_waste,
-    forward_sizes,
+    micro_batch_sizes,
     plan_shapes,
     shape_of,
     shapes_of_sizes,
@@ -41,7 +41,7 @@ def planned(steps, last):
 
 
 def sizes_of(plans):
-    return np.stack([forward_sizes(plan) for plan in plans], axis=1)
+    return np.stack([micro_batch_sizes(plan) for plan in plans], axis=1)
 
 
 def waste(capacity, sizes):
@@ -51,7 +51,7 @@ def waste(capacity, sizes):
 
 @pytest.mark.parametrize(
     ("sampler", "policy"),
-    [("uniform", "none"), ("quantile", "presort_global"), ("strata_6_3_2_5", "presort_global")],
+    [("uniform", "none"), ("quantile", "presort_global"), ("stratified_6_3_2_5", "presort_global")],
 )
 def test_a_bound_holds_a_longer_run(sampler, policy):
     steps, num_steps = planner(sampler, balance=Balance(policy=policy)), 2 * DRAWS
@@ -89,10 +89,10 @@ def test_a_few_capacities_make_uniform_draws_cheap_to_pad():
 
 @st.composite
 def drawn_sizes(draw):
-    """Tokens, sequences and masked positions of forwards as a few steps may have them."""
-    steps, forwards = draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    """Tokens, sequences and masked positions of micro-batches as a few steps may have them."""
+    steps, micro_batches = draw(st.integers(1, 30)), draw(st.integers(1, 4))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    sequences = generator.integers(1, draw(st.integers(2, 20)), (steps, forwards))
+    sequences = generator.integers(1, draw(st.integers(2, 20)), (steps, micro_batches))
     longest = draw(st.integers(6, LIMITS["max_seqlen"]))
     tokens = generator.integers(sequences * 5, sequences * longest + 1)
     most = np.minimum(tokens - 3 * sequences, sequences * LIMITS["max_masked"])

@@ -46,8 +46,8 @@ def test_batches_hold_the_planned_samples(planner, reader):
     with Loader(planner, DirectSource(reader, 1), CPU, first_step=3) as loader:
         for step, batch in zip((3, 4), loader, strict=False):
             assert batch.plan.step == step
-            forwards = planner.plan(step).forwards_of(1)
-            for found, (ids, denominators) in zip(batch.micro_batches, forwards, strict=True):
+            micro_batches = planner.plan(step).micro_batches_of(1)
+            for found, (ids, denominators) in zip(batch.micro_batches, micro_batches, strict=True):
                 assert_same_batch(found, make_batch(reader.read(ids), ids, **denominators))
 
 
@@ -80,7 +80,7 @@ LARGE = StaticShape(tokens=48, sequences=2, masked=12, max_seqlen=24, max_masked
 
 
 def plan_of(lengths, world_size=1):
-    """The plan of a step in which each rank gets two sequences, in two forwards or in one."""
+    """The plan of a step in which each rank gets two sequences, in two micro-batches or in one."""
     masked = np.full(len(lengths), 4)
     planner = planner_of(
         np.array(lengths), len(lengths), masked_counts=masked, world_size=world_size

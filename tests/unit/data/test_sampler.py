@@ -186,11 +186,11 @@ def test_a_run_reports_what_its_counts_do_to_the_data(
 ):
     words = ["train", "--config", tiny_config, "--data", synthetic_data]
     words += ["--run-dir", tmp_path / "run", "--set", "run.max_steps=1", "--set"]
-    error = refusal(capsys, *words, "data.sampler=strata_4_2_2_4")
+    error = refusal(capsys, *words, "data.sampler=stratified_4_2_2_4")
     assert "multiple of 12 samples; the global batch is 16" in error
     assert not (tmp_path / "run").exists()
-    monkeypatch.setitem(PUBLISHED_COUNTS, "strata_6_3_2_5", (6, 3, 7))  # no sample is in 1-8
-    assert main([*map(str, words), "data.sampler=strata_6_3_2_5"]) == TARGET_MISSED
+    monkeypatch.setitem(PUBLISHED_COUNTS, "stratified_6_3_2_5", (6, 3, 7))  # no sample is in 1-8
+    assert main([*map(str, words), "data.sampler=stratified_6_3_2_5"]) == TARGET_MISSED
     assert "mean length drawn" in capsys.readouterr().out
 
 

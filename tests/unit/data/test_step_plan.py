@@ -51,17 +51,17 @@ def test_a_plan_is_the_global_batch_cut_into_forwards(policy, counts, shape, ste
     assert not np.array_equal(other_seed.global_batch(step), batch)
     assert np.array_equal(plan.drawn_ids.ravel(), batch)
     assert np.array_equal(np.sort(plan.sample_ids), np.sort(batch))
-    forwards = {slot: plan.ids_of(*slot) for slot in np.ndindex(plan.counts.shape)}
-    assert np.array_equal(np.concatenate(list(forwards.values())), plan.sample_ids)
+    micro_batches = {slot: plan.ids_of(*slot) for slot in np.ndindex(plan.counts.shape)}
+    assert np.array_equal(np.concatenate(list(micro_batches.values())), plan.sample_ids)
     if counts == "equal" or policy != "presort_global":
         assert (plan.counts == len(batch) // plan.counts.size).all()
-    for slot, ids in forwards.items():
+    for slot, ids in micro_batches.items():
         assert len(ids) == plan.counts[slot] >= 1  # without a sample a rank has no gradient
         assert LENGTHS[ids].sum() == plan.num_tokens[slot]
         assert MASKED[ids].sum() == plan.num_masked[slot]
     per_rank = plan.num_tokens.sum(axis=1)
     assert plan.imbalance_tokens == pytest.approx(per_rank.max() / per_rank.mean())
-    # Summed over forwards and averaged over ranks, any losses over denominators are their mean.
+    # Summed over micro-batches, averaged over ranks: losses over denominators are their mean.
     losses = np.random.default_rng(step).random(plan.counts.shape)
     for denominators, total in (
         (plan.mlm_denominators, MASKED[batch].sum()),

@@ -82,7 +82,14 @@ def test_samples_are_taken_whole(lengths, data):
 @pytest.mark.parametrize("token", [SMALL, LARGE])
 def test_bytes_are_told_from_the_index(token):
     assert (token_dtype(2**16).itemsize, token_dtype(2**16 + 1).itemsize) == (2, 4)
-    drawn = [[5, 9], [30, 2], [7, 8], [1, 40], [3, 3], [2, 6]]  # of three ranks, two forwards each
+    drawn = [
+        [5, 9],
+        [30, 2],
+        [7, 8],
+        [1, 40],
+        [3, 3],
+        [2, 6],
+    ]  # of three ranks, two micro-batches each
     ranks = [[make_samples(each) for each in drawn[number::3]] for number in range(3)]
     lengths, masked = (
         np.array([[getattr(forward, name) for forward in rank] for rank in ranks])
@@ -104,8 +111,8 @@ def test_hands_are_those_of_the_single_process_definition(lengths):
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
     cost = np.array(lengths, dtype=np.float64)[:, np.newaxis]
     places = Balance(policy="exchange_global")(cost).places
-    for hand, each in enumerate(np.split(places, len(lengths))):
-        assert_equal(dealt(drawn, hand), take(join(drawn), each))
+    for rank, each in enumerate(np.split(places, len(lengths))):
+        assert_equal(dealt(drawn, rank), take(join(drawn), each))
 
 
 def plan_of(num_samples, policy, step):

@@ -150,7 +150,7 @@ def test_parameters_become_views_and_keep_their_values():
 def test_gradients_of_forwards_add_up_in_the_buffer(taken):
     model, buffers, _ = make_buffers()
     buffers.gradients.fill_(99.0)  # of an update before
-    for _ in range(2):  # updates of two forwards
+    for _ in range(2):  # updates of two micro-batches
         buffers.begin_update()
         alone = []
         for inputs in torch.randn(2, 3, 5):

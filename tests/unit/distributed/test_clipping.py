@@ -43,11 +43,11 @@ class Model(nn.Module):
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
 
-def clip(section, model, forwards=1):
+def clip(section, model, micro_batches=1):
     """Clip, and do what is left to the update."""
     clipping = make_clipping(section, model, bucket_cap_mb=1e-5)
-    for forward in range(forwards):
-        with clipping.forward(is_last=forward == forwards - 1):
+    for forward in range(micro_batches):
+        with clipping.forward(is_last=forward == micro_batches - 1):
             model.backward()
     outcome = clipping.finish()
     for gradient in model.gradients:
@@ -73,17 +73,19 @@ def test_the_global_norm_is_limited(scale, policy):
         assert factor != 1.0 or torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("forwards", [1, 3])
-def test_one_rank_has_buckets_too(forwards):
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_one_rank_has_buckets_too(micro_batches):
     model = Model(100.0)
-    outcome = clip(ClipSection(policy="bucket_before_allreduce", max_norm=3.0), model, forwards)
+    outcome = clip(
+        ClipSection(policy="bucket_before_allreduce", max_norm=3.0), model, micro_batches
+    )
     # A cap of ten bytes: the last tensor (of 4) waits for the one before it.
     buckets = [model.gradients[1:], model.gradients[:1]]
     numels = [sum(part.numel() for part in bucket) for bucket in buckets]
     for bucket, numel in zip(buckets, numels, strict=True):
         assert global_norm(bucket) == pytest.approx(3 * (numel / sum(numels)) ** 0.5, rel=1e-6)
     assert float(outcome.clipped_fraction) == 1
-    expected = forwards * global_norm(model.wanted)
+    expected = micro_batches * global_norm(model.wanted)
     assert float(outcome.grad_norm) == pytest.approx(expected, rel=1e-6)
 
 

@@ -172,4 +172,4 @@ def test_words_state_multiples_of_the_guess(synthetic_data):
     index = LengthIndex.open(synthetic_data / "eval")
     twice = round(2 * index.manifest.baseline.context_free_accuracy * 1_000_000)
     words = evaluator_of(synthetic_data, 300).in_words(Accuracy(twice, 1_000_000, 0, 100))
-    assert "(2.00 x guess)" in words and "on [MASK] inputs 0.0000 (0.00 x guess)" in words
+    assert "(2.00 x baseline)" in words and "on [MASK] inputs 0.0000 (0.00 x baseline)" in words

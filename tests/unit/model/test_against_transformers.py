@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers.models.modernbert import modeling_modernbert
 
-from bert_tools.bench.peer import padded_inputs
+from bert_tools.bench.baseline import padded_inputs
 from mlperf_bert.config.sections import ModelSection
 from model_cases import (
     MODERN,

@@ -262,7 +262,7 @@ def test_a_shipped_config_trains_with_both_and_goes_on(apex, monkeypatch, synthe
     dali_stand_in.install(monkeypatch)
     monkeypatch.setattr(session, "choose_device", lambda *_: CPU)
     monkeypatch.setattr(session, "init_process_group", join)
-    losses, forwards = {}, []
+    losses, micro_batches = {}, []
 
     def train(name, *more, resume=None):
         before = dali_stand_in.Pipeline.runs
@@ -270,14 +270,14 @@ def test_a_shipped_config_trains_with_both_and_goes_on(apex, monkeypatch, synthe
         done = run_train(shipped, synthetic_data, tmp_path / name, *SMALL, *more, resume=resume)
         assert done == MISSED
         losses[name] = metrics_losses(tmp_path / name)
-        forwards.append(dali_stand_in.Pipeline.runs - before)
+        micro_batches.append(dali_stand_in.Pipeline.runs - before)
 
     train("plain")
     train("dali", BOTH[0])
     train("both", *BOTH, "checkpoint.interval_steps=12", "checkpoint.keep_last=2")
     train("on", *BOTH, resume=tmp_path / "both/run_0/checkpoints/step_00000012")
-    assert losses["dali"] == losses["plain"] and forwards[0] == 0
-    assert len(losses["both"]) == 20 and min(forwards[1:3]) >= 20
+    assert losses["dali"] == losses["plain"] and micro_batches[0] == 0
+    assert len(losses["both"]) == 20 and min(micro_batches[1:3]) >= 20
     assert losses["both"] != losses["plain"]
     assert losses["both"] == pytest.approx(losses["plain"], abs=0.02)
     assert losses["plain"][0] - losses["plain"][-1] > 0.2
@@ -291,7 +291,7 @@ def test_a_shipped_config_trains_with_both_and_goes_on(apex, monkeypatch, synthe
         ("run.device=auto", "'auto'"),
         ("model.precision=fp8", "'fp8'; set .*'bf16_autocast'"),
         ("model.precision=bf16", "'bf16'; set .*'bf16_autocast', optim.name to 'lamb'"),
-        ("parallel.data_parallel=shard_world", "'shard_world'; set .*'flat'"),
+        ("parallel.data_parallel=zero1", "'zero1'; set .*'flat'"),
         ("parallel.data_parallel=flat parallel.allreduce_dtype=bf16", "'bf16'; set .*gradients"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The learning-rate schedule: published values, no jump where there is none, the trapezoid."""
+"""The learning-rate schedule: published values, no jump where there is none, the wsd."""
 
 import math
 from itertools import pairwise
@@ -59,7 +59,7 @@ def _scalar(step, schedule):
     end, position = schedule.end_learning_rate, step - schedule.start_warmup_step
     if position < schedule.warmup_steps or position < 0:
         return BASE * max(position, 0) / max(schedule.warmup_steps, 1)
-    if schedule.form == "trapezoid":
+    if schedule.form == "wsd":
         passed = max(step - (schedule.decay_steps - schedule.cooldown_steps), 0)
         return end + (BASE - end) * (1 - math.sqrt(passed / max(schedule.cooldown_steps, 1)))
     first = schedule.warmup_steps
@@ -71,18 +71,18 @@ def _scalar(step, schedule):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
-    form=st.sampled_from(["published", "continuous", "trapezoid"]),
+    form=st.sampled_from(["published", "continuous", "wsd"]),
     warmup_steps=st.integers(0, 82),
     start_warmup_step=st.just(0) | st.integers(-300, 40),
     cooldown_steps=st.integers(0, 50),
 )
 def test_a_table_is_the_formula(form, cooldown_steps, **changes):
-    if form == "trapezoid":
+    if form == "wsd":
         changes["cooldown_steps"] = cooldown_steps
     schedule = _schedule(form=form, **changes)
     expected = [_scalar(step, schedule) for step in range(400)]
     table = learning_rates(np.arange(400), schedule, BASE).tolist()
-    if form == "trapezoid":
+    if form == "wsd":
         assert table == pytest.approx(expected, rel=1e-12)
     else:  # as it was written before the table was
         assert table == expected

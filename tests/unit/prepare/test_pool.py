@@ -9,12 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.distributed.signal_watch import EndingInOrder
 there, moment = Path(sys.argv[1]), sys.argv[2]
 
@@ -25,7 +25,7 @@ def work(job):
 if __name__ == "__main__":
     try:
         with EndingInOrder():
-            for _ in finished_in_sight(
+            for _ in run_with_progress(
                 work, ["idle", "busy"], 2, sizes=[1, 1], words=("did", "jobs"), quiet=True
             ):
                 pass
@@ -76,4 +76,4 @@ def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
     long = 1000.0  # seconds, more than a test may take
     shown = {"sizes": [1, 1], "words": ("slept", "jobs"), "quiet": True}
     with pytest.raises(KeyboardInterrupt):
-        next(finished_in_sight(time.sleep, [long, long], 2, **shown))
+        next(run_with_progress(time.sleep, [long, long], 2, **shown))

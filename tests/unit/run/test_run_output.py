@@ -177,7 +177,7 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
     # 2 x 80 and 2 x 112 tokens of room, and a step that no capacity held: 800 real tokens in all.
     assert record["capacity_waste"] == pytest.approx((160 + 224 + 470) / 800 - 1)
     assert record["capacity_waste_masked"] == pytest.approx((24 + 32 + 17) / 51 - 1)
-    assert record["unpadded_steps"] == 1
+    assert record["eager_steps"] == 1
     metrics.add(StepBatch(plan, (replace(batch, shape=None),), 0.0, 0.0, 0), result)
     assert metrics.record(32, None)["capacity_waste"] == 0  # a new interval
 

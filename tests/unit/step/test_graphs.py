@@ -81,7 +81,7 @@ def test_init_phase_leaves_every_bit_of_state(tiny_config, precision, shapes):
     ("shapes", "size"),
     [
         ((SMALL, LARGE), "the captured capacity of 160 tokens in 4 sequences"),
-        ((), "a forward of 128 tokens in 4 sequences"),
+        ((), "a micro-batch of 128 tokens in 4 sequences"),
     ],
     ids=["captured", "eager"],
 )

@@ -168,7 +168,7 @@ def test_a_run_without_a_target_has_succeeded_at_its_last_step(train, tmp_path, 
     settings = ("eval.target_accuracy=none", "mlperf.enforce_rules=true")
     assert train("run", *settings) == 0
     run = tmp_path / "run" / "run_0"
-    assert "; the best context-free guess 0." in (said := capsys.readouterr().out)
+    assert "; the context-free baseline 0." in (said := capsys.readouterr().out)
     assert re.search(
         r"^20 steps, 320 samples, .*; accuracy 0\.\d{4}, 0\.\d+ x the context", said, re.M
     )
@@ -187,7 +187,7 @@ def test_a_run_without_a_target_has_succeeded_at_its_last_step(train, tmp_path, 
 def test_a_target_that_a_guess_reaches_is_refused(train, capsys):
     assert train("run", "mlperf.enforce_rules=true", "eval.target_accuracy=0.2") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "context-free guess" in line
+    assert "context-free baseline" in line
 
 
 def test_room_for_more_masks_than_any_example_has_is_not_needed(

@@ -39,15 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     The module of the same name has `measure`.
     """
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
-    against = commands.add_parser("against", help="our training step against `transformers`'")
-    _add_common(against, steps=12, seconds=300.0)
-    against.add_argument(
+    transformers = commands.add_parser(
+        "transformers", help="compare our training step with that of `transformers`"
+    )
+    _add_common(transformers, steps=12, seconds=300.0)
+    transformers.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="also run the other side through torch.compile (default: yes)",
     )
-    against.add_argument(
+    transformers.add_argument(
         "--by-layer",
         action="store_true",
         help="compile each of its layers by itself, which takes less time",
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     device = _device(args, config)
     module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
     options = {"steps": args.steps, "seconds": args.seconds}
-    if args.measurement == "against":
+    if args.measurement == "transformers":
         options |= {"compile": args.compile, "by_layer": args.by_layer}
         says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
         if device.type == "cuda" and not says_mode:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert_tools.bench.peer import fused_adamw
+from bert_tools.bench.baseline import fused_adamw
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from bert_tools.bench.train import surroundings
 from mlperf_bert.config.run_config import RunConfig

@@ -122,8 +122,8 @@ def run_of_model(
     eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)
     step: Step = eager
     if shapes:
-        forwards = config.parallel.grad_accum_steps
-        step = CapturedStep(eager, shapes, forwards=forwards, device=device)
+        micro_batches = config.parallel.grad_accum_steps
+        step = CapturedStep(eager, shapes, micro_batches=micro_batches, device=device)
     step.prepare(lambda shape: pad(synthetic_batch(config, shape), shape))
     with step:
         yield TrainingRun(
@@ -148,20 +148,20 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
 def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
     """An update of made-up samples for each row of `lengths`, on the host, unpadded.
 
-    `lengths` is int64 [updates, forwards of an update, sequences of a forward].
+    `lengths` is int64 [updates, micro-batches, sequences].
     """
     data, updates = config.data, []
     ids = np.arange(lengths.size).reshape(lengths.shape)
     for row, of_update in enumerate(lengths):
         samples = [
             synthetic_samples(
-                of_forward,
+                of_micro_batch,
                 vocab_size=config.model.vocab_size,
                 max_predictions=data.max_predictions,
                 seed=derive_seed(int(config.run.seed), "samples", row * len(of_update) + number),
                 masking_rate=data.masking_rate,
             )
-            for number, of_forward in enumerate(of_update)
+            for number, of_micro_batch in enumerate(of_update)
         ]
         num_masked = float(sum(each.masked_counts.sum() for each in samples))
         num_sequences = float(of_update.size)

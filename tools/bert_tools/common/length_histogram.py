@@ -69,7 +69,7 @@ def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_
 
 
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """The shapes to which a captured run of `config` pads its forwards, planned as in a run."""
+    """The shapes to which a captured run of `config` pads micro-batches, planned as in a run."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)

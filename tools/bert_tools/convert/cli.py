@@ -100,7 +100,7 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
         lines.append(f"note: this is the {source.published}, by its published md5")
     lines.append(f"written: {out}, weights of sha256 {read_manifest(out).files[MODEL].sha256}")
     for words in (
-        ("own-text", "TEXT", "--out", "NEW"),
+        ("pretrain", "TEXT", "--out", "NEW"),
         ("train", "--data", "DATA", "--config", str(out / STARTING)),
     ):
         lines.append(f"to go on from it: {typed(*words, '--init-checkpoint', str(out))}")

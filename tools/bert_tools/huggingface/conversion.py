@@ -48,7 +48,7 @@ Missing = Literal["refuse", "draw"]
 HEAD = "masked-LM head"
 STARTING = "train.toml"
 _ABOUT_STARTING = """\
-# To go on training the weights beside this file: [model] is theirs, the rest own_text_cpu's but for
+# To go on training the weights beside this file: [model] is theirs, the rest pretrain_cpu's but for
 # the learning rate, a tenth of it, not tuned. Steps and batch are yours to set.
 """
 _SPARE_BYTES = 2**20  # of JSON and headers
@@ -233,8 +233,8 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 
 
 def _starting_config(model: ModelSection) -> str:
-    """The recipe of own_text_cpu for this model, with a learning rate for further training."""
-    tables = read_toml(find_config("own_text_cpu"))
+    """The recipe of pretrain_cpu for this model, with a learning rate for further training."""
+    tables = read_toml(find_config("pretrain_cpu"))
     tables["model"] |= settings_of(model)
     length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)
     tables["data"]["max_seq_length"] = length

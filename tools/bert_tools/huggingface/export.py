@@ -1,8 +1,8 @@
 """The sub-command `export`: writes a checkpoint as a directory that `transformers` loads.
 
 It has weights, config and tokenizer. Digests are checked first, and the directory is complete or
-absent. Importing it again gives the same weights, bit for bit. After `own-text` it also has a model
-card, README.md, of the facts in the run's `own_text.json`: the model's data, its accuracy, how to
+absent. Importing it again gives the same weights, bit for bit. After `pretrain` it also has a model
+card, README.md, of the facts in the run's `pretrain.json`: the model's data, its accuracy, how to
 load it.
 """
 
@@ -30,7 +30,7 @@ from mlperf_bert.errors import CheckpointError
 from mlperf_bert.files import check_version, new_directory, parse, read_json, reading, write_file
 
 CARD = "README.md"
-OWN_TEXT = "own_text.json"
+PRETRAIN_FACTS = "pretrain.json"
 FACTS_VERSION = 1
 _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 
@@ -115,17 +115,17 @@ def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts that `own-text` knows and the weights do not hold; None if not recorded.
+    """Facts that `pretrain` knows and the weights do not hold; None if not recorded.
 
     Accuracies, 0 .. 1, are over masked tokens of the held-out set: of the last weights, of the
-    initial weights, and of the best guess without context. `characters` counts the whole text,
+    initial weights, and of the context-free baseline. `characters` counts the whole text,
     `left_out` the part of it that is in no set.
     """
 
     accuracy: float
     steps: int
     untrained: float
-    guess: float | None = None
+    context_free_accuracy: float | None = None
     documents: int | None = None
     held_out_documents: int | None = None
     characters: int | None = None
@@ -135,8 +135,8 @@ class Facts:
     def accuracy_in_words(self) -> str:
         """The accuracy and the accuracies to compare it with."""
         words = f"held-out accuracy {self.accuracy:.4f}"
-        if self.guess is not None:
-            words += f"; the best guess without context {self.guess:.4f}"
+        if self.context_free_accuracy is not None:
+            words += f"; the context-free baseline {self.context_free_accuracy:.4f}"
         return words + f"; the weights before training {self.untrained:.4f}"
 
     def data_in_words(self) -> str:
@@ -154,7 +154,7 @@ class Facts:
 
 def read_facts(run_dir: Path, step: int) -> Facts | None:
     """Facts from a run's directory; None if it has none of that step. Raises DataError."""
-    path = run_dir / OWN_TEXT
+    path = run_dir / PRETRAIN_FACTS
     if not path.exists():
         return None
     remedy = "delete it, and export without its facts"

@@ -17,14 +17,14 @@ from bert_tools.plan.sample_index import SampleIndex, wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import BalancePolicy, CountsPerRank, DataSection, SamplerName
-from mlperf_bert.data.capacity import captured_waste, forward_sizes, shapes_of_sizes
+from mlperf_bert.data.capacity import captured_waste, micro_batch_sizes, shapes_of_sizes
 from mlperf_bert.errors import ConfigError
 
 _COLUMNS = ("sampler", "policy", "imbalance", "idle", "padding", "exchanged")
 _LEGEND = (
     "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
     "idle: time a rank waits for the slowest",
-    "padding: of tokens, where all forwards of a step take the smallest capacity that holds them",
+    "padding: of tokens, if all micro-batches of a step take the smallest capacity that fits",
     "exchanged: bytes a rank gets from others in a step",
 )
 
@@ -132,7 +132,7 @@ def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow
     data, planner = config.data, index.planner(config)
     plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
-    sizes = np.stack([forward_sizes(plan) for plan in plans], axis=1)
+    sizes = np.stack([micro_batch_sizes(plan) for plan in plans], axis=1)
     limits = {"max_seqlen": index.max_length, "max_masked": int(index.masked_counts.max())}
     shapes = shapes_of_sizes(sizes, draws, **limits)
     return BalanceRow(

@@ -200,7 +200,7 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
         )
         yield (
             f"  {'=' if is_whole else of_some} {law.samples.exponent:+.3f} "
-            "(samples to the target, the statistical part) "
+            "(samples to target, the statistical part) "
             f"- {law.throughput.exponent:.3f} (throughput, the hardware's part; 1 is ideal)"
         )
         yield f"  throughput = {law_in_words(law.throughput, 'sequences/s')}"

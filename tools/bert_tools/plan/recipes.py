@@ -2,7 +2,7 @@
 
 The sets are those of MLPerf Training BERT, closed division (`published_sets.csv`). The lines
 between them, and which of their points were tried: docs/reference/hyperparameters.md. How the
-batch is chosen and cut into forwards: docs/how/scaling.md.
+batch is chosen and cut into micro-batches: docs/how/scaling.md.
 
 `samples_points.csv` holds published samples to masked-LM accuracy 0.720. Between two points of a
 recipe the logarithm of the samples is a straight line over the logarithm of the batch. Beyond them
@@ -266,7 +266,7 @@ def recipe_of(config: RunConfig) -> Recipe:
 Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 
-# Sequences of one forward that somebody has run: NVIDIA 56 without padding on 80 GB, and 48 packs
+# Sequences of one micro-batch that somebody has run: NVIDIA 56 without padding on 80 GB, 48 packs
 # of about two; this project 448 on an H200, alone. Of an H200 among others no more than of an H100.
 _MOST_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MOST_ALONE = {"h200": 448}
@@ -279,10 +279,10 @@ class _BatchSize:
 
 
 def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
-    """Sequences per rank and forward, and forwards per update, for so many ranks.
+    """Sequences per rank and forward, and micro-batches per update, for so many ranks.
 
     The global batch lies on straight lines of logarithms between those of `batch_sizes.csv`; each
-    rank takes the nearest whole number of sequences, in forwards that memory is known to hold.
+    rank takes the nearest whole number of sequences, in micro-batches that memory is known to hold.
     Raises ConfigError for more ranks than the largest batch of the closed division has sequences.
     """
     if ranks > CLOSED_MOST_BATCH:
@@ -297,5 +297,5 @@ def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
     most = _MOST_SEQUENCES[accelerator]
     if ranks == 1:
         most = _MOST_ALONE.get(accelerator, most)
-    forwards = math.ceil(each / most)
-    return max(1, round(each / forwards)), forwards
+    micro_batches = math.ceil(each / most)
+    return max(1, round(each / micro_batches)), micro_batches

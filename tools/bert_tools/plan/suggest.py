@@ -63,7 +63,7 @@ class Suggestion:
         if batch not in [each.global_batch_size for each in knots()]:
             found.append(f"no set is published for a batch of {batch:,}: {self.source}")
         if self.samples.basis != "published":
-            found.append(f"samples to the target at {batch:,} are {self.samples.in_words}")
+            found.append(f"samples to target at {batch:,} are {self.samples.in_words}")
         return found
 
 
@@ -91,7 +91,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         f"hyper-parameters: {found.source}",
         f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
         f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps",
-        f"samples to the target: {found.samples.samples:,.0f}, which are {found.steps:,} steps",
+        f"samples to target: {found.samples.samples:,.0f}, which are {found.steps:,} steps",
         *(f"warning: {each}" for each in found.warnings),
         one_line(f"config: {path}"),
         one_line(f"time to expect: mlperf_bert plan cluster --config {path} {found.own_gpu}"),
@@ -105,8 +105,8 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
         if value < 1:
             raise ConfigError(option, f"is {value}", "set it to 1 at least")
     ranks = nodes * gpus
-    local_batch_size, forwards = choose_batch(ranks, accelerator)
-    batch = ranks * local_batch_size * forwards
+    local_batch_size, micro_batches = choose_batch(ranks, accelerator)
+    batch = ranks * local_batch_size * micro_batches
     recipe = lamb_recipe(batch)
     sections: Sections = {
         "run": {"device": "cuda", "step_mode": "captured"},
@@ -116,7 +116,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
             "nodes": nodes,
             "ranks_per_node": gpus,
             "local_batch_size": local_batch_size,
-            "grad_accum_steps": forwards,
+            "grad_accum_steps": micro_batches,
         },
         "optim": {
             "name": "lamb",
@@ -133,14 +133,14 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     }
     if ranks > 1:  # no futures, which a capture would have to follow (docs/how/captured_step.md)
         sections["parallel"]["data_parallel"] = "flat"
-    if ranks * forwards > 1:
+    if ranks * micro_batches > 1:
         sections["data"]["balance"] = "presort_global"
         if 1 < local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
             sections["data"]["counts_per_rank"] = "unequal"
     if recipe.warmup_steps:
         for name in ("form", "warmup_steps", "start_warmup_step"):
             sections["schedule"][name] = getattr(recipe, name)
-    size = f"{nodes}x{gpus}x{local_batch_size}x{forwards}"
+    size = f"{nodes}x{gpus}x{local_batch_size}x{micro_batches}"
     return Suggestion(
         name=f"{SYSTEMS[accelerator]}_{size}.toml",
         accelerator=accelerator,

@@ -72,7 +72,7 @@ CHARTS = (
     Chart("learning_rate", "Learning rate", "", "of an interval's last step"),
     Chart("memory_bytes", "Peak memory", "GiB", "of rank 0: allocated on a GPU, resident on a CPU"),
     Chart(
-        "slowest_over_median",
+        "straggler_ratio",
         "Slowest rank",
         "\N{MULTIPLICATION SIGN} median",
         "own work of the slowest rank over that of the median one",

@@ -44,7 +44,7 @@ _BAR, _LABEL = 24, 10  # columns of the bar, and of a number's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class Snapshot:
     """A run at one moment.
 
     `age_s` is the time in seconds since its files were last written, None before the first record.
@@ -151,14 +151,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def look_at(path: Path) -> Look:
+def look_at(path: Path) -> Snapshot:
     """The newest run of a run directory, or a named one, at this moment.
 
     Raises DataError if the path is no directory. A file that is wrong becomes a problem of the run.
     """
     directory = newest_run(path)
     if directory is None:
-        return Look(name=one_line(str(path)), is_there=False)
+        return Snapshot(name=one_line(str(path)), is_there=False)
     problems: list[str] = []
 
     def read(name: str, reader: Any) -> Any:
@@ -178,7 +178,7 @@ def look_at(path: Path) -> Look:
     names = ("metrics.jsonl", "stdout.log", "config.toml")
     paths = [directory / name for name in names]
     written = [path.stat().st_mtime for path in paths if path.exists()]
-    return Look(
+    return Snapshot(
         name=one_line("/".join(directory.absolute().parts[-2:])),
         config=read("config.toml", load_config),
         outcome=outcome,
@@ -188,7 +188,7 @@ def look_at(path: Path) -> Look:
     )
 
 
-def screen_of(looks: Sequence[Look]) -> RenderableType:
+def screen_of(looks: Sequence[Snapshot]) -> RenderableType:
     """What the terminal shows: for each run its name, its state, and lines of its numbers."""
     lines = []
     for look in looks:
@@ -201,7 +201,7 @@ def screen_of(looks: Sequence[Look]) -> RenderableType:
     return Group(*lines)
 
 
-def rows_of(look: Look) -> list[tuple[str, str]]:
+def rows_of(look: Snapshot) -> list[tuple[str, str]]:
     """The lines of a run: each a name and a value, as printable text."""
     rows: list[tuple[str, str]] = []
     if look.records:
@@ -214,7 +214,7 @@ def rows_of(look: Look) -> list[tuple[str, str]]:
     return [(name, one_line(value)) for name, value in rows]
 
 
-def _numbers(look: Look, last: Record) -> list[tuple[str, str]]:
+def _numbers(look: Snapshot, last: Record) -> list[tuple[str, str]]:
     step, loss = f"{last['step']:,}", last["loss"]
     if look.config is not None:
         share = min(1.0, last["step"] / look.config.max_steps)
@@ -236,7 +236,7 @@ def _numbers(look: Look, last: Record) -> list[tuple[str, str]]:
     return rows
 
 
-def _accuracy(look: Look) -> str:
+def _accuracy(look: Snapshot) -> str:
     target = look.config.eval.target if look.config else None
     accuracies = [accuracy for _, accuracy in points_in(look.records, "mlm_accuracy")]
     words = f"{accuracies[-1]:.4f}" if accuracies else "no evaluation yet"

@@ -56,7 +56,7 @@ from mlperf_bert.seeds import derive_seed
 MakeBatch = Callable[[Int64Array], SpanBatch]  # lists of windows' numbers, on the engine's device
 
 
-class Team:
+class RankMesh:
     """This rank among the ranks of its engine; without a mesh, one rank alone."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
@@ -72,9 +72,11 @@ class Team:
         return numbers
 
 
-def make_team(engine: EngineName, device: torch.device) -> Team:
-    """The team of all ranks of the process group."""
-    return Team(DeviceMesh(device.type, torch.arange(engine.ranks)) if engine.ranks > 1 else None)
+def make_rank_mesh(engine: EngineName, device: torch.device) -> RankMesh:
+    """The mesh of all ranks of the process group."""
+    return RankMesh(
+        DeviceMesh(device.type, torch.arange(engine.ranks)) if engine.ranks > 1 else None
+    )
 
 
 class Replicated:
@@ -84,24 +86,24 @@ class Replicated:
     layer (ZeRO stage 3, arXiv 1910.02054), gathers it when it is needed and averages gradients in
     every backward, so that whole gradients never pile up.
 
-    Every engine has `team`, its ranks; `parts`, the pieces of the model that this rank holds; and
+    Every engine has `mesh`, its ranks; `parts`, the pieces of the model that this rank holds; and
     `copies`, the number of ranks that hold each of its elements. Every rank calls its methods with
     the same arguments. Here the `model` is whole.
     """
 
-    def __init__(self, kind: EngineKind, model: SpanModel, team: Team) -> None:
+    def __init__(self, kind: EngineKind, model: SpanModel, mesh: RankMesh) -> None:
         self.parts: Sequence[SpanModel] = [model]
-        self.copies = team.size if kind == "ddp" else 1
-        self.team = team
+        self.copies = mesh.size if kind == "ddp" else 1
+        self.mesh = mesh
         self._called: nn.Module = model
         self._ddp: DistributedDataParallel | None = None
-        if kind == "ddp" and team.group is not None:
-            self._ddp = DistributedDataParallel(model, process_group=team.group)
+        if kind == "ddp" and mesh.group is not None:
+            self._ddp = DistributedDataParallel(model, process_group=mesh.group)
             self._called = self._ddp
-        if kind == "fsdp" and team.mesh is not None:
+        if kind == "fsdp" and mesh.mesh is not None:
             # Each layer by itself, and the rest of the model together.
             for module in (*model.layers, model):
-                fully_shard(module, mesh=team.mesh)
+                fully_shard(module, mesh=mesh.mesh)
 
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
@@ -114,15 +116,15 @@ class Replicated:
         Returns:
             This rank's share of that loss, a float64 scalar on its device.
         """
-        team = self.team
-        mine = microbatches[team.rank :: team.size]
+        mesh = self.mesh
+        mine = microbatches[mesh.rank :: mesh.size]
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
         for number, windows in enumerate(mine, 1):
             is_last = number == len(mine)
             with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
                 loss = self._called(None, make(windows), "loss_sum")
                 # torch averages over ranks; times their number gives the sum.
-                (loss * (team.size / divisor)).backward()
+                (loss * (mesh.size / divisor)).backward()
             total += loss.detach().double() * (1 / divisor)
         return total
 
@@ -152,7 +154,7 @@ def make_schedule(
     """torch's schedule for so many microbatches, without scaling of gradients.
 
     The last stage returns the loss itself. Half of an update's microbatches may be too few for a
-    schedule: they take the plainest one, all forwards and then all backwards.
+    schedule: they take the plainest one, all micro-batches and then all backwards.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -236,14 +238,14 @@ class Pipelined:
         model: ModelSection,
         make: Callable[[Part], SpanModel],
         plan: UpdatePlan,
-        team: Team,
+        mesh: RankMesh,
         clock: StageClock,
     ) -> None:
         name, schedule = settings.engine, settings.engine.schedule
         assert schedule is not None
-        self._schedule, self.team, self._clock = schedule, team, clock
+        self._schedule, self.mesh, self._clock = schedule, mesh, clock
         self._num_stages = name.num_parts
-        self._numbers = stages_of_rank(schedule, team.rank, name.ranks, name.num_parts)
+        self._numbers = stages_of_rank(schedule, mesh.rank, name.ranks, name.num_parts)
         self._shapes = parameter_shapes(model)
         self._capacity = int(plan.tokens.max())
         self._microbatches = settings.microbatches
@@ -280,7 +282,7 @@ class Pipelined:
                     *(self._clock, module, number, self._num_stages, module.part.device),
                     input_args=(module.example(of="input"),),  # torch need not try the module out
                     output_args=(module.example(of="output"),),
-                    group=self.team.group,
+                    group=self.mesh.group,
                 )
                 for module, number in zip(self._modules, self._numbers, strict=True)
             ]
@@ -300,14 +302,14 @@ class Pipelined:
     def weights(self) -> Mapping[str, Tensor]:
         """Weights as in `Replicated.weights`, sent to the whole pipeline one after the other."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
-        found, part, team = {}, self.parts[0], self.team
-        ranks = [team.rank if name in mine else 0 for name in self._shapes]
-        owners = team.sum(torch.tensor(ranks, device=part.device)).tolist()
+        found, part, mesh = {}, self.parts[0], self.mesh
+        ranks = [mesh.rank if name in mine else 0 for name in self._shapes]
+        owners = mesh.sum(torch.tensor(ranks, device=part.device)).tolist()
         for owner, (name, shape) in zip(owners, self._shapes.items(), strict=True):
             tensor = torch.empty(shape, dtype=part.dtype, device=part.device)
             if name in mine:
                 tensor.copy_(mine[name].detach())
-            dist.broadcast(tensor, group=team.group, group_src=owner)
+            dist.broadcast(tensor, group=mesh.group, group_src=owner)
             found[name] = tensor.cpu()
         return found
 
@@ -319,7 +321,7 @@ def make_engine(
     settings: SquadSettings,
     start: Start,
     plan: UpdatePlan,
-    team: Team,
+    mesh: RankMesh,
     device: torch.device,
     clock: StageClock,
 ) -> Engine:
@@ -333,12 +335,12 @@ def make_engine(
         return make_part(start.model, part, start.weights, device, settings.precision, seed)
 
     if settings.engine.kind != "pipeline":
-        return Replicated(settings.engine.kind, part_of(whole(start.model)), team)
-    return Pipelined(settings, start.model, part_of, plan, team, clock)
+        return Replicated(settings.engine.kind, part_of(whole(start.model)), mesh)
+    return Pipelined(settings, start.model, part_of, plan, mesh, clock)
 
 
 @torch.no_grad()
-def score_windows(model: SpanModel, windows: Windows, team: Team) -> Scores:
+def score_windows(model: SpanModel, windows: Windows, mesh: RankMesh) -> Scores:
     """Scores of all tokens by a whole model, float32 [T, 2], on every rank; all ranks call it.
 
     The ranks share the windows.
@@ -346,8 +348,8 @@ def score_windows(model: SpanModel, windows: Windows, team: Team) -> Scores:
     reader = WindowReader(windows)
     found = np.zeros((len(windows.input_ids), 2), dtype=np.float32)
     model.eval()
-    for numbers in evaluation_batches(windows.lengths)[team.rank :: team.size]:
+    for numbers in evaluation_batches(windows.lengths)[mesh.rank :: mesh.size]:
         scores = model(None, reader.batch(numbers).to(model.device), "scores")
         found[reader.places(numbers)] = scores.float().cpu().numpy()
     # Zero on all ranks but one, so the sum is exact.
-    return team.sum(torch.from_numpy(found).to(model.device)).cpu().numpy()
+    return mesh.sum(torch.from_numpy(found).to(model.device)).cpu().numpy()

@@ -19,7 +19,7 @@ from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad.answers import find_answers, mean_loss, score, texts
 from bert_tools.squad.batches import UpdatePlan, WindowReader
 from bert_tools.squad.comparison import RESULT, SCHEMA_VERSION
-from bert_tools.squad.engines import Team, make_engine, make_team, score_windows
+from bert_tools.squad.engines import RankMesh, make_engine, make_rank_mesh, score_windows
 from bert_tools.squad.loop import Loop, TrainingLog
 from bert_tools.squad.measures import Span, StageClock, measured_bubble, noise_scale
 from bert_tools.squad.model import (
@@ -86,8 +86,8 @@ def fine_tune(
         say(remark)
     plan = UpdatePlan.make(windows.lengths, settings)
     clock = StageClock(info.rank, lambda: finish_queued_work(device))
-    team = make_team(settings.engine, device)
-    engine = on_every_rank(info, lambda: make_engine(settings, start, plan, team, device, clock))
+    mesh = make_rank_mesh(settings.engine, device)
+    engine = on_every_rank(info, lambda: make_engine(settings, start, plan, mesh, device, clock))
     reader = WindowReader(windows)
     loop = Loop(settings, engine, plan, lambda each: reader.batch(each).to(device), clock)
     started = perf_counter()
@@ -100,7 +100,7 @@ def fine_tune(
     spans = [[asdict(span) for span in update] for update in log.clocked]
     of_ranks = from_all_ranks(info, [memory_bytes(device) / _MIB, sorted(usable_cpus()), spans])
     weights = engine.weights()
-    predictions, quality = _evaluate(settings, start, weights, dev, dev_windows, team, device)
+    predictions, quality = _evaluate(settings, start, weights, dev, dev_windows, mesh, device)
     model = start.model
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     record = {
@@ -223,12 +223,12 @@ def _evaluate(
     weights: Mapping[str, Tensor],
     dev: Questions,
     windows: Windows,
-    team: Team,
+    mesh: RankMesh,
     device: torch.device,
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Answers to the dev questions, and the record's keys on them; all ranks call it."""
     model = make_part(start.model, whole(start.model), weights, device, settings.precision)
-    scores = score_windows(model, windows, team)
+    scores = score_windows(model, windows, mesh)
     loss = mean_loss(scores, windows)
     if not math.isfinite(loss):
         problem = f"is {settings.learning_rate:g}, and the training diverged: the loss of "

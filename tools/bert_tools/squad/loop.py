@@ -70,7 +70,7 @@ class Loop:
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._team = engine.team
+        self._mesh = engine.mesh
         self._plan = plan
         self._make = make
         self._clock = clock
@@ -135,7 +135,7 @@ class Loop:
         ranks loss and norm, so that they all do the same.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
-        loss, square = self._team.sum(numbers).tolist()  # the host waits for the device, once
+        loss, square = self._mesh.sum(numbers).tolist()  # the host waits for the device, once
         if not math.isfinite(square):
             problem = (
                 f"is {self._settings.learning_rate:g}, and the training diverged: the gradient "
@@ -175,10 +175,10 @@ class Loop:
     def _meet(self) -> float:
         """Wait for all ranks; returns rank 0's clock then, or just before."""
         device = self._engine.parts[0].device
-        self._team.sum(torch.zeros(1, device=device)).item()
-        seconds = perf_counter() if self._team.rank == 0 else 0.0
+        self._mesh.sum(torch.zeros(1, device=device)).item()
+        seconds = perf_counter() if self._mesh.rank == 0 else 0.0
         now = torch.tensor(seconds, dtype=torch.float64, device=device)
-        return float(self._team.sum(now).item())
+        return float(self._mesh.sum(now).item())
 
     def _in_halves(self, update: int) -> Tensor:
         """Compute an update in halves; also squared norms of their mean gradients and its own."""
@@ -199,7 +199,7 @@ class Loop:
         gradients = self._gradients()
         if less is not None:
             gradients = [each - other for each, other in zip(gradients, less, strict=True)]
-        return float(self._team.sum(self._own_square(gradients)).item() * factor**2)
+        return float(self._mesh.sum(self._own_square(gradients)).item() * factor**2)
 
     def _gradients(self) -> list[Tensor]:
         """Gradients of this rank's elements, in the order of the parameters."""

@@ -110,7 +110,7 @@ class StudySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a trial ended, and the samples to the target if reached, else all that were trained.
+    """How a trial ended, and the samples to target if reached, else all that were trained.
 
     `seconds` are those of training alone; 0 where nothing was trained or measured.
     """

@@ -217,7 +217,7 @@ def _job_of(
     if not machine.accelerator.peak_tflops(precision):
         problem = f"{precision}: {name} has no such units"
         raise ConfigError("model.precision", problem, "use bf16, or another accelerator")
-    shards: dict[str, Scope] = {"shard_node": "node", "shard_world": "world"}
+    shards: dict[str, Scope] = {"zero1_node": "node", "zero1": "world"}
     return Job(
         machine=machine,
         constants=default_constants(),
@@ -250,27 +250,27 @@ def _timed(
 
 
 def evaluation_ms(job: Job) -> float:
-    """One evaluation: forwards over a rank's share of the held-out samples, then three sums."""
+    """One evaluation: passes over a rank's share of the held-out samples, then three sums."""
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
-    forwards, batch = 1, share
+    micro_batches, batch = 1, share
     if job.capture == "off":
-        forwards, batch = math.ceil(share / _EVALUATION_BATCH), min(share, _EVALUATION_BATCH)
+        micro_batches, batch = math.ceil(share / _EVALUATION_BATCH), min(share, _EVALUATION_BATCH)
     work = even_workload(1, batch, _MEAN_TOKENS, _MEAN_MASKED)
     timing = simulate_step(job, work, np.ones(1))
     last = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")
     sums_ms = _EVALUATION_COLLECTIVES * job.network.all_reduce_ms(4)
     reads_ms = _HOST_READS * job.constants.sync_us / 1e3
-    return forwards * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
+    return micro_batches * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
 
 
 def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     """Lines on machine, step by parts, communication, run, and how far to trust them."""
     parallel, run, estimate = config.parallel, found.run, found.estimate
     accumulated = parallel.grad_accum_steps
-    forwards = f" x {accumulated} forwards" if accumulated > 1 else ""
+    micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
     yield (
         f"{parallel.nodes:,} nodes of {parallel.ranks_per_node} "
-        f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} a rank{forwards}, "
+        f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} a rank{micro_batches}, "
         f"global batch {parallel.global_batch_size:,}; {found.job.precision}, "
         f"{config.data.sampler}, {config.data.balance}, {config.clip.policy}"
     )
@@ -296,7 +296,7 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     spread = (
         f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
     )
-    yield f"samples to the target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
+    yield f"samples to target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
     yield (
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} steps of {run.step_ms:.1f} ms, "
         f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, start-up not counted"

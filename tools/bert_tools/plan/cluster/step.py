@@ -97,7 +97,7 @@ class StepTiming:
     optimizer_wait_ms: float  # the host is behind
     all_gather_ms: float  # that nothing hides
     overlapped_ms: Float64Array  # [R], by which communication slowed backward down
-    earlier_ms: float = 0.0  # forwards and backwards of the update before the one that is drawn
+    earlier_ms: float = 0.0  # micro-batches of the update before the one drawn
 
     @property
     def forward_ms(self) -> float:
@@ -138,7 +138,7 @@ class StepTiming:
         behind = np.maximum(self.backward_end - busy, 0.0)
         return {
             "input exchange": self.input_ms * ones,
-            **({"earlier forwards": self.earlier_ms * ones} if self.earlier_ms else {}),
+            **({"earlier micro-batches": self.earlier_ms * ones} if self.earlier_ms else {}),
             "forward": work[is_forward].sum(axis=0),
             "backward": work[~is_forward].sum(axis=0),
             "slowed by communication": self.overlapped_ms,
@@ -178,7 +178,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         sent = [(begin, begin + _reduce_ms(job, gradient_bytes))]
     else:
         end, sent, slowed = _send_buckets(job, starts[first_back:], ends[first_back:])
-    update_ms, wait_ms = _update(job, host_ends, sent, end)
+    update_ms, data_wait_ms = _update(job, host_ends, sent, end)
     after = job.clip == "after_allreduce"
     return StepTiming(
         phases=phases,
@@ -191,7 +191,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         communication=sent,
         clip_after_ms=_clip_ms(job, gradient_bytes) / _shards(job) if after else 0.0,
         optimizer_ms=update_ms,
-        optimizer_wait_ms=wait_ms,
+        optimizer_wait_ms=data_wait_ms,
         all_gather_ms=_weights_gather_ms(job, phases[:first_back]),
         overlapped_ms=slowed,
     )

@@ -25,7 +25,7 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's lengt
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One forward of R ranks. Counts are those of the device, with padding; float64 [R].
+    """One micro-batch of R ranks. Counts are those of the device, with padding; float64 [R].
 
     `real_tokens` leaves padding out. `input_bytes` are gathered by the ranks of a node, or by all
     ranks, before the forward.
@@ -46,9 +46,9 @@ class Workload:
 
 
 def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
-    """Draw several steps of a config, evenly spread over the first thousand: their first forwards.
+    """Draw the first micro-batches of several steps, spread over the first thousand.
 
-    A captured step pads its forwards to what the step's largest one has. Raises ConfigError as
+    A captured step pads its micro-batches to what the step's largest one has. Raises ConfigError as
     `SampleIndex.planner` does.
     """
     planner = index.planner(config)

@@ -37,7 +37,7 @@ if [ -z "${DATADIR:-}" ]; then
 fi
 # Whether runs may begin with the weights they are given. One line from ranks that a launcher started is enough.
 if [ "$where" != rank ] && { [ "$RESUME" = none ] || { [ "$RESUME" = auto ] && ! begun $((NEXP - 1)); }; }; then
-    "${here[@]}" -m mlperf_bert config check-start "$CONFIG" --data "$DATADIR" \
+    "${here[@]}" -m mlperf_bert config validate "$CONFIG" --data "$DATADIR" \
         ${SEED:+--set run.seed="$((10#$SEED))"} ${overrides[@]+"${overrides[@]}"} \
         ${init_checkpoint[@]+"${init_checkpoint[@]}"} || exit
 fi

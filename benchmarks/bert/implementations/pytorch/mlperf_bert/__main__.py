@@ -50,7 +50,7 @@ DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
 # without the package of the tools; commands that are not installed are not offered.
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
-    "own-text": ("bert_tools.own_text.cli", "your own text to a trained and exported encoder"),
+    "pretrain": ("bert_tools.pretrain.cli", "your own text to a trained and exported encoder"),
     "watch": ("bert_tools.report.watch", "how running jobs are doing, in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
     "convert": ("bert_tools.convert.cli", "weights of other programs to a checkpoint"),
@@ -73,7 +73,7 @@ COMMANDS = {
 }
 
 # An option that makes another module's command of it.
-VARIANTS = {("prepare", "--corpus"): "bert_tools.own_text.corpus"}
+VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
 
 
 def entry() -> NoReturn:

@@ -194,8 +194,8 @@ def train(  # noqa: C901 (one run, in its order)
         )
         step: Step = eager
         if shapes:
-            forwards = config.parallel.grad_accum_steps
-            step = CapturedStep(eager, shapes, forwards=forwards, device=device)
+            micro_batches = config.parallel.grad_accum_steps
+            step = CapturedStep(eager, shapes, micro_batches=micro_batches, device=device)
         if start.checkpoint is not None:
             state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
             restore_rank_states(start.checkpoint, state, model, info, device)
@@ -287,7 +287,7 @@ def train(  # noqa: C901 (one run, in its order)
                     finish_queued_work(device)  # not part of the evaluation
                     began = time.perf_counter()
                     log.eval_start(samples)
-                    optimizer.settle()
+                    optimizer.wait_for_weights()
                     accuracy = evaluator(model)
                     log.eval_accuracy(samples, accuracy.mlm_accuracy)
                     log.eval_stop(samples)
@@ -334,7 +334,7 @@ def train(  # noqa: C901 (one run, in its order)
 
         at("checkpoint", number)
         outcome = saving.at_end(status, number, samples, latest, stopped_by)
-        reporter.line(outcome.in_words(config.eval.target, evaluator.guess))
+        reporter.line(outcome.in_words(config.eval.target, evaluator.context_free_accuracy))
         is_saved = config.checkpoint.interval_steps != "never"
         for line in hints.at_end(outcome, is_saved=is_saved) if hints else ():
             reporter.line(line)

@@ -25,7 +25,7 @@ from mlperf_bert.data.sampler import num_quantiles
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import is_there
 
-RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of own_text_cpu's, not tuned
+RATE_TO_CONTINUE = 2e-4  # learning rate for own text: a tenth of pretrain_cpu's, not tuned
 # A later phase of ModernBERT has longer texts and other bases (arXiv 2412.13663, section 2.2).
 _OF_A_PHASE = frozenset(("rope_base_global", "rope_base_local", "max_position_embeddings"))
 # Settings that weights and config must share; ModernBERT's may differ in those of a phase.

@@ -109,7 +109,7 @@ class HostCopies:
 
 
 @torch.no_grad()
-def take_part(
+def snapshot_rank(
     optimizer: FlatOptimizer,
     fp8_state: Mapping[str, Tensor],
     info: RankInfo,
@@ -358,7 +358,7 @@ class CheckpointWriter:
             raise failure
 
     def _copy(self) -> Part:
-        return take_part(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
+        return snapshot_rank(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
         """True if any rank still writes; rank 0 stops waiting for a failed one."""

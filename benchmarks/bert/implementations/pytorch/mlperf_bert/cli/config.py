@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("show", "check a config and print it complete"),
         ("get", "print values, one per line"),
         ("slurm", "print sbatch's options on one line"),
-        ("check-start", "print nothing; refuse what a run may not begin with"),
+        ("validate", "print nothing; refuse what a run may not begin with"),
     ):
         question = questions.add_parser(name, help=text)
         question.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
         if name == "get":
             question.add_argument("keys", nargs="+", metavar="SECTION.KEY", help="the values")
-        if name == "check-start":
+        if name == "validate":
             text = "directory with train/ and eval/"
             question.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
         add_set(question)
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the config and print the answer. Raises ConfigError."""
     config = load_config(args.config, args.set, args.init_checkpoint)
-    if args.question == "check-start":
+    if args.question == "validate":
         from mlperf_bert.checkpoint.first_weights import check_first_weights
 
         check_first_weights(config, args.data)

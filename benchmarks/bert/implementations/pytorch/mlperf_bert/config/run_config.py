@@ -49,7 +49,7 @@ _CLOSED = {
     "eval.interval_samples": "mlperf",
 }
 _MOST_TOKENS = 2**31 - 1  # positions in a batch are int32
-MOST_OF_UNEQUAL_COUNTS = 4  # sequences a forward; above that, equal counts are just as even
+MOST_OF_UNEQUAL_COUNTS = 4  # sequences a micro-batch; above that, equal counts are just as even
 # Raised whenever the embedded corpus, its vocabulary or the format of prepared sets changes,
 # so that older sets are not mistaken for this program's.
 EMBEDDED_RECIPE = "2"
@@ -155,7 +155,7 @@ def _check_unequal_counts(config: RunConfig) -> None:
         problem = f"'unequal' with clip.policy {policy!r}"
         raise ConfigError(where, problem, "clip after the all-reduce, or use equal counts")
     if not 2 <= local <= MOST_OF_UNEQUAL_COUNTS:
-        problem = f"'unequal' with {local} sequences a forward"
+        problem = f"'unequal' with {local} sequences a micro-batch"
         remedy = f"use 'equal'; unequal counts are for 2 to {MOST_OF_UNEQUAL_COUNTS}"
         raise ConfigError(where, problem, remedy)
 
@@ -226,7 +226,7 @@ def _check_sizes(config: RunConfig) -> None:
     batch, local = parallel.global_batch_size, parallel.local_batch_size
     sizes = (
         ("parallel.local_batch_size", "sequences an update", batch, MOST_BATCH),
-        ("data.max_seq_length", "tokens a forward", local * data.max_seq_length, _MOST_TOKENS),
+        ("data.max_seq_length", "tokens a micro-batch", local * data.max_seq_length, _MOST_TOKENS),
     )
     for where, what, size, most in sizes:
         if size > most:
@@ -241,8 +241,8 @@ def _check_closed_rules(config: RunConfig) -> None:
             problem = f"{value!r} in the closed division"
             raise ConfigError(where, problem, f"set it to {required!r} or go open")
     sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target
-    if config.schedule.form == "trapezoid":
-        problem = "'trapezoid' in the closed division, whose rate falls by a power"
+    if config.schedule.form == "wsd":
+        problem = "'wsd' in the closed division, whose rate falls by a power"
         raise ConfigError("schedule.form", problem, "use 'continuous' or go open")
     if sampler in PUBLISHED_STRATA:
         problem = f"{sampler!r}, which draws lengths unevenly, in the closed division"

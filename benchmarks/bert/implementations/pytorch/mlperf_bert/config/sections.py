@@ -20,21 +20,21 @@ AttentionName = Literal["auto", "reference", "grouped", "flash", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 Objective = Literal["mlm_nsp", "mlm"]
 Masking = Literal["static", "dynamic"]
-SamplerName = Literal["uniform", "quantile", "strata_6_3_2_5", "strata_4_2_2_4"]
+SamplerName = Literal["uniform", "quantile", "stratified_6_3_2_5", "stratified_4_2_2_4"]
 BalancePolicy = Literal[
     "none", "exchange_global", "exchange_local", "presort_local", "presort_global"
 ]
 CountsPerRank = Literal["equal", "unequal"]
 LossNormalization = Literal["global", "per_rank"]
 Precision = Literal["fp32", "bf16", "bf16_autocast", "fp8"]
-DataParallel = Literal["ddp", "flat", "shard_node", "shard_world"]
+DataParallel = Literal["ddp", "flat", "zero1_node", "zero1"]
 AllreduceDtype = Literal["as_gradients", "bf16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 # The clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
-PUBLISHED_STRATA = frozenset(("strata_6_3_2_5", "strata_4_2_2_4"))  # samplers of the record
+PUBLISHED_STRATA = frozenset(("stratified_6_3_2_5", "stratified_4_2_2_4"))  # samplers of the record
 MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
 # Settings of ModernBERT's layers.
 OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
@@ -121,11 +121,11 @@ class _Section:
 class RunSection(_Section):
     """Device, step mode and limits of a run; `max_steps` "schedule" means `decay_steps`.
 
-    `step_mode = "captured"` pads every forward to a capacity planned ahead and, on CUDA, replays
-    each update as one graph. A rank that waits `hang_timeout_s` for others or for such a graph ends
-    the run, so the slowest rank must have started by then. `init_checkpoint` is a directory of
-    first weights ("": none). `init_state = "training"` takes the optimizer's state from there too:
-    a phase of training that follows another (docs/how/encoder_recipe.md).
+    `step_mode = "captured"` pads every micro-batch to a capacity planned ahead and, on CUDA,
+    replays each update as one graph. A rank that waits `hang_timeout_s` for others or for such a
+    graph ends the run, so the slowest rank must have started by then. `init_checkpoint` is a
+    directory of first weights ("": none). `init_state = "training"` takes the optimizer's state
+    from there too: a phase of training that follows another (docs/how/encoder_recipe.md).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -298,14 +298,14 @@ class ParallelSection(_Section):
         return self.nodes * self.ranks_per_node
 
     @property
-    def num_forwards(self) -> int:
+    def num_micro_batches(self) -> int:
         """Forwards per optimizer update over all ranks."""
         return self.world_size * self.grad_accum_steps
 
     @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer update over all ranks."""
-        return self.num_forwards * self.local_batch_size
+        return self.num_micro_batches * self.local_batch_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,11 +330,11 @@ class OptimSection(_Section):
 class ScheduleSection(_Section):
     """Linear warm-up and decay, in optimizer steps: linear, or in the last `cooldown_steps`.
 
-    The forms are those of `optim/schedule.py`; `cooldown_steps` is for "trapezoid".
+    The forms are those of `optim/schedule.py`; `cooldown_steps` is for "wsd".
     """
 
     decay_steps: Annotated[int, _STEPS]
-    form: Literal["continuous", "published", "trapezoid"] = "continuous"
+    form: Literal["continuous", "published", "wsd"] = "continuous"
     warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
     start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
     end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
@@ -347,9 +347,9 @@ class ScheduleSection(_Section):
             problem = f"{self.decay_steps} ends before the warm-up does"
             remedy = "raise it above schedule.warmup_steps"
             raise ConfigError("schedule.decay_steps", problem, remedy)
-        if self.form != "trapezoid" and self.cooldown_steps:
+        if self.form != "wsd" and self.cooldown_steps:
             problem = f"is {self.cooldown_steps} with schedule.form {self.form!r}"
-            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'trapezoid'")
+            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'wsd'")
         if warm_up_end + self.cooldown_steps > self.decay_steps:
             problem = f"is {self.cooldown_steps}: the cool-down begins before the warm-up ends"
             raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")

@@ -1,7 +1,7 @@
-"""Step plans: the samples of each forward, and the denominators of its loss.
+"""Step plans: the samples of each micro-batch, and the denominators of its loss.
 
 A balance policy turns the lengths of a global batch in the order drawn, [R ranks, A accumulation
-steps, b sequences a forward], into an `Assignment`: a pure function without communication. The
+steps, b sequences a micro-batch], into an `Assignment`: a pure function without communication. The
 exchange policies of the published runs (data/exchange.py) communicate to get exactly what their
 functions here compute (docs/reference/glossary.md: balance policy). Every rank computes the whole
 plan of a step from the length index, so denominators and imbalance are known everywhere without a
@@ -28,10 +28,10 @@ RESOLUTION = 2048  # steps in which longer lengths are counted
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The places of the global batch that each forward gets.
+    """The places of the global batch that each micro-batch gets.
 
-    `places` holds every place 0 .. n - 1 once: first those of rank 0's first forward, then of its
-    second, and so on; `counts` holds the number for each forward.
+    `places` holds every place 0 .. n - 1 once: first those of rank 0's first micro-batch, then of
+    its second, and so on; `counts` holds the number for each micro-batch.
     """
 
     places: Int64Array  # [n]
@@ -48,14 +48,16 @@ class Balance:
 
     def __call__(self, cost: Float64Array) -> Assignment:
         """Assign a global batch, given the tokens of its samples in the order drawn, [R, A, b]."""
-        ranks, forwards, size = cost.shape
+        ranks, micro_batches, size = cost.shape
         if self.policy == "none":
-            return Assignment(np.arange(cost.size), np.full((ranks, forwards), size))
+            return Assignment(np.arange(cost.size), np.full((ranks, micro_batches), size))
         if self.policy == "presort_global":
             give = _least_loaded_rows if self.counts == "equal" else even_slots
-            order, slot = give(cost.ravel(), ranks * forwards)
-            slot = _dealt_to_ranks(cost.ravel()[order], slot, ranks, forwards)
-            counts = np.bincount(slot, minlength=ranks * forwards).reshape(ranks, forwards)
+            order, slot = give(cost.ravel(), ranks * micro_batches)
+            slot = _dealt_to_ranks(cost.ravel()[order], slot, ranks, micro_batches)
+            counts = np.bincount(slot, minlength=ranks * micro_batches).reshape(
+                ranks, micro_batches
+            )
             return Assignment(order[np.argsort(slot, kind="stable")], counts)
         group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
         return _dealt_in_groups(cost, group_size)
@@ -64,29 +66,29 @@ class Balance:
 AS_DRAWN = Balance()
 
 
-def deal(cost: Float64Array, num_hands: int) -> Int64Array:
-    """Assign the samples of each group to its ranks ("hands") in a snake.
+def deal(cost: Float64Array, num_ranks: int) -> Int64Array:
+    """Assign the samples of each group to its ranks in serpentine order.
 
-    Samples are sorted by descending cost and dealt one row at a time. Every second row goes the
-    other way, so that the hand with the costliest sample of one row gets the cheapest of the next
-    (arXiv 2402.02447). `cost` is [groups, hands * rows]; the result holds the places in it that
-    each hand gets, int64 [groups, hands, rows].
+    Samples are sorted by descending cost and assigned one row at a time. Every second row is
+    reversed, so that the rank with the costliest sample of one row gets the cheapest of the next
+    (arXiv 2402.02447). `cost` is [groups, ranks * rows]. Returns each rank's sample indices within
+    its group, int64 [groups, ranks, rows].
     """
-    table = np.argsort(-cost, axis=1, kind="stable").reshape(len(cost), -1, num_hands)
+    table = np.argsort(-cost, axis=1, kind="stable").reshape(len(cost), -1, num_ranks)
     table[:, 1::2] = table[:, 1::2, ::-1]
     return table.transpose(0, 2, 1)
 
 
 def _dealt_in_groups(cost: Float64Array, group_size: int) -> Assignment:
-    """Deal among neighbouring ranks, each forward separately, as the ranks would exchange it."""
-    ranks, forwards, size = cost.shape
-    in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, forwards, size)
+    """Deal each micro-batch among neighbouring ranks, as the ranks would exchange it."""
+    ranks, micro_batches, size = cost.shape
+    in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, micro_batches, size)
     drawn = in_order.transpose(0, 2, 1, 3).reshape(-1, group_size * size)
-    hands = deal(cost.ravel()[drawn], group_size)
-    places = np.take_along_axis(drawn[:, np.newaxis, :], hands, axis=2)
-    by_rank = places.reshape(ranks // group_size, forwards, group_size, size)
+    by_group = deal(cost.ravel()[drawn], group_size)
+    places = np.take_along_axis(drawn[:, np.newaxis, :], by_group, axis=2)
+    by_rank = places.reshape(ranks // group_size, micro_batches, group_size, size)
     by_rank = by_rank.transpose(0, 2, 1, 3)
-    return Assignment(by_rank.ravel(), np.full((ranks, forwards), size))
+    return Assignment(by_rank.ravel(), np.full((ranks, micro_batches), size))
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
@@ -105,15 +107,17 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
     return order, slot
 
 
-def _dealt_to_ranks(cost: Float64Array, slot: Int64Array, ranks: int, forwards: int) -> Int64Array:
-    """The slots renumbered so that what a rank has in all its forwards is even too.
+def _dealt_to_ranks(
+    cost: Float64Array, slot: Int64Array, ranks: int, micro_batches: int
+) -> Int64Array:
+    """The slots renumbered so that what a rank has in all its micro-batches is even too.
 
-    Ranks wait for each other once an update, not once a forward. A rank's forwards come largest
-    first, so that those of one number are alike.
+    Ranks wait for each other once per update, not once per micro-batch. A rank's micro-batches come
+    largest first, so that those of one number are alike.
     """
-    if forwards == 1:
+    if micro_batches == 1:
         return slot
-    load = np.bincount(slot, cost, ranks * forwards).astype(np.float64)
+    load = np.bincount(slot, cost, ranks * micro_batches).astype(np.float64)
     by_load, rank = _least_loaded_rows(load, ranks)
     number = np.empty_like(by_load)
     number[by_load[np.argsort(rank, kind="stable")]] = np.arange(len(by_load))
@@ -218,8 +222,8 @@ class StepPlan:
     """One step of the whole job."""
 
     step: int
-    sample_ids: Int64Array  # [n]: rank 0's first forward, then its second, and so on
-    counts: Int64Array  # [R, A]: samples of each forward
+    sample_ids: Int64Array  # [n]: rank 0's first micro-batch, then its second, and so on
+    counts: Int64Array  # [R, A]: samples of each micro-batch
     drawn_ids: Int64Array  # [R, A, b]: as the sampler drew them, before balancing
     lengths: Int64Array  # [n]: tokens of each sample, as the index has them
     stored_masked: Int64Array  # [n]: masked positions that `prepare` stored for it
@@ -230,16 +234,16 @@ class StepPlan:
     imbalance_tokens: float  # largest over mean of the ranks' tokens
 
     def ids_of(self, rank: int, forward: int) -> Int64Array:
-        """Sample ids, int64 [counts[rank, forward]], of one forward."""
+        """Sample ids, int64 [counts[rank, forward]], of one micro-batch."""
         return self.sample_ids[self._places_of(rank, forward)]
 
     def sizes_of(self, rank: int, forward: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and stored masked positions of each sample of one forward."""
+        """Tokens and stored masked positions of each sample of one micro-batch."""
         places = self._places_of(rank, forward)
         return tuple(self.lengths[places].tolist()), tuple(self.stored_masked[places].tolist())
 
-    def forwards_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
-        """The sample ids of each forward, and its denominators by the names in its batch."""
+    def micro_batches_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
+        """The sample ids of each micro-batch, and its denominators by the names in its batch."""
         for forward in range(self.counts.shape[1]):
             yield (
                 self.ids_of(rank, forward),
@@ -250,7 +254,7 @@ class StepPlan:
             )
 
     def _places_of(self, rank: int, forward: int) -> slice:
-        """The places of one forward among the n samples."""
+        """The places of one micro-batch among the n samples."""
         number = rank * self.counts.shape[1] + forward
         stop = int(self.counts.ravel()[: number + 1].sum())
         return slice(stop - int(self.counts[rank, forward]), stop)
@@ -323,7 +327,7 @@ class StepPlanner:
 
 
 def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
-    """Sums over the samples of each forward, float64 [R, A]; every forward has at least one."""
+    """Sums over the samples of each micro-batch, float64 [R, A]; each has at least one sample."""
     flat = counts.ravel()
     starts = np.cumsum(flat) - flat
     sums: Float64Array = np.add.reduceat(values.astype(np.float64), starts).reshape(counts.shape)

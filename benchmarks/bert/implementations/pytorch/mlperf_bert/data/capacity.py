@@ -1,4 +1,4 @@
-"""Capacities of tokens, sequences and masked positions for every forward of a run.
+"""Capacities of tokens, sequences and masked positions for every micro-batch of a run.
 
 A captured step is replayed with the shapes it was captured with, so its batches are padded to a
 capacity. Capacities come from step plans, before the run: a plan needs only the length index, so no
@@ -24,7 +24,7 @@ WASTE = 0.01  # waste of tokens above which another capacity is worth its graph
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPlan:
-    """Room of one forward."""
+    """Room of one micro-batch."""
 
     tokens: int
     sequences: int
@@ -35,7 +35,7 @@ class CapacityPlan:
         """Capacities for a run of `num_steps`: exact if `sizes` has that many, so that all fit.
 
         Otherwise they are a bound from some steps, so a step may still not fit. `sizes` are those
-        of the steps' forwards, int64 [3, steps, R * A] (`forward_sizes`).
+        of the steps' micro-batches, int64 [3, steps, R * A] (`micro_batch_sizes`).
         """
         exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
@@ -46,7 +46,7 @@ class CapacityPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticShape:
-    """Every size of a forward that is padded to a capacity (`data/batch.py`).
+    """Every size of a micro-batch that is padded to a capacity (`data/batch.py`).
 
     After the `sequences` that may be real come `dummies`, which hold the padding tokens. Both
     numbers are constant, and sequences that are not needed are empty.
@@ -79,7 +79,7 @@ class StaticShape:
         return -(-self.tokens // self.max_seqlen)
 
     def least_padding(self, sequences: Int64Array) -> Int64Array:
-        """Padding tokens that forwards of these numbers of sequences need, in the same array shape.
+        """Padding tokens that micro-batches of so many sequences need, in the same array shape.
 
         Each is a dummy in a slot that may be real. No sequence has more than 1 + `max_masked` rows
         in the last layer (`last_rows`): its first token, its masked positions, used or not, and in
@@ -90,13 +90,13 @@ class StaticShape:
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """True where forwards of these sizes (arrays of one shape) fit with their least padding."""
+        """True if micro-batches of these sizes (arrays of one shape) fit, with padding."""
         fits = (sequences <= self.sequences) & (masked <= self.masked)
         return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
 
-def forward_sizes(plan: StepPlan) -> Int64Array:
-    """Tokens, sequences and masked positions of every forward of a step: int64 [3, R * A]."""
+def micro_batch_sizes(plan: StepPlan) -> Int64Array:
+    """Tokens, sequences and masked positions of every micro-batch of a step: int64 [3, R * A]."""
     return np.stack([plan.num_tokens, plan.counts, plan.num_masked]).reshape(3, -1)
 
 
@@ -120,27 +120,27 @@ def _bound(maxima: Int64Array, num_steps: int) -> int:
 def plan_shapes(
     planner: StepPlanner, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """Shapes for the forwards of all ranks, the smallest first, in a run of `num_steps` steps.
+    """Shapes for the micro-batches of all ranks, the smallest first, in a run of `num_steps` steps.
 
     Args:
         max_seqlen: most tokens of a sequence.
         max_masked: most masked positions of a sequence.
     """
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
-    sizes = np.stack([forward_sizes(planner.plan(step)) for step in steps], axis=1)
+    sizes = np.stack([micro_batch_sizes(planner.plan(step)) for step in steps], axis=1)
     return shapes_of_sizes(sizes, num_steps, max_seqlen=max_seqlen, max_masked=max_masked)
 
 
 def shapes_of_sizes(
     sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """Shapes from the sizes of some steps' forwards, int64 [3, steps, R * A]."""
+    """Shapes from the sizes of some steps' micro-batches, int64 [3, steps, R * A]."""
     largest = CapacityPlan.of_sizes(sizes, num_steps)
     # Unequal counts leave slots without a sequence, which together need a token or two.
     largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
     padding = int(largest_shape.least_padding(sizes[1]).max())
     largest = replace(largest, tokens=largest.tokens + padding)
-    # A step takes the capacity that its largest forward needs, on all ranks (`shape_of`).
+    # A step takes the capacity that its largest micro-batch needs, on all ranks (`shape_of`).
     tokens, _, masked = sizes.max(axis=2)
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
@@ -151,17 +151,17 @@ def shapes_of_sizes(
 
 
 def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
-    """The smallest of `shapes` (ascending) that holds every forward of a step; None if none does.
+    """The smallest of `shapes` (ascending) that holds a step's micro-batches; None if none does.
 
     All ranks count, because NCCL requires them to replay graphs that were captured together.
     """
-    return _first_that_holds(forward_sizes(plan), shapes)
+    return _first_that_holds(micro_batch_sizes(plan), shapes)
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
     """Padding for each real token, as in a captured run; `sizes` int64 [3, steps, R * A].
 
-    A step that no shape holds runs without padding, as fast as its largest forward.
+    A step that no shape holds runs without padding, as fast as its largest micro-batch.
     """
     padded = [
         shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
@@ -181,7 +181,7 @@ def _fewest_capacities(
 ) -> tuple[CapacityPlan, ...]:
     """One capacity, or enough to bring the waste under WASTE, at most LADDER_CAPACITIES.
 
-    `tokens` and `masked` are the sizes of each step's largest forwards.
+    `tokens` and `masked` are the sizes of each step's largest micro-batches.
     """
     for number in range(1, LADDER_CAPACITIES + 1):
         capacities = _by_quantiles(largest, tokens, masked, number)

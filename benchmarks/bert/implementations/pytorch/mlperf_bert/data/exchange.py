@@ -60,10 +60,10 @@ class ExchangeSource(BatchSource):
         messages = self._all_gather(self._read(plan))
         drawn_by_forward = zip(*map(unpack, messages), strict=True)
         for drawn, (ids, denominators) in zip(
-            drawn_by_forward, plan.forwards_of(self._rank), strict=True
+            drawn_by_forward, plan.micro_batches_of(self._rank), strict=True
         ):
-            hand = dealt(drawn, self._group.rank())
-            yield make_batch(hand, ids, **denominators)
+            samples = dealt(drawn, self._group.rank())
+            yield make_batch(samples, ids, **denominators)
 
     def close(self) -> None:
         """Release the others from an exchange that they may have begun, which would never end.
@@ -78,7 +78,7 @@ class ExchangeSource(BatchSource):
             work.wait(_LEAVE_TIMEOUT)
 
     def _read(self, plan: StepPlan) -> Bytes:
-        """One message: a packet for every forward of what the sampler drew for this rank."""
+        """One message: a packet for every micro-batch of what the sampler drew for this rank."""
         drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
         return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
@@ -107,12 +107,12 @@ class ExchangeSource(BatchSource):
         return sizes.squeeze(1), work
 
 
-def dealt(drawn: Sequence[Samples], hand: int) -> Samples:
-    """Hand number `hand` of the samples that a group drew for one forward, longest first.
+def dealt(drawn: Sequence[Samples], rank: int) -> Samples:
+    """The samples that `rank` gets of those its group drew for one micro-batch, longest first.
 
     All ranks have drawn equally many. They are sorted by the received lengths; ties keep the order
     of the ranks, then that of their draws, as in `data/balance.py`.
     """
     together = join(drawn)
     (places,) = deal(together.lengths.astype(np.float64)[np.newaxis], len(drawn))
-    return take(together, places[hand])
+    return take(together, places[rank])

@@ -73,7 +73,7 @@ MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetPlace:
+class DatasetLocation:
     """One contiguous array inside the shard: numpy dtype, elements, offset in bytes."""
 
     dtype: str
@@ -114,7 +114,7 @@ class Sidecar:
     source_name: str
     source_sha256: str
     settings: ShardSettings
-    datasets: dict[str, DatasetPlace]
+    datasets: dict[str, DatasetLocation]
     examples_sha256: str | None = None
 
     def to_json(self) -> bytes:
@@ -153,7 +153,7 @@ def read_sidecar(shard_path: Path) -> Sidecar:
             values,
             settings=parse(ShardSettings, values["settings"]),
             datasets={
-                name: parse(DatasetPlace, values["datasets"][name]) for name, _ in DATASET_DTYPES
+                name: parse(DatasetLocation, values["datasets"][name]) for name, _ in DATASET_DTYPES
             },
         )
         _check_arrays(sidecar)

@@ -123,11 +123,11 @@ _DALI_INPUT = "block"
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One rank's work in one step: `micro_batches` holds one batch per forward."""
+    """One rank's work in one step: `micro_batches` holds one batch per micro-batch."""
 
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
-    wait_ms: float  # time that the loop waited for it
+    data_wait_ms: float  # time that the loop waited for it
     planning_ms: float  # time of its plan, in the loader's thread
     received_bytes: int  # received from other processes for this rank's batches
 
@@ -147,7 +147,7 @@ class BatchSource:
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step, one per forward, on the host.
+        """This rank's batches of a step, one per micro-batch, on the host.
 
         Raises DataError if they cannot be read, or if a sample has another size than in the plan:
         then loss, balance and capacities would be wrong, and ids could belong to other samples.
@@ -176,7 +176,7 @@ class DirectSource(BatchSource):
         self._reader = reader
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        for ids, denominators in plan.forwards_of(self._rank):
+        for ids, denominators in plan.micro_batches_of(self._rank):
             yield make_batch(self._reader.read(ids), ids, **denominators)
 
 
@@ -271,11 +271,11 @@ class Loader:
             item = self._queue.get()
             if isinstance(item, BaseException):
                 raise item
-            wait_ms = 1e3 * (time.perf_counter() - asked)
+            data_wait_ms = 1e3 * (time.perf_counter() - asked)
             yield StepBatch(
                 item.plan,
                 self._staging.receive(item.staged),
-                wait_ms,
+                data_wait_ms,
                 item.planning_ms,
                 item.received_bytes,
             )

@@ -4,7 +4,7 @@ CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded 
 tags are all of it) and threads: docs/decisions/0007-reader-processes.md. Waits for messages
 poll and sleep, because MPI's own blocking calls spin and would take a core from the trainer.
 
-Shapes: G ranks of a group, A forwards, b sequences drawn for each.
+Shapes: G ranks of a group, A micro-batches, b sequences drawn for each.
 """
 
 import json
@@ -43,7 +43,7 @@ class Tag(IntEnum):
     STOP = 4  # the last message
     # From the reader.
     READY = 11
-    PACKET = 12  # samples of one forward
+    PACKET = 12  # samples of one micro-batch
     FAILED = 13  # where, problem and remedy of its error; the last message
     END = 14  # nothing follows
 
@@ -131,7 +131,7 @@ class MpiSource(BatchSource):
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
-        for ids, denominators in plan.forwards_of(self._rank):
+        for ids, denominators in plan.micro_batches_of(self._rank):
             _, contents = self._receive()
             self.received_bytes += len(contents)
             yield make_batch(unpack(contents)[0], ids, **denominators)
@@ -220,14 +220,14 @@ class StepReader:
         self._token = token
 
     def packets(self, step: int) -> list[Samples]:
-        """The samples of each forward of a step, in the types of the wire.
+        """The samples of each micro-batch of a step, in the types of the wire.
 
         Raises DataError if they cannot be read, PeersEndedError if another reader has left.
         """
         plan = self._planner.plan(step)
         if self._peers is None:
-            forwards = plan.forwards_of(self._rank)
-            return [narrowed(self._reader.read(ids), self._token) for ids, _ in forwards]
+            micro_batches = plan.micro_batches_of(self._rank)
+            return [narrowed(self._reader.read(ids), self._token) for ids, _ in micro_batches]
         drawn = narrowed(self._reader.read(plan.drawn_ids[self._rank].ravel()), self._token)
         number, drawn_by_each = self._peers.number, len(drawn.lengths)
         wanted = [

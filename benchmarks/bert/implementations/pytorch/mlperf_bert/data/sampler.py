@@ -25,7 +25,7 @@ MOST_QUANTILES = 64
 NUM_STRATA = 4  # strata of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
 
 # Samples of each stratum in every 16 or 12 of the global batch, as published.
-PUBLISHED_COUNTS = {"strata_6_3_2_5": (6, 3, 2, 5), "strata_4_2_2_4": (4, 2, 2, 4)}
+PUBLISHED_COUNTS = {"stratified_6_3_2_5": (6, 3, 2, 5), "stratified_4_2_2_4": (4, 2, 2, 4)}
 
 Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]

@@ -54,7 +54,7 @@ SHARD_REMEDY = (
 VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
 MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
 PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
-LOWEST_TARGET_OVER_GUESS = 1.5
+LOWEST_TARGET_OVER_BASELINE = 1.5
 
 SMALL_BYTES = 2 * 2**30  # of all shards together, which are hashed in seconds
 NUM_BLOCKS = 512
@@ -264,23 +264,23 @@ def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> N
 
 
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
-    """Compare the target with the best guess without context; return both in words."""
+    """Compare the target with the context-free baseline; return both in words."""
     baseline, target = held_out.manifest.baseline, config.eval.target
     words = "no target" if target is None else f"target accuracy {target:.4f}"
     if baseline is None:
         return words
-    guess = baseline.context_free_accuracy
-    lowest = LOWEST_TARGET_OVER_GUESS * guess
+    accuracy = baseline.context_free_accuracy
+    lowest = LOWEST_TARGET_OVER_BASELINE * accuracy
     if config.mlperf.enforce_rules and target is not None and target < lowest:
         raise ConfigError(
             "eval.target_accuracy",
-            f"{target} is {target / guess:.2f} x the best context-free guess {guess:.4f}",
-            f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_GUESS} x the guess",
+            f"{target} is {target / accuracy:.2f} x the context-free baseline {accuracy:.4f}",
+            f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_BASELINE} x the baseline",
         )
-    words += "; the" if target is None else f" is {target / guess:.2f} x the"
+    words += ";" if target is None else f" is {target / accuracy:.2f} x"
     return (
-        f"{words} best context-free guess {guess:.4f} ({baseline.masked_tokens:,} held-out masked "
-        f"tokens); most frequent token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+        f"{words} the context-free baseline {accuracy:.4f} ({baseline.masked_tokens:,} held-out "
+        f"masked tokens); most frequent token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
     )
 
 

@@ -85,15 +85,15 @@ def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: np
     """Bytes that each of G ranks receives from the others in one step of an exchange.
 
     Both arrays come from the index, [G, A, b]: samples that the ranks of one group drew for A
-    forwards. The group's messages are padded to the largest (data/exchange.py); SIZE_BYTES from
-    each rank announce its size.
+    micro-batches. The group's messages are padded to the largest (data/exchange.py); SIZE_BYTES
+    from each rank announce its size.
     """
-    num_ranks, forwards, each = lengths.shape
+    num_ranks, micro_batches, each = lengths.shape
     sizes = (
-        forwards * each,
+        micro_batches * each,
         *(array.sum(axis=(1, 2), dtype=np.int64) for array in (lengths, masked_counts)),
     )
-    total = np.full(num_ranks, forwards * _HEADER_BYTES)
+    total = np.full(num_ranks, micro_batches * _HEADER_BYTES)
     for name, (of, _) in _FIELDS.items():
         total += sizes[of] * _dtype(name, token).itemsize
     return int((num_ranks - 1) * (total.max() + SIZE_BYTES))

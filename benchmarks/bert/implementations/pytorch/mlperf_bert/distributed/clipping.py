@@ -11,7 +11,7 @@ limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
   buckets; `equal_share`: C_b = C / sqrt(22), as published, with the count pinned because
   DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
 
-With several forwards an update, g_i is the sum of their gradients.
+With several micro-batches an update, g_i is the sum of their gradients.
 
 Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
 (`after_allreduce`).
@@ -282,13 +282,13 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """Clipping of an update whose forwards and backwards run in its contexts."""
+    """Clipping of an update whose micro-batches and backwards run in its contexts."""
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
         """The context of one forward and its backward."""
 
     def finish(self) -> ClipOutcome:
-        """Finish after the last forward: the gradients are then final, but for a factor."""
+        """Finish after the last micro-batch: the gradients are then final, but for a factor."""
 
 
 def make_clipping(

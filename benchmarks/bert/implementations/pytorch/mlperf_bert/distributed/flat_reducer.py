@@ -6,7 +6,7 @@ copy, because they lie in the flat buffer that the optimizer reads. Buckets are 
 order of the parameters, clipped by the config's policy, and never rebuilt.
 
 Each of the N ranks owns all of the optimizer's state (`flat`), or the ranks of a node own a shard
-each and nodes are replicas (`shard_node`), or all N own a shard each (`shard_world`).
+each and nodes are replicas (`zero1_node`), or all N own a shard each (`zero1`).
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
     """Number of shards of the optimizer's state."""
-    parts = {"shard_node": info.local_world_size, "shard_world": info.world_size}
+    parts = {"zero1_node": info.local_world_size, "zero1": info.world_size}
     return parts.get(data_parallel, 1)
 
 
@@ -248,11 +248,11 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
     """A module's own parameters by name; reading one first waits for its new weights.
 
     With shards, an update leaves the weights of other ranks on their way. torch looks up a module's
-    attribute (`dense.weight`) in this dictionary, and lists parameters from it. So a forward cannot
-    read weights that have not arrived, whether it calls the module or reads its parameters itself,
-    as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO stage 3
-    at the same place. On a GPU the stream of a bucket's first reader waits for it, so all readers
-    must use that stream, or `FlatOptimizer.settle` before.
+    attribute (`dense.weight`) in this dictionary, and lists parameters from it. So a forward pass
+    cannot read weights that have not arrived, whether it calls the module or reads its parameters
+    itself, as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO
+    stage 3 at the same place. On a GPU the stream of a bucket's first reader waits for it, so all
+    readers must use that stream, or `FlatOptimizer.wait_for_weights` before.
 
     Args:
         parameters: the module's parameters.

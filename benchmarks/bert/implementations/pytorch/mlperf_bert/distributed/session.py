@@ -142,7 +142,7 @@ def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> 
 
     Every rank must call it: an error on one is raised on all.
     """
-    if value in ("exchange_local", "shard_node"):
+    if value in ("exchange_local", "zero1_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
 
 

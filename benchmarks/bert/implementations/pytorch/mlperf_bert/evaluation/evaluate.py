@@ -1,7 +1,7 @@
 """Masked-LM accuracy over the whole held-out set, sharded over the ranks.
 
 The set is cut into batches by tokens; shapes come from the index, samples later. A batch depends
-only on the set and on the tokens of a forward, so that every masked token is predicted from the
+only on the set and on the tokens of a micro-batch, so that every masked token is predicted from the
 same numbers on any number of ranks.
 """
 
@@ -27,7 +27,7 @@ from mlperf_bert.model.layers import correct_predictions
 from mlperf_bert.step.eager import forward
 from mlperf_bert.step.replay import Replay
 
-# On a GPU BERT-large's products then fill about four waves of tiles or more, a forward takes less
+# On a GPU BERT-large's products then fill about four waves of tiles or more, a pass takes less
 # than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
 # On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,
 # 2 layers of hidden 128 and 4 of 256).
@@ -36,7 +36,7 @@ TOKENS_CPU = 4_096
 
 
 def tokens_per_forward(index: LengthIndex, world_size: int, device: torch.device) -> int:
-    """Tokens of a forward: the device's default, or a rank's share of the set if that is less.
+    """Tokens of a micro-batch: the device's default, or a rank's share of the set if that is less.
 
     Args:
         index: index of the held-out set.
@@ -230,24 +230,24 @@ class Evaluator:
         return self._manifest.num_samples
 
     @property
-    def guess(self) -> float | None:
-        """Accuracy of the best guess without context, 0 .. 1; None if the set lacks it."""
+    def context_free_accuracy(self) -> float | None:
+        """Accuracy of the context-free baseline, 0 .. 1; None if the set lacks it."""
         baseline = self._manifest.baseline
         return None if baseline is None else baseline.context_free_accuracy
 
     def in_words(self, accuracy: Accuracy) -> str:
-        """Both accuracies in words, as multiples of the guess without context if that is known."""
+        """Both accuracies in words, as multiples of the context-free baseline if that is known."""
         baseline = self._manifest.baseline
         words = []
-        for name, reached, guess in (
-            ("accuracy", accuracy.mlm_accuracy, self.guess),
+        for name, reached, floor in (
+            ("accuracy", accuracy.mlm_accuracy, self.context_free_accuracy),
             (
                 "on [MASK] inputs",
                 accuracy.mask_only_accuracy,
                 baseline and baseline.mask_only_accuracy,
             ),
         ):
-            multiple = f" ({reached / guess:.2f} x guess)" if guess else ""
+            multiple = f" ({reached / floor:.2f} x baseline)" if floor else ""
             words.append(f"{name} {reached:.4f}{multiple}")
         return ", ".join(words)
 

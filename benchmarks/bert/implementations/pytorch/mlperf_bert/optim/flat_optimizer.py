@@ -2,8 +2,8 @@
 
 With one shard, a rank updates everything without communication. With several (ZeRO stage 1, arXiv
 1910.02054), it holds masters and moments of its own pieces only and updates those. The pieces are
-gathered one bucket at a time while the next forward begins, in the order that a forward needs them.
-Any other reader of the model's weights must call `settle` first.
+gathered one bucket at a time while the next forward pass begins, in the order that it needs them.
+Any other reader of the model's weights must call `wait_for_weights` first.
 
 A flat buffer holds many tensors one after the other, each starting at a multiple of BLOCK elements
 and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, also
@@ -164,7 +164,7 @@ class FlatOptimizer:
             gradient_factor: 0-d float32, multiplies every gradient first.
             skip: 0-d float32; if 1.0, weights, moments and count do not change.
         """
-        self.settle()  # needed if the model did not use all of its weights
+        self.wait_for_weights()  # needed if the model did not use all of its weights
         self._buffers.collect()
         self._updates += 1 - skip
         number = self._updates.clamp(min=1)  # 0 if the first step is skipped
@@ -183,7 +183,7 @@ class FlatOptimizer:
         self._buffers.collect()
         return self.shard
 
-    def settle(self) -> None:
+    def wait_for_weights(self) -> None:
         """Return when all weights are in the model (on a GPU: for work queued from here on)."""
         self.others.wait()
 
@@ -227,14 +227,14 @@ class FlatOptimizer:
         Every rank must call it at the same time; with `keep` false it only takes part. `copy`
         receives one bucket at a time, and the parameters are views of its results.
         """
-        self.settle()
+        self.wait_for_weights()
         exact = {}
         for number, part, whole, _ in self.parts:
             gathered = part.masters
             if part.masters.numel() < whole.numel():
                 gathered = torch.empty_like(whole, dtype=part.masters.dtype)
                 self.others.publish(number, gathered, part.masters)
-                self.settle()
+                self.wait_for_weights()
             if not keep:
                 continue
             kept, tensors = copy(f"masters {number}", gathered), self._tensors_of(number)
@@ -248,7 +248,7 @@ class FlatOptimizer:
 
         Every rank must call it at the same time.
         """
-        self.settle()
+        self.wait_for_weights()
         for segment in self.segments():
             values = exact[segment.tensor.name].reshape(-1)
             self.shard.masters[segment.in_shard].copy_(values[segment.first : segment.last])
@@ -256,7 +256,7 @@ class FlatOptimizer:
             if part.weights is not None:
                 part.weights.copy_(part.masters)
             self.others.publish(number, whole, piece)
-        self.settle()
+        self.wait_for_weights()
 
     def update(self, scalars: StepScalars) -> None:
         """Update and publish the shard; each subclass implements it."""
@@ -265,7 +265,7 @@ class FlatOptimizer:
     def _cut(self, layout: FlatLayout) -> Iterator[tuple[int, FlatShard, Tensor, Tensor]]:
         """Buckets to update in turn, with the whole buffer's and this shard's slices of weights.
 
-        Buckets come by number, in the order that a forward needs them.
+        Buckets come by number, in the order that a micro-batch needs them.
         """
         if layout.num_shards == 1:
             yield 0, self.shard, self._buffers.weights, self._buffers.weights

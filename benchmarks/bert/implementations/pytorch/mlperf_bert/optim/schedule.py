@@ -24,7 +24,7 @@ def learning_rates(
     - `published`: at warmup_steps, although the shifted warm-up ends elsewhere. With a negative
       start the rate therefore jumps above `base` when the warm-up ends. The constants of the
       published 1,024-GPU runs were tuned with this jump, so a faithful preset must keep it.
-    - `trapezoid`: the rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
+    - `wsd`: the rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
       `end_learning_rate` by 1 - sqrt(s), s the passed share of the cool-down (Haegele et al.,
       "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv
       2405.18392). Without a cool-down it stays until `decay_steps`.
@@ -41,7 +41,7 @@ def learning_rates(
     rates = base * np.maximum(positions, 0) / max(warm_up, 1)
     decays = (positions >= warm_up) & (steps <= last)
     rates[steps > last] = end
-    if schedule.form == "trapezoid":
+    if schedule.form == "wsd":
         cooldown = schedule.cooldown_steps
         passed = np.maximum(steps[decays] - (last - cooldown), 0) / max(cooldown, 1)
         root = np.sqrt(passed)

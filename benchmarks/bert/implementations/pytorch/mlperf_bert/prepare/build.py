@@ -22,7 +22,7 @@ from mlperf_bert.compiled import usable_cache
 from mlperf_bert.data.compiled_masking import draw_masks
 from mlperf_bert.data.index import (
     Baseline,
-    DatasetPlace,
+    DatasetLocation,
     Manifest,
     Segments,
     ShardEntry,
@@ -55,7 +55,7 @@ from mlperf_bert.prepare.documents import (
     tokenize_documents,
 )
 from mlperf_bert.prepare.examples import add_pass, make_examples, pick_evenly
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.prepare.whole_sequences import make_sequences
 from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,
@@ -174,7 +174,7 @@ def make_set(
     for job in jobs:
         is_finished(job, source_sha256=None)
     counted, done, size_of = Tally(), 0, dict(zip(jobs, sizes, strict=True))
-    for job, tally in finished_in_sight(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
+    for job, tally in run_with_progress(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
         counted += tally
         done += size_of[job]
         if done >= SURE * sum(sizes):
@@ -415,7 +415,9 @@ def write_shard(
     return sidecar
 
 
-def _write_arrays(opened: io.BytesIO, path: Path, examples: ShardArrays) -> dict[str, DatasetPlace]:
+def _write_arrays(
+    opened: io.BytesIO, path: Path, examples: ShardArrays
+) -> dict[str, DatasetLocation]:
     places = {}
     with h5py.File(
         opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
@@ -426,7 +428,7 @@ def _write_arrays(opened: io.BytesIO, path: Path, examples: ShardArrays) -> dict
             offset = dataset.id.get_offset()
             if offset is None:
                 raise DataError(f"{path}: {name}", "has no elements", "give more text")
-            places[name] = DatasetPlace(stored.dtype.str, stored.size, offset)
+            places[name] = DatasetLocation(stored.dtype.str, stored.size, offset)
     return places
 
 

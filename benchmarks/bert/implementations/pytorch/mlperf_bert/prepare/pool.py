@@ -16,7 +16,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def finished_in_sight(
+def run_with_progress(
     function: Callable[[Job], Result],
     jobs: Sequence[Job],
     workers: int,

@@ -46,7 +46,7 @@ from mlperf_bert.prepare.contents import (
     check_unknown,
     read_counts,
 )
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
@@ -202,7 +202,7 @@ def _check_contents(
     small = replace(manifest, shards=(), length_histogram=(), index_files=())
     before = len(report.problems)
     tally = Tally()
-    for _, found in finished_in_sight(
+    for _, found in run_with_progress(
         partial(_read_shard, set_dir, small),
         manifest.shards,
         workers,

@@ -82,8 +82,8 @@ class Metrics:
     def _start_interval(self) -> None:
         self._started = time.perf_counter()
         self._plans: list[StepPlan] = []
-        self._wait_ms = self._planning_ms = 0.0
-        self._received_bytes = self._unpadded_steps = 0
+        self._data_wait_ms = self._planning_ms = 0.0
+        self._received_bytes = self._eager_steps = 0
         self._room = np.zeros(2, np.int64)  # tokens, masked positions: real ones and padding
         # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
@@ -104,12 +104,12 @@ class Metrics:
         """Count a finished step; nothing is read back from the device."""
         self._plans.append(batch.plan)
         self._last_step = batch.plan.step
-        self._wait_ms += batch.wait_ms
+        self._data_wait_ms += batch.data_wait_ms
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
         is_captured = self._config.run.step_mode == "captured"
-        shape = batch.micro_batches[0].shape  # sums over every forward of the step, on all ranks
-        self._unpadded_steps += is_captured and shape is None
+        shape = batch.micro_batches[0].shape  # sums over the step's micro-batches, on all ranks
+        self._eager_steps += is_captured and shape is None
         tokens, masked = batch.plan.num_tokens, batch.plan.num_masked
         if shape is None:
             self._room += tokens.sum(), masked.sum()
@@ -160,13 +160,13 @@ class Metrics:
             "received_bytes_per_rank": self._received_bytes / count,
             "planning_ms": self._planning_ms / count,
             "skipped_steps": int(skipped),
-            "unpadded_steps": self._unpadded_steps,
+            "eager_steps": self._eager_steps,
             "clipped_fraction": clipped / count,
             "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once an interval
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
-            "wait_ms": self._wait_ms / count,
-            "slowest_over_median": slowest.over_median if slowest else None,
+            "data_wait_ms": self._data_wait_ms / count,
+            "straggler_ratio": slowest.over_median if slowest else None,
             "slowest_rank": slowest.rank if slowest else None,
         }
         self._start_interval()
@@ -236,7 +236,7 @@ class SlowestRank:
     def step_begins(self, batch: StepBatch) -> None:
         """Called right before the step that computes `batch`."""
         if self._is_on:
-            self._waits_s.append(batch.wait_ms / 1e3)
+            self._waits_s.append(batch.data_wait_ms / 1e3)
             self._steps.append([_mark(self._device)] * 2)
 
     def compare(self) -> Slowest:

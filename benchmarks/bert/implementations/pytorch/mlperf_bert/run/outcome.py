@@ -28,8 +28,8 @@ class RunOutcome:
     mlm_accuracy: float | None
     stopped_by: str | None
 
-    def in_words(self, target: float | None, guess: float | None) -> str:
-        """The outcome in one line; `guess` is the accuracy of the best guess without context."""
+    def in_words(self, target: float | None, context_free: float | None) -> str:
+        """The outcome in one line; `context_free` is the accuracy of the context-free baseline."""
         reached = self.mlm_accuracy
         how_far = f"{self.samples:,} samples, {self.steps:,} steps"
         seconds = f"{self.seconds:.1f} s of training"
@@ -37,8 +37,8 @@ class RunOutcome:
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by} after {how_far}, {seconds}{known}"
         if target is None:
-            if reached and guess:
-                known += f", {reached / guess:.2f} x the context-free guess"
+            if reached and context_free:
+                known += f", {reached / context_free:.2f} x the context-free baseline"
             return f"{self.steps:,} steps, {self.samples:,} samples, {seconds}{known}"
         if self.status == "success":
             return f"target reached after {how_far}, {seconds}"

@@ -72,7 +72,7 @@ class CapturedStep:
     Args:
         eager: the step to capture.
         shapes: shapes of the capacities, the smallest first.
-        forwards: batches an update.
+        micro-batches: batches an update.
         device: of the model.
     """
 
@@ -81,12 +81,12 @@ class CapturedStep:
         eager: EagerStep,
         shapes: tuple[StaticShape, ...],
         *,
-        forwards: int,
+        micro_batches: int,
         device: torch.device,
     ) -> None:
         self._eager = eager
         self.shapes = shapes
-        self._forwards = forwards
+        self._micro_batches = micro_batches
         self._device = device
         wrapped = isinstance(eager.model, DistributedDataParallel)
         self._warm_up_calls = DDP_WARM_UP_CALLS if wrapped else WARM_UP_CALLS
@@ -95,7 +95,7 @@ class CapturedStep:
     def prepare(self, batch_of: MakeBatch) -> None:
         """Capture an update of each shape on synthetic batches; weights and moments change."""
         is_cuda = self._device.type == "cuda"
-        static = [StaticInputs(batch_of(s), self._forwards, self._device) for s in self.shapes]
+        static = [StaticInputs(batch_of(s), self._micro_batches, self._device) for s in self.shapes]
         # All warm-ups first: they cannot use the memory that the first capture reserves. The
         # largest runs first, so that the others find memory.
         for inputs in reversed(static):
@@ -111,7 +111,7 @@ class CapturedStep:
     def _update_of(self, inputs: "StaticInputs") -> Callable[[], StepResult]:
         def update() -> StepResult:
             result = self._eager.update(inputs.batches)
-            self._eager.optimizer.settle()  # gather the other ranks' weights inside the graph
+            self._eager.optimizer.wait_for_weights()  # so the gathers are in the graph
             return result
 
         return update
@@ -122,7 +122,7 @@ class CapturedStep:
         if captured is None:
             return self._eager(step, micro_batches)
         inputs, replay = captured
-        self._eager.optimizer.settle()  # an eager step's weights may still travel
+        self._eager.optimizer.wait_for_weights()  # an eager step's weights may still travel
         self._eager.number.fill_(step)
         inputs.overwrite(micro_batches)
         return replay()
@@ -142,12 +142,12 @@ class CapturedStep:
 
 
 class StaticInputs:
-    """One padded batch for each forward, in memory of its own that never moves."""
+    """One padded batch for each micro-batch, in memory of its own that never moves."""
 
-    def __init__(self, batch: UnpaddedBatch, forwards: int, device: torch.device) -> None:
+    def __init__(self, batch: UnpaddedBatch, micro_batches: int, device: torch.device) -> None:
         assert batch.shape is not None
-        self.batches = tuple(blank(batch.shape, device) for _ in range(forwards))
-        self.overwrite((batch,) * forwards)
+        self.batches = tuple(blank(batch.shape, device) for _ in range(micro_batches))
+        self.overwrite((batch,) * micro_batches)
 
     def overwrite(self, batches: tuple[UnpaddedBatch, ...]) -> None:
         """Copy in batches of this shape; on CUDA, on the current stream."""
@@ -191,7 +191,7 @@ def warm_up(
     except torch.OutOfMemoryError as error:
         raise _too_large(config, batch, largest) from error
     optimizer.zero_grad()
-    optimizer.settle()
+    optimizer.wait_for_weights()
     for name, tensor in _live_state(model, optimizer).items():
         tensor.copy_(saved[name])
     torch.set_rng_state(streams)
@@ -202,8 +202,8 @@ def warm_up(
 def _too_large(
     config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
 ) -> ConfigError:
-    """The error that forwards of `batch`, or of the largest `captured` shape, do not fit."""
-    what, tokens, sequences = "a forward", len(batch.input_ids), len(batch.lengths)
+    """The error that micro-batches of `batch`, or of the largest `captured` shape, do not fit."""
+    what, tokens, sequences = "a micro-batch", len(batch.input_ids), len(batch.lengths)
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
     size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"

@@ -1,12 +1,12 @@
 """The sub-command `prepare --corpus`: a user's own text to prepared sets, with sizes as options.
 
-`own-text` does the same with the sizes of a config, and then trains.
+`pretrain` does the same with the sizes of a config, and then trains.
 """
 
 import argparse
 from pathlib import Path
 
-from bert_tools.own_text.cli import SEED, add_text_options
+from bert_tools.pretrain.cli import SEED, add_text_options
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare the text. Raises ConfigError or DataError for what the user can mend."""
-    from bert_tools.own_text.prepare import OwnText, prepare_own_text
+    from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
     from mlperf_bert.data.index import ShardSettings
 
     if args.vocab is not None and args.vocab_size is not None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         problem = f"there is no file or directory '{args.corpus}'"
         raise ConfigError("--corpus", problem, "give your text")
     passes = 1 if args.segments == "single" else DUPE_FACTOR
-    wanted = OwnText(
+    wanted = CorpusRequest(
         source=args.corpus,
         documents=args.documents,
         text_field=args.text_field or "text",
@@ -82,6 +82,6 @@ def run(args: argparse.Namespace) -> int:
             segments=args.segments,
         ),
     )
-    if not prepare_own_text(wanted, args.out, workers=args.workers):
+    if not prepare_corpus(wanted, args.out, workers=args.workers):
         print(f"{args.out}: already prepared with these settings")
     return 0

@@ -1,4 +1,4 @@
-"""The other side of `bench against`: `transformers`' BertForPreTraining in every form.
+"""The other side of `bench transformers`: `transformers`' BertForPreTraining in every form.
 
 For the modern architecture it is their ModernBertForMaskedLM, in the forms that run without its own
 unpadded path, which needs another library's kernels.
@@ -44,7 +44,7 @@ OPPONENTS = (
     "sorted_compiled",  # the same through torch.compile
     "padded",  # as people feed it: all positions, padded to the maximum
     "padded_compiled",  # the same through torch.compile
-    "unpadded_peer",  # without padding, all positions
+    "unpadded_baseline",  # without padding, all positions
 )
 Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]
@@ -67,10 +67,10 @@ def import_transformers() -> ModuleType:
         return importlib.import_module("transformers")  # untyped: its own types take mypy minutes
     except ImportError as error:
         remedy = "run in the checkout: tools/venv.sh dev"
-        raise ConfigError("bench against", f"needs transformers ({error})", remedy) from None
+        raise ConfigError("bench transformers", f"needs transformers ({error})", remedy) from None
 
 
-def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
+def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
     """Their model of `config` with the weights of ours, in training mode.
 
     Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a BERT
@@ -88,21 +88,21 @@ def make_peer(ours: nn.Module, config: ModelSection, device: torch.device) -> An
         "max_position_embeddings": config.max_position_embeddings,
     }
     with device:  # draws its own initial weights there
-        make = _modern_peer if config.architecture == "modern" else _bert_peer
-        peer = make(config, sizes)
+        make = _modern_baseline if config.architecture == "modern" else _bert_baseline
+        baseline = make(config, sizes)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
-        for name, parameter in peer.named_parameters():
+        for name, parameter in baseline.named_parameters():
             parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
-    peer.set_attn_implementation("sdpa")
-    return peer.train()
+    baseline.set_attn_implementation("sdpa")
+    return baseline.train()
 
 
-def _is_modern(peer: Any) -> bool:
-    return hasattr(peer, "decoder")
+def _is_modern(baseline: Any) -> bool:
+    return hasattr(baseline, "decoder")
 
 
-def _bert_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+def _bert_baseline(config: ModelSection, sizes: dict[str, int]) -> Any:
     transformers = import_transformers()
     return transformers.BertForPreTraining(
         transformers.BertConfig(
@@ -114,7 +114,7 @@ def _bert_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
     )
 
 
-def _modern_peer(config: ModelSection, sizes: dict[str, int]) -> Any:
+def _modern_baseline(config: ModelSection, sizes: dict[str, int]) -> Any:
     transformers = import_transformers()
     return transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
@@ -171,15 +171,15 @@ def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> 
     }
 
 
-def masked_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
+def masked_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of their model, with logits of the masked positions only."""
-    if _is_modern(peer):
-        hidden = peer.model(**inputs["tokens"])[0]
+    if _is_modern(baseline):
+        hidden = baseline.model(**inputs["tokens"])[0]
         masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
-        return F.cross_entropy(peer.decoder(peer.head(masked)).float(), inputs["labels"])
-    hidden, pooled = peer.bert(**inputs["tokens"])[:2]
+        return F.cross_entropy(baseline.decoder(baseline.head(masked)).float(), inputs["labels"])
+    hidden, pooled = baseline.bert(**inputs["tokens"])[:2]
     masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
-    return _loss_of_both(peer.cls(masked, pooled), inputs)
+    return _loss_of_both(baseline.cls(masked, pooled), inputs)
 
 
 def _labels(batch: UnpaddedBatch) -> Tensor:
@@ -205,10 +205,10 @@ def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
     }
 
 
-def use_nested_attention(peer: Any) -> None:
-    """Make `peer` attend within the sequences of `cu_seqlens` only."""
+def use_nested_attention(baseline: Any) -> None:
+    """Make `baseline` attend within the sequences of `cu_seqlens` only."""
     import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
-    peer.set_attn_implementation(ATTENTION_NAME)
+    baseline.set_attn_implementation(ATTENTION_NAME)
 
 
 def nested_attention(
@@ -239,11 +239,11 @@ def nested_attention(
     return context.transpose(1, 2).values()[None], None
 
 
-def unpadded_loss(peer: Any, inputs: dict[str, Any]) -> Tensor:
+def unpadded_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of BertForPreTraining, whose own forward takes one first token per row."""
-    hidden = peer.bert(**inputs["tokens"]).last_hidden_state[0]
-    pooled = peer.bert.pooler(hidden[inputs["first"]][:, None])
-    return _loss_of_both(peer.cls(hidden, pooled), inputs)
+    hidden = baseline.bert(**inputs["tokens"]).last_hidden_state[0]
+    pooled = baseline.bert.pooler(hidden[inputs["first"]][:, None])
+    return _loss_of_both(baseline.cls(hidden, pooled), inputs)
 
 
 def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tensor:
@@ -271,20 +271,20 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
-def peer_step(peer: Any, loss_of: LossOf, precision: Precision) -> Contender:
+def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Contender:
     """One update as `transformers`' users write it: forward, backward, clip, optimizer.
 
     Takes the number of a batch and returns the loss before the update; it leaves no gradient, even
     after an error.
     """
-    optimizer = fused_adamw(peer, OPTIM)
+    optimizer = fused_adamw(baseline, OPTIM)
 
     def step(number: int) -> Tensor:
         try:
-            with autocast(peer.device, precision):
+            with autocast(baseline.device, precision):
                 loss = loss_of(number)
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(peer.parameters(), CLIP.max_norm)
+            nn.utils.clip_grad_norm_(baseline.parameters(), CLIP.max_norm)
             optimizer.step()
         finally:
             optimizer.zero_grad()
@@ -294,7 +294,7 @@ def peer_step(peer: Any, loss_of: LossOf, precision: Precision) -> Contender:
 
 
 def make_opponents(
-    make_peer: Callable[[], Any],
+    make_baseline: Callable[[], Any],
     data: Data,
     config: ModelSection,
     *,
@@ -306,7 +306,7 @@ def make_opponents(
     """Build each of OPPONENTS and run it on every batch; also the reasons of those that cannot run.
 
     Args:
-        make_peer: makes a new peer in training mode for each.
+        make_baseline: makes a new baseline in training mode for each.
         data: batches for all of them.
         config: of both sides; in precisions other than fp32 they run under autocast.
         device: device of models and data.
@@ -318,11 +318,11 @@ def make_opponents(
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}
     for name in OPPONENTS:
-        reason = _reason_against(name, device, compiled, config.architecture)
+        reason = _reason_left_out(name, device, compiled, config.architecture)
         if reason is None:
             report(f"preparing {name}")
             try:
-                contenders[name] = _prepared(name, make_peer(), data, config, compiled, check)
+                contenders[name] = _prepared(name, make_baseline(), data, config, compiled, check)
             except ConfigError:
                 raise
             except Exception as error:  # any error from others' code is a finding, no failure
@@ -336,53 +336,55 @@ def make_opponents(
 
 def _prepared(
     name: str,
-    peer: Any,
+    baseline: Any,
     data: Data,
     config: ModelSection,
     compiled: Compiled,
     check: Callable[[str, Tensor], object],
 ) -> Contender:
     """A step that has run once. As a separate function it leaves nothing behind on failure."""
-    loss_of = loss_function(name, peer, data, compiled)
+    loss_of = loss_function(name, baseline, data, compiled)
     if not name.endswith("compiled"):  # the plain module would be compiled again
-        peer.eval()
-        with torch.no_grad(), autocast(peer.device, config.precision):
+        baseline.eval()
+        with torch.no_grad(), autocast(baseline.device, config.precision):
             check(name, loss_of(0))
-        peer.train()
-    step = peer_step(peer, loss_of, config.precision)
+        baseline.train()
+    step = baseline_step(baseline, loss_of, config.precision)
     for number in range(len(data.batches)):  # each may have a new shape, which is compiled once
         step(number).item()
     return step
 
 
-def loss_function(name: str, peer: Any, data: Data, compiled: Compiled = "no") -> LossOf:
-    """The loss of the opponent of this name, whose model is `peer`."""
-    if name == "unpadded_peer":
-        use_nested_attention(peer)
+def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no") -> LossOf:
+    """The loss of the opponent of this name, whose model is `baseline`."""
+    if name == "unpadded_baseline":
+        use_nested_attention(baseline)
         inputs = [unpadded_inputs(batch) for batch in data.batches]
-        return lambda number: unpadded_loss(peer, inputs[number])
+        return lambda number: unpadded_loss(baseline, inputs[number])
     is_sorted = name.startswith("sorted")
-    function: Any = partial(masked_loss, peer) if is_sorted else peer
+    function: Any = partial(masked_loss, baseline) if is_sorted else baseline
     if name.endswith("compiled"):
         if compiled == "whole":
             function = torch.compile(function, dynamic=is_sorted)
         else:
-            for layer in peer.model.layers if _is_modern(peer) else peer.bert.encoder.layer:
+            for layer in (
+                baseline.model.layers if _is_modern(baseline) else baseline.bert.encoder.layer
+            ):
                 layer.compile(dynamic=is_sorted)
     if is_sorted:
         return lambda number: function(data.sorted[number])
     return lambda number: function(**data.padded[number]).loss
 
 
-def _reason_against(
+def _reason_left_out(
     name: str, device: torch.device, compiled: Compiled, architecture: Architecture
 ) -> str | None:
-    if name == "unpadded_peer" and architecture == "modern":
+    if name == "unpadded_baseline" and architecture == "modern":
         return "its own unpadded path needs the kernels of flash-attn"
     if name.endswith("compiled") and compiled == "no":
         return "torch.compile was not asked for: --compile"
     if name == "padded_compiled" and device.type != "cuda":
         return f"compiled on CUDA alone; this run is on {device.type}"
-    if name == "unpadded_peer" and device.type != "cuda":
+    if name == "unpadded_baseline" and device.type != "cuda":
         return f"its attention kernels are for CUDA; this run is on {device.type}"
     return None

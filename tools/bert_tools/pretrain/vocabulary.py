@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bert_tools.own_text.cleaning import documents_of
+from bert_tools.pretrain.cleaning import documents_of
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.prepare.documents import digest_of
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.prepare.train_vocabulary import count_words, vocabulary_of_words
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
@@ -29,7 +29,7 @@ def own_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list
     count = partial(count_part, share=min(1.0, SAMPLE_BYTES / sum(sizes)))
     words = ("words counted", "parts")
     raw_counts: Counter[str] = Counter()
-    for _, counts in finished_in_sight(
+    for _, counts in run_with_progress(
         count, parts, workers, sizes=sizes, words=words, quiet=False
     ):
         raw_counts.update(counts)

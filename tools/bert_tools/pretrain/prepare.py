@@ -21,15 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_tools.own_text.cleaning import clean_document, documents_of
-from bert_tools.own_text.documents import (
+from bert_tools.pretrain.cleaning import clean_document, documents_of
+from bert_tools.pretrain.documents import (
     DocumentRule,
     Rules,
     can_be_cut,
     next_document,
     sections,
 )
-from bert_tools.own_text.files import (
+from bert_tools.pretrain.files import (
     TextFile,
     Unread,
     find_files,
@@ -37,7 +37,7 @@ from bert_tools.own_text.files import (
     unread_in_words,
     with_encodings,
 )
-from bert_tools.own_text.vocabulary import check_vocab_size, own_vocabulary
+from bert_tools.pretrain.vocabulary import check_vocab_size, own_vocabulary
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
@@ -51,7 +51,7 @@ from mlperf_bert.files import (
 )
 from mlperf_bert.prepare.build import check_settings, prepare_pair
 from mlperf_bert.prepare.documents import digest_of
-from mlperf_bert.prepare.pool import finished_in_sight
+from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
@@ -83,7 +83,7 @@ HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnText:
+class CorpusRequest:
     """A request: the text, and the sets to make of it.
 
     `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
@@ -100,7 +100,7 @@ class OwnText:
     also: tuple[str, ...] = ()
 
 
-def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
+def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> bool:
     """Make or finish `out_dir`/train, /eval, /vocab.txt and /corpus.json.
 
     Returns True if anything had to be made. Raises ConfigError and DataError for faults that the
@@ -159,7 +159,7 @@ def prepare_own_text(wanted: OwnText, out_dir: Path, *, workers: int) -> bool:
 # Check --------------------------------------------------------------------------------------------
 
 
-def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
+def check_options(wanted: CorpusRequest, out_dir: Path, workers: int) -> None:
     """Check the options before the text is read for hours. Raises ConfigError."""
     if wanted.vocab_path is None:
         check_vocab_size(wanted.vocab_size)
@@ -167,7 +167,7 @@ def check_options(wanted: OwnText, out_dir: Path, workers: int) -> None:
     check_place(wanted.source, out_dir)
 
 
-def _checked_files(wanted: OwnText, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
+def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
     """The files with their encodings, and what is not read.
 
     A line tells of encodings where they are not all UTF-8.
@@ -219,7 +219,7 @@ def _digest(*words: str) -> str:
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
-def _settings_of(wanted: OwnText, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
+def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
     """What must be as before if the directory exists."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     settings = {
@@ -292,7 +292,7 @@ def _clean_all(
     parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
     make_directory(parts_dir)
     jobs = plan_jobs(files, rules)
-    found = finished_in_sight(
+    found = run_with_progress(
         partial(clean, parts_dir=parts_dir, rules=rules, share=share),
         jobs,
         workers,
@@ -434,7 +434,7 @@ def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
     return paths
 
 
-def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
+def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
     """A copy of the given vocabulary, or one of the training text."""
     if wanted.vocab_path is not None:
         vocabulary = load_any_vocabulary(wanted.vocab_path)
@@ -451,7 +451,7 @@ def _vocabulary(wanted: OwnText, out_dir: Path, train: Sequence[Path], workers: 
 
 
 def _check_documents(
-    wanted: OwnText, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
+    wanted: CorpusRequest, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
 ) -> None:
     """Raise DataError, with what would help, where the documents cannot be learned from."""
     parts = [*cleaned.train, *cleaned.held_out]

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from bert_tools.own_text.files import find_files, opened, unread_in_words
+from bert_tools.pretrain.files import find_files, opened, unread_in_words
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import DataError
 from own_texts import made_up_texts
@@ -129,7 +129,7 @@ def test_entries_that_cannot_be_looked_at_are_named(tmp_path):
 
 
 def test_a_line_of_json_without_end_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_tools.own_text.files.MOST_OF_A_LINE", 2**17)
+    monkeypatch.setattr("bert_tools.pretrain.files.MOST_OF_A_LINE", 2**17)
     line = json.dumps({"text": "x " * 2**17})
     write(tmp_path, {"a.json": line + "\n" + line, "b.json": LINES, "c.txt": "c" * 2**20})
     assert names(tmp_path) == ["b.json", "c.txt"]

@@ -1,4 +1,4 @@
-"""The sub-command `own-text`: train an encoder on a user's own text and export it.
+"""The sub-command `pretrain`: train an encoder on a user's own text and export it.
 
     choose a model -> prepare -> train -> measure -> export, with a model card
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from bert_tools.huggingface.export import Facts
-    from bert_tools.own_text.prepare import OwnText
+    from bert_tools.pretrain.prepare import CorpusRequest
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.model.bert import BertForPretraining
 
@@ -41,7 +41,7 @@ DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
 CONVERTED = "first_weights"  # there too, if the first weights were in Hugging Face's form
 # Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
 # 1810.04805, appendix A.2), not run.
-PASSES = {"own_text_cpu": 20, "own_text_gpu": 40}
+PASSES = {"pretrain_cpu": 20, "pretrain_gpu": 40}
 # Settings of ModernBERT's architecture (arXiv 2412.13663) in the same files: on a GPU the published
 # base size and first phase, on a CPU a gated half with as many weights as the plain one.
 _AS_PUBLISHED = {
@@ -52,12 +52,12 @@ _AS_PUBLISHED = {
     "data.masking_rate": 0.3,
 }
 MODERN: dict[str, dict[str, Any]] = {
-    "own_text_cpu": {
+    "pretrain_cpu": {
         **_AS_PUBLISHED,
         "model.intermediate_size": 704,
         "data.max_predictions": 39,
     },
-    "own_text_gpu": {
+    "pretrain_gpu": {
         **_AS_PUBLISHED,
         "model.num_layers": 22,
         "model.intermediate_size": 1152,
@@ -101,12 +101,12 @@ class Plan:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `own-text`."""
+    """Add the options of `pretrain`."""
     parser.add_argument("text", type=Path, metavar="TEXT", help="a directory or a file of text")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", required=True, help="gets data/, run/ and exported/"
     )
-    default = "default: own_text_gpu where there is a GPU, else own_text_cpu"
+    default = "default: pretrain_gpu where there is a GPU, else pretrain_cpu"
     add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
     parser.add_argument("--architecture", choices=("bert", "modern"), help="default: bert")
     add_text_options(parser)
@@ -166,9 +166,9 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
     if read_rank_info().world_size > 1:
         remedy = "start it once; it starts its own ranks"
-        raise ConfigError("own-text", "was started once for each rank", remedy)
+        raise ConfigError("pretrain", "was started once for each rank", remedy)
     print(f"own text: looking at {args.text}", flush=True)
-    from bert_tools.own_text.prepare import check_place  # which takes a while
+    from bert_tools.pretrain.prepare import check_place  # which takes a while
 
     for place in (args.out, args.data):
         check_place(args.text, place)
@@ -251,13 +251,13 @@ def _choose(args: argparse.Namespace) -> Plan:
     """
     import torch
 
-    from bert_tools.own_text.files import find_files, text_bytes
+    from bert_tools.pretrain.files import find_files, text_bytes
     from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
     halves = (each.partition("=") for each in args.set)
     own = {name.strip(): value.strip(" '\"") for name, _, value in halves}
     num_gpus = 0 if own.get("run.device") == "cpu" else torch.cuda.device_count()
-    path = args.config or find_config(f"own_text_{'gpu' if num_gpus else 'cpu'}")
+    path = args.config or find_config(f"pretrain_{'gpu' if num_gpus else 'cpu'}")
     settings: dict[str, Any] = {}
 
     def words() -> tuple[str, ...]:
@@ -350,21 +350,21 @@ def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
 
 def _prepare(args: argparse.Namespace, plan: Plan) -> None:
     """Make the data in the config's sizes. Raises ConfigError and DataError."""
-    from bert_tools.own_text.prepare import prepare_own_text
+    from bert_tools.pretrain.prepare import prepare_corpus
 
-    if not prepare_own_text(_wanted(args, plan), args.data, workers=len(usable_cpus())):
+    if not prepare_corpus(_wanted(args, plan), args.data, workers=len(usable_cpus())):
         print(f"{args.data}: already prepared with these settings")
 
 
-def _wanted(args: argparse.Namespace, plan: Plan) -> "OwnText":
-    from bert_tools.own_text.prepare import OwnText
+def _wanted(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
+    from bert_tools.pretrain.prepare import CorpusRequest
     from mlperf_bert.data.index import ShardSettings
 
     names = ["max_seq_length", "max_predictions", "dupe_factor"]
     values: dict[str, Any] = {name: getattr(plan.config.data, name) for name in names}
     if plan.config.model.objective == "mlm":
         values |= {"segments": "single", "dupe_factor": 1}
-    return OwnText(
+    return CorpusRequest(
         source=args.text,
         documents=args.documents,
         text_field=args.text_field or "text",
@@ -387,8 +387,8 @@ def _expected(plan: Plan) -> str:
         tokens, rate = sequences * config.data.max_seq_length, GPU_FLOPS * plan.num_gpus
         seconds, how = 6 * config.model.num_parameters * tokens / rate, "assumed, not measured"
     else:
-        forwards = config.max_steps * config.parallel.grad_accum_steps
-        seconds, how = forwards * _seconds_a_forward(config), "measured on made-up text"
+        micro_batches = config.max_steps * config.parallel.grad_accum_steps
+        seconds, how = micro_batches * _seconds_a_forward(config), "measured on made-up text"
     return (
         f"training: {config.max_steps:,} steps, {sequences:,} sequences, about "
         f"{as_clock(seconds)} ({how}; progress lines correct it)"
@@ -421,7 +421,7 @@ def _seconds_a_forward(config: RunConfig) -> float:
 
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     """Measure what a run saved, export it with a card; 0, or 3 where training diverged."""
-    from bert_tools.huggingface.export import FACTS_VERSION, OWN_TEXT, export_huggingface
+    from bert_tools.huggingface.export import FACTS_VERSION, PRETRAIN_FACTS, export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.files import write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
@@ -438,7 +438,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     with ProgressLines().never_silent(lambda: "measuring and exporting the model") as shown:
         facts = _measure(run_dir, data, shown)
         values = {"schema_version": FACTS_VERSION, **asdict(facts)}
-        write_file(run_dir / OWN_TEXT, write_json(values))
+        write_file(run_dir / PRETRAIN_FACTS, write_json(values))
         export_huggingface(checkpoints, exported)
     if facts.example:
         print(f"an example: {facts.example}")
@@ -490,7 +490,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
                 accuracy=evaluator(model).mlm_accuracy,
                 steps=state.step,
                 untrained=untrained,
-                guess=None if baseline is None else baseline.context_free_accuracy,
+                context_free_accuracy=None if baseline is None else baseline.context_free_accuracy,
                 example=_example(model.eval(), checkpoints, data),
                 **_text_facts(data),
             )

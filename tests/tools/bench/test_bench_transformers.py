@@ -1,4 +1,4 @@
-"""`bench against` on a tiny model: what it reports, when it refuses to, and every other side."""
+"""`bench transformers` on a tiny model: what it reports and refuses, and every baseline."""
 
 import sys
 import weakref
@@ -8,20 +8,12 @@ import pytest
 import torch
 from bench_cases import CPU, assert_held, bench, measured, tiny
 
-from bert_tools.bench import peer
-from bert_tools.bench.against import (
-    LARGEST_LOSS_DIFFERENCE,
-    as_both_train,
-    check_same_loss,
-    make_data,
-    make_ours,
-    mixed_and_sorted,
-)
-from bert_tools.bench.peer import (
+from bert_tools.bench import baseline
+from bert_tools.bench.baseline import (
     OPPONENTS,
     loss_function,
+    make_baseline,
     make_opponents,
-    make_peer,
     masked_loss,
     padded_inputs,
     unpadded_inputs,
@@ -29,6 +21,14 @@ from bert_tools.bench.peer import (
     use_nested_attention,
 )
 from bert_tools.bench.training_run import run_of_model
+from bert_tools.bench.transformers import (
+    LARGEST_LOSS_DIFFERENCE,
+    as_both_train,
+    check_same_loss,
+    make_data,
+    make_ours,
+    mixed_and_sorted,
+)
 from mlperf_bert.errors import ConfigError
 
 # 101 words are no multiple of 8: our model has padded words, the other side none.
@@ -51,7 +51,7 @@ def data():
 
 
 def test_what_is_compared_and_ratios_of_the_rates(snapshot):
-    result, words, progress = measured("against", *BRIEF, "--no-compile", settings=SETTINGS)
+    result, words, progress = measured("transformers", *BRIEF, "--no-compile", settings=SETTINGS)
     ours = result["ours_samples_per_s"]
     rates = {name: result[f"{name}_samples_per_s"] for name in OPPONENTS}
     for name in ("sorted", "padded"):
@@ -75,10 +75,10 @@ def test_rounded_weights_and_a_side_without_memory(monkeypatch):
 
         return full if name == "padded" else loss_function(name, *rest)
 
-    monkeypatch.setattr(peer, "loss_function", limited)
+    monkeypatch.setattr(baseline, "loss_function", limited)
     monkeypatch.setattr(torch, "compile", lambda step, **_: step)  # the real one takes a minute
     changes = ("model.precision=bf16", "run.step_mode=captured")
-    result, words, _ = measured("against", *BRIEF, settings=(*SETTINGS, *changes))
+    result, words, _ = measured("transformers", *BRIEF, settings=(*SETTINGS, *changes))
     assert result["ratio_sorted_compiled"] and result["sorted_compiled_reason"] is None
     assert "on CUDA alone" in result["padded_compiled_reason"]
     assert result["ours_padding_share"] > 0
@@ -91,7 +91,7 @@ def test_rounded_weights_and_a_side_without_memory(monkeypatch):
 def test_another_model_is_refused(name, data):
     ours = make_ours(TINY, 1, CPU)
     model = replace(TINY, num_heads=4) if name == "heads" else TINY
-    other = make_peer(ours, model, CPU)
+    other = make_baseline(ours, model, CPU)
     if name != "heads":
         assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
         parameter = next(p for key, p in other.named_parameters() if key.endswith(name))
@@ -108,13 +108,15 @@ def test_both_sides_train_alike_without_dropout(name, architecture):
     config = replace(CONFIG, model=WITHOUT_DROPOUT) if architecture == "bert" else MODERN
     config = as_both_train(config)
     ours = make_ours(config.model, 1, CPU)
-    other = make_peer(ours, config.model, CPU)
+    other = make_baseline(ours, config.model, CPU)
     mixed, by_length = mixed_and_sorted(config, 3)
     data = make_data(config, mixed, by_length, CPU)
     assert check_same_loss(ours, other, data) <= LARGEST_LOSS_DIFFERENCE
     updates = by_length if name == "sorted" else mixed
     with run_of_model(ours, config, updates, ()) as run:
-        step = peer.peer_step(other, loss_function(name, other, data), config.model.precision)
+        step = baseline.baseline_step(
+            other, loss_function(name, other, data), config.model.precision
+        )
         for number in range(3):  # the second loss already depends on the first update
             assert run(number).item() == pytest.approx(step(number).item(), rel=1e-4)
     assert ours.training
@@ -123,7 +125,7 @@ def test_both_sides_train_alike_without_dropout(name, architecture):
 def test_both_sides_have_one_optimizer_and_a_constant_rate():
     closed = ("optim.name=lamb", "schedule.warmup_steps=5", "parallel.grad_accum_steps=2")
     config = as_both_train(tiny(*closed))
-    assert (config.optim, config.clip) == (peer.OPTIM, peer.CLIP)
+    assert (config.optim, config.clip) == (baseline.OPTIM, baseline.CLIP)
     assert config.schedule.end_learning_rate == config.optim.learning_rate
     assert config.schedule.warmup_steps == 0
     assert config.parallel.grad_accum_steps == 1
@@ -131,10 +133,10 @@ def test_both_sides_have_one_optimizer_and_a_constant_rate():
 
 def test_refusals(monkeypatch):
     with pytest.raises(ConfigError, match="the other model is BertForPreTraining"):
-        bench("against", *BRIEF, settings=("model.objective=mlm",))
+        bench("transformers", *BRIEF, settings=("model.objective=mlm",))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"transformers.*tools/venv\.sh dev"):
-        bench("against")
+        bench("transformers")
 
 
 def test_padded_and_sorted_batches_hold_the_samples(data):
@@ -159,9 +161,9 @@ def test_padded_and_sorted_batches_hold_the_samples(data):
 @pytest.fixture
 def make(monkeypatch):
     """Make other sides, all of which may run on the CPU."""
-    monkeypatch.setattr(peer, "_reason_against", lambda *_: None)
+    monkeypatch.setattr(baseline, "_reason_left_out", lambda *_: None)
     ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
-    return lambda: make_peer(ours, WITHOUT_DROPOUT, CPU)
+    return lambda: make_baseline(ours, WITHOUT_DROPOUT, CPU)
 
 
 def others(make, data, **options):
@@ -218,8 +220,12 @@ def test_all_that_can_run_train_and_layers_may_be_compiled_by_themselves(monkeyp
     )
     assert reasons == {}
     assert list(contenders) == list(OPPONENTS)
-    assert list(checked) == ["sorted", "padded", "unpadded_peer"]  # what is compiled is not checked
-    assert checked["unpadded_peer"] == pytest.approx(checked["padded"])
+    assert list(checked) == [
+        "sorted",
+        "padded",
+        "unpadded_baseline",
+    ]  # what is compiled is not checked
+    assert checked["unpadded_baseline"] == pytest.approx(checked["padded"])
     for contender in contenders.values():
         losses = [contender(0).item() for _ in range(5)]
         assert losses[-1] < losses[0]
@@ -228,13 +234,13 @@ def test_all_that_can_run_train_and_layers_may_be_compiled_by_themselves(monkeyp
 
 
 def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, make, data):
-    peers = []
+    baselines = []
 
     def make_noted():
         compiled = [number for number, name in enumerate(OPPONENTS) if name.endswith("compiled")]
-        assert all(peers[number]() is None for number in compiled if number < len(peers))
+        assert all(baselines[number]() is None for number in compiled if number < len(baselines))
         other = make()
-        peers.append(weakref.ref(other))
+        baselines.append(weakref.ref(other))
         return other
 
     def fill(module, *, dynamic):
@@ -250,12 +256,12 @@ def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, mak
     contenders, reasons = others(make_noted, data)
     assert reasons["sorted_compiled"] == "out of memory (tried to allocate 9 GiB)"
     assert reasons["padded_compiled"] == "RuntimeError: no kernel"
-    assert len(peers) == len(OPPONENTS) and "unpadded_peer" in contenders
+    assert len(baselines) == len(OPPONENTS) and "unpadded_baseline" in contenders
 
 
 def test_another_model_is_no_reason_but_an_error(make, data):
     def refuse(*_):
-        raise ConfigError("bench against", "another model", "use this one")
+        raise ConfigError("bench transformers", "another model", "use this one")
 
     with pytest.raises(ConfigError, match="another model"):
         others(make, data, check=refuse)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.own_text import documents as own_documents
-from bert_tools.own_text.documents import Rules, Section, next_document, sections
-from bert_tools.own_text.files import TextFile, find_files, opened
-from bert_tools.own_text.prepare import HELD_OUT_BYTES, default_share
+from bert_tools.pretrain import documents as own_documents
+from bert_tools.pretrain.documents import Rules, Section, next_document, sections
+from bert_tools.pretrain.files import TextFile, find_files, opened
+from bert_tools.pretrain.prepare import HELD_OUT_BYTES, default_share
 from mlperf_bert.errors import ConfigError, DataError
 from own_texts import write_parquet
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bert_tools.own_text.documents import Rules, sections
-from bert_tools.own_text.files import TextFile, encoding_of, with_encodings
+from bert_tools.pretrain.documents import Rules, sections
+from bert_tools.pretrain.files import TextFile, encoding_of, with_encodings
 
 WORDS = {
     "latin": ["river", "stone", "network", "memory", "street", "window"],
@@ -105,7 +105,7 @@ def test_every_line_end_separates_documents(tmp_path, encoding, line_end):
 
 
 def test_line_ends_cut_by_a_block_count_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_tools.own_text.documents.SAMPLE_BYTES", 3)
+    monkeypatch.setattr("bert_tools.pretrain.documents.SAMPLE_BYTES", 3)
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\ntwo\r\n\r\nthrée\r\r\nfour".encode("utf-16-le"))
     assert documents_of(path, "utf-16-le") == ["\ufeffone two", "thrée", "four"]

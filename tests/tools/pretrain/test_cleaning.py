@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tools.own_text.cleaning import (
+from bert_tools.pretrain.cleaning import (
     LEAST_CHARS,
     SENTENCE_CHARS,
     any_sentences,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.own_text import prepare as preparing
-from bert_tools.own_text.cleaning import documents_of
-from bert_tools.own_text.prepare import Cleaned, Part, fitting_share, prepare_own_text
-from bert_tools.own_text.vocabulary import with_frequent_characters
+from bert_tools.pretrain import prepare as preparing
+from bert_tools.pretrain.cleaning import documents_of
+from bert_tools.pretrain.prepare import Cleaned, Part, fitting_share, prepare_corpus
+from bert_tools.pretrain.vocabulary import with_frequent_characters
 from mlperf_bert.data.index import Manifest
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.documents import digest_of
@@ -80,7 +80,7 @@ def test_two_sets_and_a_vocabulary(wanted, whole, texts):
     record = json.loads((out / "corpus.json").read_text())
     assert record["documents"]["train"] == len(there[0])
     assert record["documents"]["eval"] == len(there[1])
-    assert not prepare_own_text(wanted, out, workers=1)  # it is there
+    assert not prepare_corpus(wanted, out, workers=1)  # it is there
     verify(out, full=True, workers=1, quiet=True).raise_if_wrong()
 
 
@@ -150,7 +150,7 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
 
 
 def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
-    monkeypatch.setattr("bert_tools.own_text.documents.SECTION_CHARS", 200)
+    monkeypatch.setattr("bert_tools.pretrain.documents.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
     books = [texts[first : first + 5] for first in range(0, 150, 5)]
     for number, book in enumerate(books):
@@ -291,7 +291,7 @@ def test_what_was_lost_is_made_again(wanted, whole, tmp_path):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     shutil.rmtree(out / "text")  # which may go
     os.utime(wanted.source, (1, 1))  # the same text
-    assert not prepare_own_text(wanted, out, workers=1)
+    assert not prepare_corpus(wanted, out, workers=1)
     next((out / "train" / "shards").glob("*.hdf5")).unlink()
     (out / "vocab.txt").unlink()
     make(wanted, out)

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from bert_tools.own_text.files import SAMPLE_BYTES, TextFile, opened
+from bert_tools.pretrain.files import SAMPLE_BYTES, TextFile, opened
 from mlperf_bert.errors import DataError
 
 DocumentRule = Literal["file", "empty-line"]

@@ -1,4 +1,4 @@
-"""`own-text`: which model a text gets, from text to what others load, and on after a stop."""
+"""`pretrain`: which model a text gets, from text to what others load, and on after a stop."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.own_text import cli as own_text
+from bert_tools.pretrain import cli as own_text
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
@@ -56,7 +56,7 @@ def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path):
     assert usual.model.vocab_size == 4096
     samples = 1_500_000 / own_text.BYTES_A_TOKEN / usual.data.max_seq_length
     passes = usual.max_steps * usual.parallel.global_batch_size / samples
-    assert passes == pytest.approx(own_text.PASSES["own_text_cpu"], rel=0.01)
+    assert passes == pytest.approx(own_text.PASSES["pretrain_cpu"], rel=0.01)
     assert (huge.model.vocab_size, huge.max_steps) == (8192, 15_000)
     assert tiny.schedule.warmup_steps < usual.schedule.warmup_steps <= huge.schedule.warmup_steps
     ranks = min(len(usable_cpus()), own_text.MOST_CPU_RANKS)
@@ -73,7 +73,7 @@ def test_the_architecture_of_today(tmp_path, monkeypatch):
     assert modern.max_steps == plain.max_steps
     for other in ("--config", "--init-checkpoint"):
         with pytest.raises(ConfigError, match=f"beside {other}"):
-            chosen(text, "--architecture", "modern", other, CONFIGS / "own_text_cpu.toml")
+            chosen(text, "--architecture", "modern", other, CONFIGS / "pretrain_cpu.toml")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config = chosen(text, "--architecture", "modern", device=None).config
     assert (config.model.num_layers, config.data.max_seq_length) == (22, 1024)
@@ -103,7 +103,7 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
         parallel = plan.config.parallel
         assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
         assert parallel.data_parallel == ("flat" if num_gpus > 1 else "ddp")
-        assert plan.config_path.stem == "own_text_gpu"
+        assert plan.config_path.stem == "pretrain_gpu"
         assert num_gpus == 1 or "not measured" in own_text._expected(plan)
     assert "on 1 GPU:" in plan.in_words()
 
@@ -111,21 +111,21 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
 def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(console, "SILENCE_S", (300.0, 300.0))  # no more lines on a busy machine
     out = ("--out", str(tmp_path / "out"))
-    assert "TEXT: there is no file" in refusal(capsys, "own-text", tmp_path / "none", *out)
+    assert "TEXT: there is no file" in refusal(capsys, "pretrain", tmp_path / "none", *out)
     text = write_letters(tmp_path / "text")
     for place, problem in (
         (text / "out", f"--out: is {text / 'out'}, whose files would be read as text of {text}"),
         (Path(__file__) / "out", f"{Path(__file__) / 'out'}/run: Not a directory"),
     ):
-        assert problem in refusal(capsys, "own-text", text, "--out", place)
+        assert problem in refusal(capsys, "pretrain", text, "--out", place)
     with pytest.raises(SystemExit, match="2"):
-        main(["own-text", str(text), *out, "--documents", "files"])
+        main(["pretrain", str(text), *out, "--documents", "files"])
     assert "argument --documents: invalid" in capsys.readouterr().err
     assert not (text / "out").exists()
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     for name, value in (("SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    assert "was started once for each rank" in refusal(capsys, "own-text", __file__, *out)
+    assert "was started once for each rank" in refusal(capsys, "pretrain", __file__, *out)
     assert list(tmp_path.iterdir()) == [text]
 
 
@@ -152,7 +152,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
 
     text, out = write_letters(tmp_path / "text", 160), tmp_path / "out"
     (out / "exported").mkdir(parents=True)
-    typed = re.findall(r"^mlperf_bert (own-text .*)$", PAGE, re.MULTILINE)[0]
+    typed = re.findall(r"^mlperf_bert (pretrain .*)$", PAGE, re.MULTILINE)[0]
     command = [
         {"my_text": str(text), "my_model": str(out)}.get(each, each) for each in typed.split()
     ]
@@ -161,12 +161,13 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     assert main([*command, *SMALL, *SHORT]) == 0
     said = capfd.readouterr().out
     lines = said.splitlines()
-    assert lines[1].startswith("model: own_text_cpu on the CPU: 1 layers of 32")
+    assert lines[1].startswith("model: pretrain_cpu on the CPU: 1 layers of 32")
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
     assert said.count(" fill --checkpoint ") == 1
-    facts = json.loads((out / "run" / "run_0" / "own_text.json").read_text())
-    shown = f"held-out accuracy {facts['accuracy']:.4f}; the best guess without context "
-    shown += f"{facts['guess']:.4f}; the weights before training {facts['untrained']:.4f}"
+    facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())
+    shown = f"held-out accuracy {facts['accuracy']:.4f}; the context-free baseline "
+    shown += f"{facts['context_free_accuracy']:.4f}"
+    shown += f"; the weights before training {facts['untrained']:.4f}"
     assert lines[-1] == f"own text: {shown}"
     assert facts["accuracy"] > facts["untrained"]
     card = (out / "exported" / "README.md").read_text()
@@ -206,7 +207,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
 @pytest.mark.longest
 def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path):
     text, out = write_letters(tmp_path / "text"), tmp_path / "out"
-    command = ["own-text", str(text), "--out", str(out), *SMALL]
+    command = ["pretrain", str(text), "--out", str(out), *SMALL]
     command += ["--set", "schedule.decay_steps=60", "--set", "run.log_interval_steps=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "mlperf_bert", *command],

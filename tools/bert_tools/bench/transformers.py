@@ -1,4 +1,4 @@
-"""`bench against`: our training step and `transformers`' on the same lengths, and their ratios.
+"""`bench transformers`: our training step and that of `transformers`, on the same lengths.
 
 The headline compares ours with the strongest of the others on this machine.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.bench.peer import (
+from bert_tools.bench.baseline import (
     CLIP,
     OPPONENTS,
     OPTIM,
@@ -21,8 +21,8 @@ from bert_tools.bench.peer import (
     Data,
     import_transformers,
     loss_function,
+    make_baseline,
     make_opponents,
-    make_peer,
     masked_inputs,
     padded_inputs,
 )
@@ -60,7 +60,7 @@ def measure(
     compile: bool,
     by_layer: bool,
 ) -> dict[str, Any]:
-    """The JSON object of `bench against`, from at most `steps` steps per side.
+    """The JSON object of `bench transformers`, from at most `steps` steps per side.
 
     Once every batch was measured, no further step begins after `seconds`. The other side also goes
     through torch.compile, whole or `by_layer`, unless `compile` is false; in precisions other than
@@ -93,14 +93,14 @@ def _compared(
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
     data = make_data(config, updates, by_length, device)
     exact = make_ours(exact_model(model), seed, device)
-    loss_difference = check_same_loss(exact, make_peer(exact, model, device), data)
+    loss_difference = check_same_loss(exact, make_baseline(exact, model, device), data)
     report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
     expected = {name: expected_loss(exact, name, data) for name in ("ours", *OPPONENTS)}
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
     # Before ours is trained, as all get its weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
     contenders, reasons = make_opponents(
-        partial(make_peer, exact, model, device),
+        partial(make_baseline, exact, model, device),
         data,
         model,
         device=device,
@@ -129,7 +129,7 @@ def _compared(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """The config with settings that both sides have: optimizer, clipping, rate, one forward."""
+    """The config with settings that both sides have: optimizer, clipping, rate, one micro-batch."""
     return replace(
         config,
         parallel=replace(config.parallel, grad_accum_steps=1),
@@ -143,7 +143,7 @@ def as_both_train(config: RunConfig) -> RunConfig:
 
 
 def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[Update]]:
-    """`count` updates of one forward, and as many of the same lengths, dealt by length.
+    """`count` updates of one micro-batch, and as many of the same lengths, dealt by length.
 
     The published lengths of WINDOW batches are sorted and cut into batches. `count` evenly spread
     ones are taken, and their lengths are mixed for the first updates. Words differ.
@@ -229,18 +229,20 @@ def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
 
 
 @torch.no_grad()
-def check_same_loss(ours: BertForPretraining, peer: Any, data: Data) -> float:
+def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> float:
     """Largest difference of the first batch's losses in nats, without dropout and in fp32.
 
     Compares all positions and masked ones. Raises ConfigError if they differ (`check_loss`): times
     of different models mean nothing.
     """
-    peer.eval()
+    baseline.eval()
     differences = [
-        check_loss(loss_function(name, peer, data)(0), expected_loss(ours, name, data), ours.config)
+        check_loss(
+            loss_function(name, baseline, data)(0), expected_loss(ours, name, data), ours.config
+        )
         for name in ("padded", "sorted")
     ]
-    peer.train()
+    baseline.train()
     return max(differences)
 
 
@@ -255,7 +257,7 @@ def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
     difference = float((loss - expected).abs())
     if not difference <= limit:
         raise ConfigError(
-            "bench against",
+            "bench transformers",
             f"with equal weights the two losses differ by {difference:.1e}",
             "nothing is compared; use a version of transformers that the tests pass with",
         )
