@@ -67,12 +67,12 @@ golden: setup
 docs-tables: setup
 	$(BIN)/python tools/docs_tables.py $(OPTIONS)
 
-# The measurements of docs/how/speed.md and docs/how/data.md.
+# The measurements of docs/concepts/speed.md and docs/concepts/data.md.
 bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench transformers
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --config open_adamw_dgxa100_128x8x16x1
 
-# What would be submitted, checked by all of MLCommons' checkers and our own (docs/start/submission.md).
+# What would be submitted, checked by all of MLCommons' checkers and our own (docs/guides/submission.md).
 package: setup
 	$(BIN)/mlperf_bert package --out runs/submission

@@ -44,7 +44,7 @@ def plain_words(counter, seed, rounds):
 
 
 def plain_is_kept(site, row, channel, head=0):
-    """One element, as docs/how/numerics.md defines it; in attention a channel is a key."""
+    """One element, as docs/concepts/numerics.md defines it; in attention a channel is a key."""
     keys = site.keys
     counter = (
         channel // 8 + (head << 16),

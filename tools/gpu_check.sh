@@ -9,7 +9,7 @@
 # After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
 # this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
 #
-# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/how/speed.md says which parts need more.
+# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/concepts/speed.md says which parts need more.
 # CACHE: compiled kernels, from one stage to the next [a directory of the user's cache]; it goes with a machine
 # that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
 # without it: training needs it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a

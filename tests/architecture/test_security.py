@@ -42,7 +42,7 @@ def test_no_data_becomes_code():
 def test_no_line_says_to_install_a_name():
     """Only from the checkout: the name mlperf-bert on the index is not ours, others are locked."""
     here = Path(__file__).relative_to(REPOSITORY)
-    but = [f":!{path}" for path in ("logs", "docs/log.md", here)]
+    but = [f":!{path}" for path in ("logs", "logs/README.md", here)]
     command = ["git", "grep", "-nIE", PIP_INSTALL, "--", ".", *but]
     lines = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
     assert lines.count("\n") >= 4  # of tools/venv.sh and the Dockerfile

@@ -179,7 +179,7 @@ def several_updates(rank, prepare, view):
 
 
 def with_hook(policy):
-    """Registers the hook by itself, as docs/how/clipping.md does."""
+    """Registers the hook by itself, as docs/concepts/clipping.md does."""
 
     def prepare(ddp):
         clip = ClipSection(policy=policy, max_norm=1e6)

@@ -37,7 +37,7 @@ pytestmark = [
         reason="network namespaces need root and iproute2",
     ),
 ]
-PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
+PAGE = (REPOSITORY / "docs/guides/clusters.md").read_text("utf-8").replace("\\\n", " ")
 (PAGE_LINE,) = re.findall(r"^PYTHONSAFEPATH=1 \.venv/bin/torchrun +(.+)$", PAGE, re.MULTILINE)
 PAGE_LINE = " ".join(PAGE_LINE.split())
 HOOK = Path(__file__).parents[1] / "pickle_audit"
@@ -69,7 +69,7 @@ def on_host(host, *words, output=subprocess.PIPE, **environ):
 
 
 def start(hosts, tiny, run_dir, *settings):
-    """docs/start/gpus.md's torchrun line on each host, with one CPU rank and a small config."""
+    """docs/guides/clusters.md's torchrun line on each host, with one CPU rank and a small config."""
     line = PAGE_LINE
     for theirs, ours in {
         "--nproc-per-node 8": "--nproc-per-node 1",

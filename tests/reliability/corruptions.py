@@ -1,4 +1,4 @@
-"""Every corruption of prepared data, how it is done, and what finds it (docs/tools/verify.md).
+"""Every corruption of prepared data, how it is done, and what finds it (docs/concepts/data.md).
 
 Where digests are to be right, sidecars, manifest and index are written anew over the harm, as a
 careless preparation would have written them.
@@ -311,7 +311,7 @@ GROUPS = {
 
 
 def table():
-    """The table of docs/tools/verify.md: a row for the corruptions of a group found alike."""
+    """The table of docs/concepts/data.md: a row for the corruptions of a group found alike."""
     stages = "start of training", "`verify`", "`verify --full`", "while training"
     lines = ["| found by | corruption |", "|---|---|"]
     for group, members in GROUPS.items():

@@ -118,8 +118,8 @@ def published(tmp_path_factory):
 
 @pytest.mark.real
 def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(cluster, published):
-    """docs/start/cluster.md's lines, on the shipped config made small; nobody asks for GPUs."""
-    page = (REPOSITORY / "docs/start/cluster.md").read_text(encoding="utf-8")
+    """docs/guides/clusters.md's lines, on the shipped config made small; nobody asks for GPUs."""
+    page = (REPOSITORY / "docs/guides/clusters.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## The closed division\n.*?```sh\n(.*?)```", page, re.DOTALL)
     places = {"TEXT": published[0], "DATA": published[1], "WEIGHTS": "runs/weights"}
     places["/local/scratch"] = cluster.local

@@ -1,4 +1,4 @@
-"""`mlperf_bert plan cluster`, and docs/how/cluster_model.md, whose numbers are its."""
+"""`mlperf_bert plan cluster`, and docs/concepts/cluster_model.md, whose numbers are its."""
 
 import json
 

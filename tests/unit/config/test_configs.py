@@ -40,7 +40,7 @@ def test_captured_on_cuda_with_bert_large(path):
     else:
         assert (config.model.num_layers, config.model.hidden_size) == (24, 1024)
     assert config.model.precision == "bf16"
-    # No futures inside a capture (docs/how/captured_step.md); one rank reduces nothing.
+    # No futures inside a capture (docs/concepts/captured_step.md); one rank reduces nothing.
     several = "zero1_node" if config.optim.name == "muon" else "flat"
     assert config.parallel.data_parallel == (several if config.parallel.world_size > 1 else "ddp")
     assert config.data.max_seq_length == (1024 if path in MODERN else 512)

@@ -1,4 +1,4 @@
-"""docs/start/gpus.md, launch/jobset.yaml: commands that parse, as many ranks as their configs."""
+"""docs/guides/clusters.md, launch/jobset.yaml: commands that parse, as many ranks as their configs."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from mlperf_bert.__main__ import _parser
 from mlperf_bert.config.files import find_config, load_config
 from support import PACKAGE, REPOSITORY
 
-PAGE = (REPOSITORY / "docs/start/gpus.md").read_text("utf-8").replace("\\\n", " ")
+PAGE = (REPOSITORY / "docs/guides/clusters.md").read_text("utf-8").replace("\\\n", " ")
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE)
 COMMANDS += "".join(BLOCKS).splitlines()

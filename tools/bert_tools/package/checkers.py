@@ -1,7 +1,7 @@
 """Runs MLCommons' checkers on a tree, and judges by their words only.
 
 Exit codes say little: three of the checkers always exit with 0, one "accepts" a log that does not
-comply, and all skip what they do not know (docs/start/submission.md).
+comply, and all skip what they do not know (docs/guides/submission.md).
 """
 
 import importlib.util

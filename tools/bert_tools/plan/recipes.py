@@ -2,7 +2,7 @@
 
 The sets are those of MLPerf Training BERT, closed division (`published_sets.csv`). The lines
 between them, and which of their points were tried: docs/reference/hyperparameters.md. How the
-batch is chosen and cut into micro-batches: docs/how/scaling.md.
+batch is chosen and cut into micro-batches: docs/concepts/scaling.md.
 
 `samples_points.csv` holds published samples to masked-LM accuracy 0.720. Between two points of a
 recipe the logarithm of the samples is a straight line over the logarithm of the batch. Beyond them

@@ -3,7 +3,7 @@
 A file's endings decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`); its first bytes decide
 between UTF-8, UTF-16 and UTF-32, with a byte order mark or without, and what ends its lines. What
 is not read is counted by kind (`Unread`), because nobody looks for a silence. As a script it
-prints the table of docs/start/own_text.md.
+prints the table of docs/guides/own_text.md.
 """
 
 import bz2

@@ -20,7 +20,7 @@ Scale = Literal["linear", "log", "log_below_one"]
 SECTIONS = ("optim", "schedule", "clip", "parallel", "data", "model")
 _SCALES: tuple[Scale, ...] = ("linear", "log", "log_below_one")
 _KEYS = {"key", "low", "high", "scale", "of", "choices", "when"}
-_REMEDY = "see docs/tools/tune.md for the form"
+_REMEDY = "see docs/guides/tune.md for the form"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

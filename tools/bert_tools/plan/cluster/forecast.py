@@ -302,6 +302,6 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
         f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, start-up not counted"
     )
     yield f"range: {found.low:,.1f} to {found.high:,.1f} s"
-    yield f"model: the simulated step (docs/how/cluster_model.md) x published samples; {HELD_OUT}"
+    yield f"model: the simulated step (docs/concepts/cluster_model.md) x published samples; {HELD_OUT}"
     yield _NOT_MODELLED
     yield _NOTE

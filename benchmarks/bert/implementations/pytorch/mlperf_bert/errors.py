@@ -1,7 +1,7 @@
 """Messages to the user: one-line errors on stderr, exit statuses, commands to type next.
 
 An error says where, what is wrong, and the remedy. Launchers act on the statuses, which
-docs/start/cluster.md explains. Each line is one write, so lines of several ranks do not mix.
+docs/guides/clusters.md explains. Each line is one write, so lines of several ranks do not mix.
 """
 
 import os

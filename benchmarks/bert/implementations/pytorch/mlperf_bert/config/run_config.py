@@ -202,7 +202,7 @@ def _check_first_buckets(config: RunConfig) -> None:
 
 
 def _check_captured(config: RunConfig) -> None:
-    """Raise ConfigError for what a captured step cannot do (docs/how/captured_step.md)."""
+    """Raise ConfigError for what a captured step cannot do (docs/concepts/captured_step.md)."""
     parallel = config.parallel
     if parallel.data_parallel != "ddp" or parallel.world_size == 1:
         return

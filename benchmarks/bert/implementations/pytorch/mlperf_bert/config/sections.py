@@ -125,7 +125,7 @@ class RunSection(_Section):
     replays each update as one graph. A rank that waits `hang_timeout_s` for others or for such a
     graph ends the run, so the slowest rank must have started by then. `init_checkpoint` is a
     directory of first weights ("": none). `init_state = "training"` takes the optimizer's state
-    from there too: a phase of training that follows another (docs/how/encoder_recipe.md).
+    from there too: a phase of training that follows another (docs/concepts/encoder_recipe.md).
     """
 
     max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
@@ -146,7 +146,7 @@ class ModelSection(_Section):
     In `bf16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
     `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
     `kernels` chooses the operations around the products (`model/blocks.py`). `objective = "mlm"`
-    leaves out next-sentence prediction, and with it the pooler (docs/how/encoder_recipe.md).
+    leaves out next-sentence prediction, and with it the pooler (docs/concepts/encoder_recipe.md).
 
     `architecture = "modern"` is ModernBERT's (arXiv 2412.13663, `model/modern.py`): it has rotary
     positions in place of a table, and no token types. One layer in `global_attention_every` sees
@@ -231,11 +231,11 @@ class ModelSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection(_Section):
-    """Training examples, their order, and their assignment to ranks (docs/how/data.md).
+    """Training examples, their order, and their assignment to ranks (docs/concepts/data.md).
 
     `masking = "dynamic"` masks `masking_rate` of a sequence's tokens anew each time it is trained
     on; the masks of `prepare` are undone first, but stay in the held-out set
-    (docs/how/encoder_recipe.md). `skip_samples` are passed over, the first of the sampler's order:
+    (docs/concepts/encoder_recipe.md). `skip_samples` are passed over, the first of the sampler's order:
     those that the phases of training before this one have seen.
     """
 

@@ -16,7 +16,7 @@ With several micro-batches an update, g_i is the sum of their gradients.
 Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
 (`after_allreduce`).
 
-Any DistributedDataParallel model can use them through a communication hook (docs/how/clipping.md):
+Any DistributedDataParallel model can use them through a communication hook (docs/concepts/clipping.md):
 
     state = ClipState(ClipSection(policy="bucket_before_allreduce"), model.parameters(), world_size)
     ddp.register_comm_hook(state, clip_hook)
@@ -27,7 +27,7 @@ all skip the same step without another collective. A bucket below its limit that
 dtype is only multiplied by 1 / N, as DistributedDataParallel does by itself: the result is the
 same, bit for bit.
 
-The sums over ranks in 16 bits: docs/how/numerics.md, "Summing gradients in 16 bits".
+The sums over ranks in 16 bits: docs/concepts/numerics.md, "Summing gradients in 16 bits".
 """
 
 import contextlib

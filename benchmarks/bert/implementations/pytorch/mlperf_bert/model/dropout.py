@@ -1,7 +1,7 @@
 """Keyed dropout: each element is a function of seed, step, stream, sample and position.
 
 A restart, another order or split of the batch and a captured step therefore drop the same elements;
-nothing is drawn from torch's generator. docs/how/numerics.md, "Dropout", has the definition;
+nothing is drawn from torch's generator. docs/concepts/numerics.md, "Dropout", has the definition;
 `dropout_keys.py` has its readable form. On a CPU the loops compile to vector instructions: they
 take 0.2 ns an element with AVX-512, where torch's `bernoulli_` takes 5.8.
 
