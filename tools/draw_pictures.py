@@ -1,28 +1,66 @@
-"""Drawing of the pictures in docs/pictures/.
+"""Draw the pictures in docs/pictures/ from committed records.
 
-    .venv/bin/python tools/draw_pictures.py policies
+    .venv/bin/python tools/draw_pictures.py [policies | learning_curve | speed | architecture]
 
-policy_<name>.png: 16 sequences of the published lengths for two nodes of two ranks, assigned by the
-functions that training uses; where two policies give the same batches, one picture shows both.
+Without a name, every picture is drawn.
+
+- policy_<name>.png shows 16 sequences of the published lengths on two nodes of two ranks, assigned
+  by the functions that training uses. Policies that give the same batches share a picture.
+- learning_curve.png shows the ten runs in results/cpu_2core_pytorch.
+- speed.png shows our training step compared with the strongest padded way of `transformers`, from
+  the records of `bench transformers`.
+- architecture.png shows the folders of the submission in the order of its import contract.
 """
 
+import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 
 from bert_tools.common.length_histogram import wikipedia_lengths
+from bert_tools.common.log_reader import read_log
 from bert_tools.common.results import new_figure, png
 from mlperf_bert.data.balance import Balance
 
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+REPOSITORY = Path(__file__).parents[1]
+PICTURES = REPOSITORY / "docs" / "pictures"
+RESULTS = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert"
+RESULTS_OUTPUT = REPOSITORY / "logs" / "2026-11-22-ten-runs" / "output.txt"
+SPEED_RECORDS = {  # model: the records of its measurement
+    "BERT": REPOSITORY / "logs" / "2026-11-23-against",
+    "ModernBERT": REPOSITORY / "logs" / "2026-11-26-modern-against",
+}
+BLUE, GREY = "#2f6db3", "#8a8a8a"
 DOTS_PER_INCH = 110
 NODES, RANKS_PER_NODE, LOCAL_BATCH_SIZE = 2, 2, 4
 RANKS = NODES * RANKS_PER_NODE
 SEED = 11
 MOST_TOKENS = 1600
 NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
+SPEED_RECORD = re.compile(r"(\d+)x(\d+)(?:-(\d+))?")  # layers, hidden size, greatest length
+WORK = {  # what the folders and files of the contract are for, in the architecture picture
+    "tools/bert_tools": "plan, tune, report, bench, doctor, convert, package, squad, pretrain",
+    "__main__": "the command line",
+    "cli": "train, evaluate, verify, config, network-test",
+    "train": "one run, from config to result",
+    "prepare": "text to shards and index",
+    "checkpoint": "write, read and resume",
+    "evaluation": "held-out accuracy",
+    "step": "one update, eager or captured",
+    "run": "console, metrics, MLPerf log, run directory",
+    "model": "BERT and ModernBERT, without padding",
+    "optim": "LAMB, AdamW, Muon",
+    "data": "sampler, balance, loader, batch",
+    "distributed": "ranks, clipping and all-reduce, signals",
+    "config": "settings and their checks",
+    "vocabulary": "word pieces",
+    "compiled": "caches of compiled code",
+    "files": "safe writing",
+}
 POLICIES = {
     "none": ("none", Balance()),
     "exchange_global_snake": ("exchange_global, snake", Balance(policy="exchange_global")),
@@ -71,5 +109,106 @@ def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
     return png(figure, DOTS_PER_INCH)
 
 
+def learning_curve() -> None:
+    """Draw held-out accuracy over samples for every run of the committed results."""
+    figure = new_figure(6.4, 3.4)
+    axes = figure.subplots()
+    target = 0.0
+    for path in sorted(RESULTS.glob("result_*.txt")):
+        log = read_log(path, path.name)
+        points = log.named("eval_accuracy")
+        samples = [point.metadata["samples_count"] / 1000 for point in points]
+        accuracies = [point.value for point in points]
+        axes.plot(samples, accuracies, color=BLUE, alpha=0.55, linewidth=1.2)
+        axes.plot(samples[-1], accuracies[-1], "o", color=BLUE, markersize=4)
+        target = log.last_number("quality_target") or target
+    found = re.search(r"context-free (?:guess|baseline) (0\.\d+)", RESULTS_OUTPUT.read_text())
+    assert found
+    baseline = float(found[1])
+    for level, text, x, side in (
+        (target, "target", 0.01, "left"),
+        (baseline, "context-free baseline", 0.99, "right"),
+    ):
+        axes.axhline(level, color=GREY, linestyle="--", linewidth=1)
+        place = {"transform": axes.get_yaxis_transform(), "ha": side}
+        axes.text(x, level + 0.003, f"{text} {level:g}", fontsize=8, **place)
+    axes.set_xlim(0)
+    axes.set_ylim(0, 0.3)
+    axes.set_xlabel("samples trained, thousands", fontsize=9)
+    axes.set_ylabel("held-out masked-token accuracy", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.set_title("Ten runs of cpu_tiny on two CPU cores, each with its own seed", fontsize=10)
+    (PICTURES / "learning_curve.png").write_bytes(png(figure, DOTS_PER_INCH))
+
+
+def speed() -> None:
+    """Draw our sequences per second divided by those of the strongest padded way, by model."""
+    bars = []
+    for model, directory in SPEED_RECORDS.items():
+        for path in directory.glob("*.json"):
+            size = SPEED_RECORD.fullmatch(path.stem)
+            if size:
+                layers, hidden, length = (int(number or 0) for number in size.groups())
+                ratio = json.loads(path.read_text())["ratio_strongest"]
+                tokens = f", up to {length:,} tokens" if length else ""
+                bars.append(
+                    ((model, length, hidden), f"{model} {layers} x {hidden}{tokens}", ratio)
+                )
+    bars.sort(reverse=True)
+    figure = new_figure(6.4, 3.2)
+    axes = figure.subplots()
+    drawn = axes.barh(
+        [text for _, text, _ in bars],
+        [ratio for _, _, ratio in bars],
+        color=[BLUE if ratio >= 1 else GREY for _, _, ratio in bars],
+    )
+    for bar, (_, _, ratio) in zip(drawn, bars, strict=True):
+        middle = bar.get_y() + bar.get_height() / 2
+        axes.text(0.03, middle, f"{ratio:.2f}", color="white", fontsize=8, va="center")
+    axes.axvline(1, color="black", linestyle="--", linewidth=1)
+    axes.set_xlim(0, 1.15 * max(ratio for _, _, ratio in bars))
+    axes.set_xlabel("sequences per second, strongest padded transformers = 1", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.set_title("Training step on two CPU threads, layers x hidden size", fontsize=10)
+    (PICTURES / "speed.png").write_bytes(png(figure, DOTS_PER_INCH))
+
+
+def architecture() -> None:
+    """Draw the layers of the import contract in pyproject.toml, the importing ones on top."""
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = (each["layers"] for each in contracts["contracts"] if each["type"] == "layers")
+    figure = new_figure(6.4, 6.2)
+    axes = figure.subplots()
+    rows = [["tools/bert_tools"], *(layer.split(" | ") for layer in layers)]
+    for number, names in enumerate(rows):
+        width = 8 / len(names)
+        for column, name in enumerate(names):
+            left, bottom = column * width, -number
+            color = "#f3efe2" if number == 0 else "#e8f0fb"
+            box = mpl.patches.FancyBboxPatch(
+                (left + 0.08, bottom + 0.14),
+                width - 0.16,
+                0.72,
+                boxstyle="round,pad=0,rounding_size=0.1",
+                facecolor=color,
+                edgecolor=GREY,
+            )
+            axes.add_patch(box)
+            words = f"{name}: {WORK[name]}" if name in WORK else name
+            middle = left + width / 2, bottom + 0.5
+            axes.text(*middle, words, ha="center", va="center", fontsize=8.5)
+    axes.annotate("", (8.35, 1 - len(rows)), (8.35, 1), arrowprops={"arrowstyle": "->"})
+    axes.text(8.5, 1 - len(rows) / 2, "may import", rotation=270, va="center", fontsize=9)
+    axes.set_xlim(0, 8.8)
+    axes.set_ylim(0.9 - len(rows), 1.1)
+    axes.set_axis_off()
+    (PICTURES / "architecture.png").write_bytes(png(figure, DOTS_PER_INCH))
+
+
+DRAWINGS = (policies, learning_curve, speed, architecture)
+
 if __name__ == "__main__":
-    {"policies": policies}[sys.argv[1]]()
+    wanted = sys.argv[1:]
+    for draw in DRAWINGS:
+        if not wanted or draw.__name__ in wanted:
+            draw()
