@@ -4,6 +4,7 @@
 and the choice of rows are this file's.
 """
 
+import csv
 import json
 import re
 import sys
@@ -47,6 +48,24 @@ def memory() -> Rows:
         rows.append([shown, batch, f"{int(tokens):,}", saved, peak, needs, fits])
         last = precision
     return rows
+
+
+def published_samples() -> Rows:
+    """Samples to target of BERT-large, by batch, that closed submissions with LAMB published."""
+    points = LOGS.parent / "tools" / "bert_tools" / "plan" / "samples_points.csv"
+    rows = csv.DictReader(line for line in points.read_text().splitlines() if line[0] != "#")
+    return [
+        ["global batch", "samples to target, millions", "source"],
+        *(
+            [
+                f"{int(row['global_batch_size']):,}",
+                f"{int(row['samples']) / 1e6:.2f}",
+                row["source"],
+            ]
+            for row in rows
+            if row["recipe"] == "closed_lamb"
+        ),
+    ]
 
 
 def optimizer() -> Rows:
@@ -353,6 +372,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "plateau": lambda: shown_in("2026-11-21-positions/table.md", 1),
     "positions": lambda: shown_in("2026-11-21-positions/table.md", 0),
     "preparation": preparation,
+    "published-samples": published_samples,
     "readers": readers,
     "sensitivity-changes": lambda: sensitivity("a change that must be noticed", CHANGES),
     "sensitivity-orders": lambda: sensitivity("other order of sums", ORDERS),
