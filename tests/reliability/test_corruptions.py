@@ -1,4 +1,4 @@
-"""Every corruption of prepared data is found, where the table in docs/concepts/data.md says so."""
+"""Every corruption of prepared data is found, where the table in docs/guides/prepare_data.md says so."""
 
 import dataclasses
 
@@ -99,8 +99,8 @@ def test_a_corruption_is_found_and_its_file_named(corruption, config, good, tmp_
 def test_all_are_found_by_the_full_check_and_documented():
     assert all(one.found[2] == FOUND for one in ALL)
     assert len({one.name for one in ALL}) == len(ALL) >= 40
-    text = (REPOSITORY / "docs" / "tools" / "verify.md").read_text(encoding="utf-8")
-    assert table() in text, f"put this into docs/concepts/data.md:\n{table()}"
+    text = (REPOSITORY / "docs" / "guides" / "prepare_data.md").read_text(encoding="utf-8")
+    assert table() in text, f"put this into docs/guides/prepare_data.md:\n{table()}"
 
 
 def test_ranks_behind_the_first_of_a_node_check_what_they_use(config, good, tmp_path):

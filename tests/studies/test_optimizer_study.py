@@ -14,5 +14,5 @@ def test_what_the_page_says_of_muon_is_what_was_measured():
     batch = max(each["batch"] for each in records.values())
     muon, adamw = (tables.of_arm(records, name, batch, "seed") for name in ("muon", "adamw"))
     assert "| 0.42 (0.39 to 0.46)" in tables.cells(muon, adamw, tables.NEARER)
-    page = (REPOSITORY / "docs" / "how" / "optimizer.md").read_text("utf-8")
+    page = (REPOSITORY / "docs" / "concepts" / "optimizers.md").read_text("utf-8")
     assert "target 0.42 at 2,048" in page

@@ -21,7 +21,7 @@ SHORT = (
     *("parallel.ranks_per_node=1", "parallel.local_batch_size=4", "parallel.grad_accum_steps=1"),
     *("data.max_seq_length=32", "data.max_predictions=8"),
 )
-PAGE = REPOSITORY / "docs" / "start" / "own_text.md"
+PAGE = REPOSITORY / "docs" / "guides" / "own_text.md"
 
 
 def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):

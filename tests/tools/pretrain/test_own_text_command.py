@@ -20,7 +20,7 @@ from mlperf_bert.run import console
 from own_texts import write_letters
 from support import CONFIGS, REPOSITORY, refusal, run_process
 
-PAGE = (REPOSITORY / "docs" / "start" / "own_text.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "guides" / "own_text.md").read_text(encoding="utf-8")
 SMALL = (
     *("--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
     *("--set", "model.num_layers=1", "--set", "model.vocab_size=300"),

@@ -124,7 +124,7 @@ def test_documented_example_runs_and_leaves_nothing_in_the_group(capsys, monkeyp
         leave()
 
     monkeypatch.setattr(dist, "destroy_process_group", leaving)
-    text = (REPOSITORY / "docs" / "how" / "clipping.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "concepts" / "clipping.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(example, {})
     assert left == [[]]  # a group that a model still holds may hang when it goes

@@ -42,7 +42,10 @@ def test_a_command_of_the_page_parses(command):
         assert words[0] == "PYTHONSAFEPATH=1"  # its ranks look for no code where it is started
         trained(words[2:])
     elif words[0] == ".venv/bin/mlperf_bert":
-        assert _parser(words[1:]).parse_args(words[1:]).out == Path("runs/two.toml")
+        assert _parser(words[1:]).parse_args(words[1:]).out in (
+            Path("runs/two.toml"),
+            Path("WEIGHTS"),
+        )
     elif words[0] == "kubectl":
         assert (REPOSITORY / words[-1]).samefile(JOBSET)
     else:
