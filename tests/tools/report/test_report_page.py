@@ -85,6 +85,15 @@ def test_equal_runs_differ_in_nothing(tmp_path):
     assert told in checked(page_of(*runs)).words
 
 
+def test_eager_steps_are_counted_for_a_captured_run_only(tmp_path):
+    records = records_of(eager_steps=1)
+    captured = write_run(tmp_path / "a", records, overrides=['run.step_mode="captured"'])
+    page = checked(page_of(captured))
+    label = page.texts.index("Eager steps (not captured)")
+    assert page.texts[label + 1] == str(len(records))
+    assert "Eager steps" not in checked(page_of(write_run(tmp_path / "b", records))).words
+
+
 def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path):
     runs = [write_run(tmp_path / f"n{n}", [record(1, 0.1 + n / 100)]) for n in range(10)]
     text = page_of(*runs)
