@@ -1,1 +1,1 @@
-"""Unpadded BERT as single-device code; parallelism is applied from outside."""
+"""Unpadded BERT and ModernBERT as single-device code; callers add the parallelism."""

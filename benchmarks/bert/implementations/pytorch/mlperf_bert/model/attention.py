@@ -1,21 +1,23 @@
-"""Self-attention inside each sequence of an unpadded batch: policies for any device.
+"""Policies for self-attention within each sequence of an unpadded batch, on any device.
 
 Shape letters: B sequences, S padded length, T tokens, R queries, N heads, H head size.
 
-A policy is `attend(q, k, v, layout, site) -> context`: q and context [R, N, H], k and v [T, N, H],
-all in one floating dtype. The queries are those of the layout: all T tokens, or some. Each query
-sees exactly the tokens of its own sequence. Scores are divided by sqrt(H), and dropout acts on the
-probabilities (BERT, arXiv 1810.04805; Transformer, arXiv 1706.03762, section 3.2.1; unpadded form:
-arXiv 2208.08124). If the layout has rotary positions, the policy turns queries and keys by them
-(arXiv 2104.09864); if it has a reach, a query sees only tokens that many places to each side.
+A policy is a function `attend(q, k, v, layout, site) -> context`. Its q and context are [R, N, H],
+and its k and v are [T, N, H], all in the same floating dtype. The layout defines the queries, which
+are all T tokens or some of them. Each query attends to exactly the tokens of its own sequence.
+Scores are divided by sqrt(H), and dropout is applied to the probabilities (BERT, arXiv 1810.04805;
+Transformer, arXiv 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124). If the layout has
+rotary positions, the policy rotates queries and keys by them (arXiv 2104.09864). If the layout has
+a reach, a query attends only to tokens within that distance on each side.
 
-This file has the policies that need no kernel of ours. `reference` and `grouped` read the
-lengths on the host, so a captured step cannot contain them. On a CPU the site's keys decide what is
-dropped; elsewhere torch's generator decides.
+This file contains the policies that need no kernel of ours. `reference` and `grouped` read the
+lengths on the host, so a captured step cannot contain them. On a CPU the site's keys determine
+which elements are dropped. On other devices torch's generator does.
 
-`flash` is a torch operator for CUDA, in bf16. It reads the sequence bounds on the device
-and draws dropout from torch's generator, whose state the forward hands to the backward. torch's
-public `varlen_attn` has no dropout; the operator below it does. It has not been run on a GPU yet.
+`flash` is a torch operator for CUDA in bf16. It reads the sequence bounds on the device and draws
+dropout from torch's generator, whose state the forward pass saves for the backward pass. It calls
+the private operator below torch's public `varlen_attn`, because only that one supports dropout.
+It has not been run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -31,20 +33,20 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Slots
 from mlperf_bert.model.dropout import attention_factors
 from mlperf_bert.model.dropout_keys import DropoutSite
 
-NUM_STREAMS = 4  # beside the current one, at most
+NUM_STREAMS = 4  # at most, in addition to the current stream
 
 
 def on_side_streams(
     work: Callable[[int], Tensor], count: int, device: torch.device
 ) -> list[Tensor]:
-    """Results of `work(0)` .. `work(count - 1)`, on CUDA dealt to side streams in turn.
+    """Return the results of `work(0)` .. `work(count - 1)`, on CUDA distributed over side streams.
 
     The side streams wait for the work queued on the current stream, and the current stream then
-    waits for all of them. Autograd runs each piece's backward on its own stream, with waits where
-    the streams meet. All of it can be captured. Tensors that `work` reads must be made on the
-    current stream, and the caller must hold them until this returns. A tensor of a side stream may
-    be freed at any time: its memory goes back to that stream, whose next work waits for the current
-    one.
+    waits for all of them. Autograd runs each piece's backward pass on the piece's own stream and
+    inserts waits at the points where streams meet. All of this can be captured. Tensors that `work`
+    reads must be created on the current stream, and the caller must keep references to them until
+    this function returns. A tensor created on a side stream may be freed at any time, because its
+    memory is returned to that stream, whose next work waits for the current stream.
     """
     if device.type != "cuda" or count == 1:
         return [work(number) for number in range(count)]
@@ -63,67 +65,70 @@ def on_side_streams(
 
 @cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """The same streams each time: memory freed on a stream can be reused only by that stream."""
+    """Return the same streams on every call, because freed memory is reused only by its stream."""
     return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]  # type: ignore[no-untyped-call]
 
 
 class AttentionPolicy(Protocol):
-    """The signature that all policies share; see the module's docstring for shapes."""
+    """Signature of all policies. The module's docstring defines the shapes."""
 
     __name__: str
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None, /
     ) -> Tensor:
-        """Context [R, N, H] of queries [R, N, H], keys and values [T, N, H].
+        """Compute the context [R, N, H] from queries [R, N, H], keys and values [T, N, H].
 
-        The keys of `site` are those of the R queries.
+        `site` contains the dropout keys of the R queries.
         """
         ...
 
 
-def turned(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
-    """Queries [R, N, H] and keys [T, N, H] turned by the layout's rotary positions, if it has any.
+def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
+    """Rotate queries [R, N, H] and keys [T, N, H] by the layout's rotary positions, if it has any.
 
-    Source: Su et al., "RoFormer" (arXiv 2104.09864), section 3.2.2, with the channels of a pair
-    half a head apart, as in ModernBERT.
+    Source: Su et al., "RoFormer" (arXiv 2104.09864), section 3.2.2. As in ModernBERT, the two
+    channels of a pair are half a head apart.
     """
     rotary = layout.rotary
     if rotary is None:
         return q, k
-    of_queries, of_keys = (
-        [table.index_select(0, places)[:, None] for table in (rotary.cos, rotary.sin)]
-        for places in (layout.query_positions, layout.position_ids)
+    query_angles, key_angles = (
+        [table.index_select(0, positions)[:, None] for table in (rotary.cos, rotary.sin)]
+        for positions in (layout.query_positions, layout.position_ids)
     )
-    return _Turn.apply(q, *of_queries), _Turn.apply(k, *of_keys)  # type: ignore[no-untyped-call]
+    return _Rotate.apply(q, *query_angles), _Rotate.apply(k, *key_angles)  # type: ignore[no-untyped-call]
 
 
-class _Turn(torch.autograd.Function):
-    """Pairs of channels turned by an angle, and their gradients turned back."""
+class _Rotate(torch.autograd.Function):
+    """Rotation of channel pairs by an angle. The backward pass rotates the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
+        return _rotate_pairs(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin), None, None
+        return _rotate_pairs(grad, cos, -sin), None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """In float32 at least, rounded once."""
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of channels in float32 or wider, and round the result once."""
     first, second = x.chunk(2, dim=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
 def reference(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Attention one sequence at a time, not fused or padded: the reference of all policies."""
-    q, k = turned(q, k, layout)
+    """Compute attention one sequence at a time, unfused and unpadded.
+
+    All other policies are compared with this one.
+    """
+    q, k = rotate(q, k, layout)
     contexts = []
     first_query = 0
     for own_q, own_k, own_v in zip(
@@ -134,8 +139,8 @@ def reference(
     ):
         scores = torch.einsum("qnh,knh->nqk", own_q, own_k) * q.shape[-1] ** -0.5
         if layout.reach is not None:
-            places = layout.query_positions.narrow(0, first_query, len(own_q))
-            distance = places[:, None] - torch.arange(len(own_k), device=q.device)
+            positions = layout.query_positions.narrow(0, first_query, len(own_q))
+            distance = positions[:, None] - torch.arange(len(own_k), device=q.device)
             scores = scores.masked_fill(distance.abs() > layout.reach, float("-inf"))
         probabilities = torch.softmax(scores, dim=-1)
         own_site = _part(site, first_query, len(own_q))
@@ -148,16 +153,17 @@ def reference(
 def grouped(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Padded attention for each group of sequences of similar length.
+    """Compute padded attention separately for each group of sequences of similar length.
 
-    Runs on any device and dtype; on CUDA the groups run side by side on several streams. All
-    lengths are known on the host, so nothing waits for a device. A reach cuts sequences into
-    chunks, one group after the other; on CUDA that waits for the device, and keys' gradients are
-    summed in no fixed order. A reach with dropout goes one sequence at a time.
+    This policy runs on any device and dtype. On CUDA the groups run in parallel on several streams.
+    All lengths are known on the host, so nothing waits for a device. If the layout has a reach,
+    sequences are cut into chunks, and the groups of chunks run one after another. On CUDA that
+    waits for the device and sums the gradients of keys in no fixed order. If there is dropout as
+    well as a reach, the function computes one sequence at a time.
     """
     if layout.reach is not None and site is not None:
         return reference(q, k, v, layout, site)
-    q, k = turned(q, k, layout)
+    q, k = rotate(q, k, layout)
     if layout.reach is not None:
         return _in_chunks(q, k, v, layout)
     groups, queries = layout.groups, layout.query_groups
@@ -185,7 +191,7 @@ def grouped(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
-    """Attention of each chunk of queries to the keys in its reach, without dropout."""
+    """Compute attention of each chunk of queries to the keys within its reach, without dropout."""
     chunks, heads = layout.chunks, q.shape[1:]
     counts = [len(each) for each in chunks.is_visible]
     keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]
@@ -212,26 +218,26 @@ def _attend_padded(
     is_visible: Tensor | None,
     site: DropoutSite | None,
 ) -> Tensor:
-    """Context [b, N, s, H] of q [b, N, s, H]; k and v may have another number of slots.
+    """Compute the context [b, N, s, H] of q [b, N, s, H], with any number of slots in k and v.
 
-    `is_visible` bool [b, 1, 1 or s, key slots], None if all keys are visible; `site` as for
-    `_drop`.
+    `is_visible` is bool [b, 1, 1 or s, key slots], or None if all keys are visible. `site` is the
+    same as in `_drop`.
     """
     if site is None or q.device.type != "cpu":
         dropout_p = 0.0 if site is None else site.probability
         return F.scaled_dot_product_attention(q, k, v, attn_mask=is_visible, dropout_p=dropout_p)
-    # On a CPU torch has no fused attention with dropout; this is its plain formula with our
+    # torch has no fused attention with dropout on a CPU, so this is the plain formula with our
     # dropout.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if is_visible is not None:  # added in place: the product's backward does not need its result
+    if is_visible is not None:  # in place, because the product's backward does not read the scores
         scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, float("-inf"))
     return _drop(torch.softmax(scores, dim=-1), site).to(v.dtype) @ v
 
 
 def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
-    """Dropout of probabilities [b, N, s, key slots]; a query's keys lie in slots by position.
+    """Apply dropout to probabilities [b, N, s, key slots]; each key is in the slot of its position.
 
-    The keys of `site` are those of the b * s query slots.
+    `site` contains the dropout keys of the b * s query slots.
     """
     if site is None:
         return probabilities
@@ -241,16 +247,16 @@ def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
 
 
 def _part(site: DropoutSite | None, start: int, count: int) -> DropoutSite | None:
-    """`site` restricted to `count` rows from `start`."""
+    """Return `site` restricted to `count` rows, beginning with row `start`."""
     if site is None:
         return None
     keys = site.keys
-    of_part = replace(
+    part = replace(
         keys,
         sample_ids=keys.sample_ids.narrow(0, start, count),
         positions=keys.positions.narrow(0, start, count),
     )
-    return replace(site, keys=of_part)
+    return replace(site, keys=part)
 
 
 def _site_of_slots(site: DropoutSite | None, slots: Slots | None) -> DropoutSite | None:
@@ -267,10 +273,11 @@ def _to_slots(x: Tensor, slots: Slots | None) -> Tensor:
 
 
 class _GatherSlots(torch.autograd.Function):
-    """x[slot_row], with a gather as backward too.
+    """Gather of x[slot_row] whose backward pass is a gather as well.
 
-    Autograd would scatter-add all slots. No gradient reaches a padding slot (no token sees
-    its key, its context is not used), so each row's gradient is exactly that of its own slot.
+    Autograd would scatter-add the gradients of all slots. But no gradient reaches a padding slot,
+    because no token attends to its key and its context is not used. So each row's gradient is
+    exactly that of its own slot.
     """
 
     @staticmethod
@@ -287,14 +294,17 @@ class _GatherSlots(torch.autograd.Function):
 def flash(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """FlashAttention-2 (arXiv 2307.08691). Heads of at most 256 channels, a multiple of 8."""
-    q, k = turned(q, k, layout)
+    """Compute FlashAttention-2 (arXiv 2307.08691).
+
+    The channels per head must be a multiple of 8 and at most 256.
+    """
+    q, k = rotate(q, k, layout)
     context: Tensor = _VarlenAttention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
     return context
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """Attention that saves logsumexp, float32 [N, R], and random state."""
+    """Attention that saves the logsumexp, float32 [N, R], and the random state."""
 
     @staticmethod
     def forward(
@@ -321,10 +331,10 @@ class _VarlenAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, context, logsumexp, *starts, seed, offset = ctx.saved_tensors
         longest, dropout_p, reach = ctx.not_tensors
-        of_forward = (grad.contiguous(), q, k, v, context, logsumexp)
+        saved = (grad.contiguous(), q, k, v, context, logsumexp)
         bounds, random_state = (*starts, *longest), (seed, offset)
         gradients = torch.ops.aten._flash_attention_backward(
-            *of_forward, *bounds, dropout_p, False, *random_state, **_window(reach)
+            *saved, *bounds, dropout_p, False, *random_state, **_window(reach)
         )
         return *gradients, None, None
 

@@ -1,8 +1,8 @@
-"""Layout of one batch's sequences, and padded places for them in groups.
+"""Layout of one batch's sequences, and the padded slots of groups of sequences.
 
 Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries.
-A slot is one place of a group (b * s of them a group). All indices are computed once for all
-layers, on the host, which knows all lengths; nothing waits for the device.
+A slot is one position in a padded group, which has b * s slots. All indices are computed once for
+all layers. They are computed on the host, which knows all lengths, so nothing waits for the device.
 """
 
 from copy import copy
@@ -21,10 +21,10 @@ from mlperf_bert.data.packing import cut_by_ratio, cut_into_chunks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """Padded places for the rows of a tensor.
+    """Mapping between the rows of a tensor and padded slots.
 
-    `slot_row` int64 [slots]: the row in each slot (any row in padding slots); `row_slot` int64
-    [rows]: the slot of each row.
+    `slot_row`, int64 [slots], is the row in each slot (any row in padding slots). `row_slot`, int64
+    [rows], is the slot of each row.
     """
 
     slot_row: Tensor
@@ -33,9 +33,9 @@ class Slots:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Padded:
-    """Rows of a tensor padded group by group: b * s slots for b sequences of at most s rows each.
+    """Rows of a tensor padded group by group, with b * s slots for b sequences of at most s rows.
 
-    `slots` is None if slots and rows are the same.
+    `slots` is None if slots and rows are identical.
     """
 
     lengths: tuple[int, ...]  # s of each group
@@ -44,9 +44,9 @@ class Padded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """All groups of a batch: their sequences' numbers, host int64 [b], and the padding of keys.
+    """All groups of a batch, with their sequence numbers, host int64 [b], and the padding of keys.
 
-    `key_is_real` bool [b, 1, 1, s] of each group, None without padding.
+    `key_is_real` is bool [b, 1, 1, s] for each group, or None for a group without padding.
     """
 
     sequences: tuple[NDArray[np.int64], ...]
@@ -56,11 +56,11 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunks:
-    """Sequences cut into chunks of queries, each with the keys within their reach, in groups.
+    """Groups of chunks of queries, each chunk with the keys within its reach.
 
-    `key_rows` int64 [key slots]: the row in each slot, group by group; neighbouring chunks share
-    rows. `key_lengths`: key slots of each chunk of a group; `is_visible` bool [b, 1, query slots,
-    key slots] of each group.
+    `key_rows`, int64 [key slots], is the row in each slot, group by group. Neighboring chunks share
+    rows. `key_lengths` is the number of key slots per chunk in each group. `is_visible` is bool
+    [b, 1, query slots, key slots] for each group.
     """
 
     queries: Padded
@@ -71,19 +71,20 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queries:
-    """The R rows of a batch's T tokens whose context is wanted, sequence by sequence."""
+    """The R rows among a batch's T tokens whose context is needed, sequence by sequence."""
 
     rows: Tensor  # int64 [R], ascending
-    cu_seqlens: Tensor  # int32 [B + 1]: cu_seqlens[i] .. cu_seqlens[i + 1] are of sequence i
-    lengths: tuple[int, ...]  # host copy: queries of each sequence
-    max_length: int  # most queries of a sequence, in this and all batches of the same shape
+    cu_seqlens: Tensor  # int32 [B + 1]: cu_seqlens[i] .. cu_seqlens[i + 1] belong to sequence i
+    lengths: tuple[int, ...]  # queries of each sequence, on the host
+    max_length: int  # upper limit on a sequence's queries in all batches of the same shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """The turns of rotary positions (arXiv 2104.09864) of one base: cosines and sines.
+    """Cosines and sines of rotary positions (arXiv 2104.09864) for one base.
 
-    Float32 [longest, H / 2] each: pair c of channels c and c + H / 2 turns by its own angle.
+    Both are float32 [longest, H / 2]. Pair c consists of channels c and c + H / 2 and rotates by
+    its own angle.
     """
 
     cos: Tensor
@@ -91,13 +92,16 @@ class Rotary:
 
     @classmethod
     def of_base(cls, base: float, longest: int, head_size: int) -> Self:
-        """Angle position / base ** (2 c / H) of pair c, in float32 as in `transformers`."""
+        """Build tables of the angles position / base ** (2 c / H) of each pair c.
+
+        The angles are float32, as in `transformers`.
+        """
         pairs = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         angles = torch.outer(torch.arange(longest, dtype=torch.float32), 1.0 / base**pairs)
         return cls(cos=angles.cos(), sin=angles.sin())
 
     def on(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """Return these tables on the given device."""
         return (
             self
             if self.cos.device == device
@@ -106,20 +110,19 @@ class Rotary:
 
 
 class AttentionLayout:
-    """Sequence bounds of one batch; each policy's indices are made on first use, then kept.
+    """Sequence bounds of one batch, and the indices of each policy, which are cached on first use.
 
-    `queries` are the rows that attend (None: all tokens). A query sees the tokens of its sequence
-    at most `reach` places away (None: all of them), and queries and keys are turned by `rotary`
-    first, if that is set.
+    `queries` are the rows that attend, or None if all tokens do. A query attends to the tokens of
+    its sequence that are at most `reach` positions away, or to all of them if `reach` is None. If
+    `rotary` is set, queries and keys are rotated first.
 
     Args:
         lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
         cu_seqlens: int32 [B + 1] on the model's device.
-        max_length: tokens of the longest possible sequence. CUDA kernels are launched
-            for it, whatever the batch holds, so that all batches have one
-            shape.
-        position_ids: int64 [T], each token's place in its sequence; needed for `reach` and
-            `rotary` only.
+        max_length: tokens of the longest possible sequence. CUDA kernels are always launched for
+            this length, so that launches have the same shape for every batch.
+        position_ids: int64 [T], each token's position in its sequence; needed only for `reach` and
+            `rotary`.
     """
 
     def __init__(
@@ -138,64 +141,64 @@ class AttentionLayout:
         self._position_ids = position_ids
 
     def attending(self, rotary: Rotary, reach: int | None) -> Self:
-        """The same sequences and queries with rotary positions, and with another reach."""
+        """Return a layout of the same sequences and queries with this rotary and this reach."""
         other = copy(self)
         other.rotary, other.reach = rotary, reach
         return other
 
     def for_queries(self, queries: Queries) -> Self:
-        """The same keys and values, with R rows of the tokens as queries in place of all T."""
-        other = copy(self)  # keeps the indices of the keys that are already computed
-        for of_queries in ("query_groups", "chunks", "query_positions"):
-            other.__dict__.pop(of_queries, None)
+        """Return a layout with the same keys and values, and R rows as queries instead of all T."""
+        other = copy(self)  # keeps the cached indices of the keys
+        for name in ("query_groups", "chunks", "query_positions"):  # cached and depend on queries
+            other.__dict__.pop(name, None)
         other.queries = queries
         return other
 
     def select(self, x: Tensor) -> Tensor:
-        """Rows [R, ...] of `x` [T, ...] that are queries; all of them if every token is a query."""
+        """Select the query rows [R, ...] of `x` [T, ...], or all rows if every token is a query."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
 
     @property
     def position_ids(self) -> Tensor:
-        """int64 [T]: each token's place in its sequence."""
+        """Each token's position in its sequence, int64 [T]."""
         assert self._position_ids is not None
         return self._position_ids
 
     @cached_property
     def query_positions(self) -> Tensor:
-        """int64 [R]: each query's place in its sequence."""
+        """Each query's position in its sequence, int64 [R]."""
         return self.select(self.position_ids)
 
     @property
     def query_lengths(self) -> tuple[int, ...]:
-        """Queries of each sequence, on the host."""
+        """Number of queries of each sequence, on the host."""
         return self.lengths if self.queries is None else self.queries.lengths
 
     @property
     def cu_queries(self) -> Tensor:
-        """int32 [B + 1]: query rows cu_queries[i] .. cu_queries[i + 1] are of sequence i."""
+        """Bounds int32 [B + 1]: rows cu_queries[i] .. cu_queries[i + 1] belong to sequence i."""
         return self.cu_seqlens if self.queries is None else self.queries.cu_seqlens
 
     @property
     def max_queries(self) -> int:
-        """Most queries of one sequence."""
+        """Upper limit on the number of queries of one sequence."""
         return self.max_length if self.queries is None else self.queries.max_length
 
     @cached_property
     def groups(self) -> Groups:
-        """Groups of sequences of similar length; built on the host, then copied."""
+        """Groups of sequences of similar length, built on the host and copied to the device."""
         return build_groups(self.lengths, self.cu_seqlens.device)
 
     @cached_property
     def query_groups(self) -> Padded:
-        """Padding of the queries, in the groups of the keys."""
+        """Padding of the queries, in the same groups as the keys."""
         if self.queries is None:
             return self.groups.keys
         return pad_groups(self.groups.sequences, self.query_lengths, self.cu_seqlens.device)[0]
 
     @cached_property
     def chunks(self) -> Chunks:
-        """Chunks for `reach`; a host that waits for the device builds them."""
+        """Chunks for `reach`, built on the host, which waits for the device to read positions."""
         assert self.reach is not None
         positions = self.query_positions.cpu().numpy()
         return build_chunks(
@@ -207,7 +210,7 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     """Sort sequences by length, cut them into groups, and pad their keys.
 
     Args:
-        lengths: tokens of each of the B sequences; empty sequences are in no group.
+        lengths: tokens of each of the B sequences; empty sequences belong to no group.
         device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)
@@ -221,10 +224,15 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
 def pad_groups(
     sequences: tuple[NDArray[np.int64], ...], lengths: tuple[int, ...], device: torch.device
 ) -> tuple[Padded, list[NDArray[np.bool_]]]:
-    """Padding of groups, and for each group which slots hold rows: bool [b, s], on the host.
+    """Compute the padding of groups, and which slots of each group contain rows.
 
-    `sequences` are the sequence numbers of each group. `lengths` are the rows of each of the B
-    sequences, which lie end to end in the tensor to be padded.
+    Args:
+        sequences: sequence numbers of each group.
+        lengths: rows of each of the B sequences, which are concatenated in the tensor to pad.
+        device: device of the padding's indices.
+
+    Returns:
+        The padding, and a bool [b, s] on the host for each group.
     """
     count = np.asarray(lengths, dtype=np.int64)
     first_row = np.cumsum(count) - count
@@ -234,10 +242,10 @@ def pad_groups(
     real: list[NDArray[np.bool_]] = []
     num_slots = 0
     for chosen in sequences:
-        place = np.arange(max(count[chosen].max(), 1))  # no shape with a zero in it
-        is_real = place < count[chosen, None]
-        # Padding slots repeat the sequence's first row: its values are finite and never read.
-        rows = np.minimum(first_row[chosen, None] + np.where(is_real, place, 0), num_rows - 1)
+        column = np.arange(max(count[chosen].max(), 1))  # at least one, to avoid an empty shape
+        is_real = column < count[chosen, None]
+        # Padding slots repeat the sequence's first row, whose values are finite and never read.
+        rows = np.minimum(first_row[chosen, None] + np.where(is_real, column, 0), num_rows - 1)
         slots = num_slots + np.arange(rows.size).reshape(rows.shape)
         row_slot[rows[is_real]] = slots[is_real]
         slot_rows.append(rows.ravel())
@@ -257,13 +265,13 @@ def build_chunks(
     reach: int,
     device: torch.device,
 ) -> Chunks:
-    """Cut sequences into chunks of 2 reach places, and group those with a similar number of keys.
+    """Cut sequences into chunks of 2 * reach positions, and group chunks by their number of keys.
 
     Args:
         lengths: tokens of each of the B sequences.
         query_lengths: queries of each sequence.
-        query_positions: int64 [R], ascending in a sequence.
-        reach: places that a query sees to each side.
+        query_positions: int64 [R], ascending within each sequence.
+        reach: number of positions on each side that a query attends to.
         device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)
@@ -271,8 +279,8 @@ def build_chunks(
     chunks = cut_into_chunks(length, reach)
     sequence, first_key, num_keys = chunks.sequence, chunks.first_key, chunks.num_keys
     first_chunk = np.searchsorted(sequence, np.arange(len(length)))
-    of_query = np.repeat(first_chunk, query_lengths) + query_positions // (2 * reach)
-    num_queries = np.bincount(of_query, minlength=len(sequence))
+    chunk_of_query = np.repeat(first_chunk, query_lengths) + query_positions // (2 * reach)
+    num_queries = np.bincount(chunk_of_query, minlength=len(sequence))
     order = np.argsort(-num_keys, kind="stable")
     order = order[num_queries[order] > 0]
     groups = tuple(order[first:last] for first, last in pairwise(cut_by_ratio(num_keys[order])))
@@ -280,13 +288,13 @@ def build_chunks(
     first_query = np.cumsum(num_queries) - num_queries
     key_rows, masks = [], []
     for chosen, num_slots in zip(groups, queries.lengths, strict=True):
-        place = np.arange(num_keys[chosen].max())
-        key = first_key[chosen, None] + np.minimum(place, num_keys[chosen, None] - 1)
+        column = np.arange(num_keys[chosen].max())
+        key = first_key[chosen, None] + np.minimum(column, num_keys[chosen, None] - 1)
         key_rows.append((first_row[sequence[chosen], None] + key).ravel())
-        slot = np.arange(num_slots)  # those without a query repeat the chunk's first
+        slot = np.arange(num_slots)  # slots without a query repeat the chunk's first one
         row = first_query[chosen, None] + np.where(slot < num_queries[chosen, None], slot, 0)
-        distance = query_positions[row][:, :, None] - (first_key[chosen, None] + place)[:, None, :]
-        is_real = (place < num_keys[chosen, None])[:, None, :]
+        distance = query_positions[row][:, :, None] - (first_key[chosen, None] + column)[:, None, :]
+        is_real = (column < num_keys[chosen, None])[:, None, :]
         masks.append(_to_device(((np.abs(distance) <= reach) & is_real)[:, None], device))
     return Chunks(
         queries=queries,

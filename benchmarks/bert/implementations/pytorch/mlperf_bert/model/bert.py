@@ -1,4 +1,4 @@
-"""BERT and ModernBERT for pre-training: unpadded tokens in, scores of the tasks out.
+"""BERT and ModernBERT for pre-training, from unpadded tokens to the scores of the tasks.
 
 Shape letters: B sequences, C sequences whose first token is read, T tokens, D hidden, V vocabulary
 (padded), P masked positions, R = C + P rows of the last layer that are read.
@@ -37,14 +37,14 @@ from mlperf_bert.model.modern import (
     ModernBody,
     ModernLayer,
     PredictionHead,
-    spread_of,
+    initial_std,
 )
 from mlperf_bert.seeds import derive_seed
 
-# TensorFlow's names of our parameters. The first BERT release
-# (https://github.com/google-research/bert) named its variables; MLPerf's checkpoint and its rule
-# files keep those names. Ours are Hugging Face's.
-# Here an embedding is one table, and the next-sentence projection has a name of its own.
+# TensorFlow's names of our parameters. They come from the first BERT release
+# (https://github.com/google-research/bert), and MLPerf's checkpoint and rule files still use them.
+# Our own names are Hugging Face's. This table contains the names that follow no pattern, which are
+# those of the embeddings, the decoder's bias and the next-sentence projection.
 WHOLE_NAMES = MappingProxyType(
     {
         "bert.embeddings.word_embeddings.weight": "bert/embeddings/word_embeddings",
@@ -55,7 +55,7 @@ WHOLE_NAMES = MappingProxyType(
         "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
     }
 )
-# (end of our name, end of theirs) of everything else; the first match is used.
+# (end of our name, end of theirs) for all other parameters. The first match is used.
 ENDINGS = (
     ("LayerNorm.weight", "LayerNorm/gamma"),
     ("LayerNorm.bias", "LayerNorm/beta"),
@@ -74,28 +74,29 @@ COMPUTED_IN = MappingProxyType(
 
 
 def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Queries, Tensor]:
-    """The R rows of a batch that the heads read (first and masked tokens), in token order.
+    """Find the R rows of a batch that the heads read (first and masked tokens), in token order.
 
-    Shapes follow from the batch's shapes alone and nothing is read from the device, so it can be
-    captured. Padding slots are rows as well: an empty sequence slot stands for the batch's last
-    token, and an unused masked slot for the token it names.
+    The function can be captured, because all shapes depend only on the batch's shapes and nothing
+    is read from the device. Padding slots count as rows too. An empty sequence slot selects the
+    batch's last token, and an unused masked slot selects the token whose index it contains.
 
     Args:
         batch: may be padded to a capacity.
         max_length: tokens of the longest possible sequence.
-        num_first: C, counted from the batch's first sequence; 0 if nothing is pooled.
+        num_first: C, counted from the batch's first sequence, or 0 if nothing is pooled.
 
     Returns:
-        The rows as queries of the last layer, and the positions among them, int64 [C + P], of the
-        first tokens, then of the masked tokens.
+        The rows as queries of the last layer, and the indices int64 [C + P] into these rows of the
+        first tokens, followed by those of the masked tokens.
     """
     num_tokens = batch.input_ids.shape[0]
     bounds = batch.cu_seqlens.long()
     first = bounds[:num_first].clamp(max=num_tokens - 1)
-    # Stable: if a first token is masked too, the sequence's first row is that of its slot.
+    # The sort is stable, so that if a first token is also masked, the sequence's first row belongs
+    # to the slot of the first token.
     rows, order = torch.cat((first, batch.masked_token_index)).sort(stable=True)
-    place = torch.empty_like(order)
-    place.scatter_(0, order, torch.arange(len(order), device=order.device))
+    index = torch.empty_like(order)
+    index.scatter_(0, order, torch.arange(len(order), device=order.device))
     lengths = _query_lengths(batch, num_first)
     most = 1 + (max_length if batch.shape is None else batch.shape.max_masked)
     assert max(lengths) <= most
@@ -105,11 +106,11 @@ def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Qu
         lengths=lengths,
         max_length=most,
     )
-    return queries, place
+    return queries, index
 
 
 def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
-    """Number of rows of each sequence, on the host."""
+    """Count the rows of each sequence that the heads read, on the host."""
     counts = list(batch.masked_counts)
     assert len(counts) == len(batch.lengths)
     assert sum(counts) == len(batch.masked_token_index)
@@ -120,7 +121,7 @@ def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
 
 
 class BertBody(nn.Module):
-    """Embeddings, encoder and, for next-sentence prediction, pooler."""
+    """BERT's embeddings and encoder, and for next-sentence prediction also its pooler."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -132,34 +133,35 @@ class BertBody(nn.Module):
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
-        """Final hidden states [T, D], or only those of the queries [R, D]."""
+        """Compute the final hidden states [T, D], or only those of the queries [R, D]."""
         layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.longest(batch))
         hidden: Tensor = self.encoder(self.embeddings(batch, keys), layout, keys, queries)
         return hidden
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Tokens of the longest possible sequence in all batches of this one's shape."""
+        """Return the token count of the longest possible sequence in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
 class BertForPretraining(nn.Module):
-    """BERT (arXiv 1810.04805), post-norm, with masked-LM and next-sentence heads; or ModernBERT.
+    """BERT or ModernBERT with its pre-training heads.
 
-    state_dict() keys are Hugging Face's BertForPreTraining's, or BertForMaskedLM's where
-    model.objective is "mlm", or ModernBertForMaskedLM's where model.architecture is "modern"; the
-    tied decoder appears once, as the word embedding. The model equals theirs with vocab_size =
-    config.padded_vocab_size.
+    BERT (arXiv 1810.04805) is post-norm and has a masked-LM and a next-sentence head. The keys of
+    state_dict() are those of Hugging Face's BertForPreTraining. They are BertForMaskedLM's if
+    model.objective is "mlm", and ModernBertForMaskedLM's if model.architecture is "modern". The
+    tied decoder appears once, as the word embedding. The model computes the same as Hugging Face's
+    with vocab_size = config.padded_vocab_size.
 
     Args:
-        config: shape, dropout and attention policy. `precision` only chooses the policy here:
-            weights are made in float32; the caller rounds them or uses autocast.
-        device: device of the weights; on "meta" they stay unset.
+        config: shape, dropout, attention policy and precision. Weights are created in float32
+            whatever the precision is. The caller rounds them or uses autocast.
+        device: device of the weights; on "meta" they are not initialized.
         seed: seed of the initial weights, which do not depend on the device.
-        attention: the choice made for another model of this config; None: choose here.
+        attention: the choice made for another model of this config, or None to choose here.
 
     Raises:
-        ConfigError: this device cannot run the named model.attention or model.kernels, or the
-            precision not the head.
+        ConfigError: this device cannot run the model.attention, model.kernels or model.precision
+            of the config.
     """
 
     def __init__(
@@ -180,9 +182,10 @@ class BertForPretraining(nn.Module):
         self.config = config
         self.attention = attention or choose_attention(config, device, dtype)
         self.dropout_seed = 0
-        # Number of the update in progress: a plain attribute, not part of the model's state.
+        # The number of the current update is a plain attribute and not part of the model's state.
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        # Like skip_init: modules made on "meta" draw nothing from the global generator.
+        # Modules are created on "meta", as skip_init does, so that they draw no random numbers from
+        # the global generator.
         if config.architecture == "bert":
             self.bert = BertBody(config, self.attention.policy, blocks)
             self.cls = PretrainingHeads(config, blocks)
@@ -194,7 +197,8 @@ class BertForPretraining(nn.Module):
         if self.fp8 is not None:
             self.fp8.assign([each for layer in self.layers for each in layer.products])
         if device.type != "meta":
-            # to_empty() would do, but its empty_like() of "meta" imports sympy, which takes 0.3 s.
+            # to_empty() would also work, but its empty_like() on "meta" imports sympy, which takes
+            # 0.3 s.
             self._apply(  # type: ignore[no-untyped-call]
                 lambda each: torch.empty(each.shape, dtype=each.dtype, device=device)
             )
@@ -202,18 +206,18 @@ class BertForPretraining(nn.Module):
 
     @property
     def body(self) -> BertBody | ModernBody:
-        """Embeddings and encoder."""
+        """The embeddings and the encoder."""
         return self.bert if self.config.architecture == "bert" else self.model
 
     @property
     def layers(self) -> list[EncoderLayer | ModernLayer]:
-        """The encoder's layers, the first first."""
+        """The encoder's layers, in order."""
         body = self.body
         return list(body.encoder.layer if isinstance(body, BertBody) else body.layers)  # type: ignore[arg-type]
 
     @property
     def word_embeddings(self) -> Tensor:
-        """The word embedding [V, D], which is the decoder's matrix too."""
+        """The word embedding [V, D], which is also the decoder's matrix."""
         body = self.body
         if isinstance(body, BertBody):
             return body.embeddings.word_embeddings.weight
@@ -227,10 +231,11 @@ class BertForPretraining(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw matrices from normal(0, initializer_range); biases are zero, LayerNorm weights one.
+        """Draw matrices from normal(0, initializer_range), and set biases to 0 and norms to 1.
 
-        (BERT, appendix A.2 and its published code, but not truncated, as in `transformers`.)
-        ModernBERT's are truncated and differ by their place (`modern.spread_of`).
+        Source: BERT, appendix A.2 and its published code. The distribution is not truncated here,
+        as in `transformers`. ModernBERT's distribution is truncated, and its standard deviation
+        depends on the matrix (`modern.initial_std`).
 
         Args:
             generator: a CPU generator. Numbers are drawn on the host in the order of parameters, so
@@ -240,7 +245,7 @@ class BertForPretraining(nn.Module):
             parameter.copy_(initial_weights(name, parameter.shape, self.config, generator))
 
     def dropout_keys(self, batch: UnpaddedBatch) -> DropoutKeys | None:
-        """Dropout keys of the batch's T tokens; None in evaluation."""
+        """Return the dropout keys of the batch's T tokens, or None in evaluation."""
         if not self.training:
             return None
         counts, num_tokens = batch.cu_seqlens.diff(), batch.input_ids.shape[0]
@@ -248,15 +253,15 @@ class BertForPretraining(nn.Module):
         return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
 
     def fp8_state(self) -> dict[str, Tensor]:
-        """FP8 scales by name: state that a step changes beside weights and optimizer."""
+        """Return the FP8 scales by name, which a step updates along with weights and optimizer."""
         return {} if self.fp8 is None else self.fp8.tensors()
 
     def forward(
         self, batch: UnpaddedBatch, result: Literal["logits", "loss_sums"] = "logits"
     ) -> PretrainingLogits | LossSums:
-        """Logits of the masked positions [P, V] and of the sentence pairs [B, 2], or their losses.
+        """Compute logits of masked positions [P, V] and of sentence pairs [B, 2], or their losses.
 
-        Training asks for `loss_sums`.
+        Training uses `loss_sums`.
         """
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
@@ -265,9 +270,9 @@ class BertForPretraining(nn.Module):
         pooler = self.bert.pooler if is_bert else None
         heads = self.cls if is_bert else self._scores
         num_first = 0 if pooler is None else batch.next_sentence_label.shape[0]
-        queries, place = last_rows(batch, body.longest(batch), num_first)
+        queries, index = last_rows(batch, body.longest(batch), num_first)
         hidden = body(batch, self.dropout_keys(batch), queries)
-        first, masked = hidden.index_select(0, place).tensor_split((num_first,))
+        first, masked = hidden.index_select(0, index).tensor_split((num_first,))
         pooled = None if pooler is None else pooler(first)
         if result == "loss_sums":
             return heads.loss_sums(masked, pooled, self.word_embeddings, batch)
@@ -278,7 +283,10 @@ class BertForPretraining(nn.Module):
 def initial_weights(
     name: str, shape: torch.Size, config: ModelSection, generator: torch.Generator
 ) -> Tensor:
-    """A parameter's first values, float32 on the host: `BertForPretraining.reset_parameters`."""
+    """Draw a parameter's initial values, float32 on the host.
+
+    `BertForPretraining.reset_parameters` describes their distribution.
+    """
     if name.endswith("bias"):
         return torch.zeros(shape)
     if "norm" in name.lower():
@@ -286,42 +294,46 @@ def initial_weights(
     drawn = torch.empty(shape, dtype=torch.float32)
     if config.architecture == "bert":
         return drawn.normal_(0.0, config.initializer_range, generator=generator)
-    spread = spread_of(name, config)
-    most = CUT_AT * spread
-    return nn.init.trunc_normal_(drawn, 0.0, spread, -most, most, generator=generator)
+    std = initial_std(name, config)
+    limit = CUT_AT * std
+    return nn.init.trunc_normal_(drawn, 0.0, std, -limit, limit, generator=generator)
 
 
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
-    """The bare model, its weights and dropout from the run's seed, equal on every rank."""
+    """Create the model, deriving its weights and dropout from the run's seed.
+
+    The result is the same on every rank.
+    """
     model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
     model.dropout_seed = derive_seed(seed, "dropout")
     return model
 
 
 def check_memory(config: RunConfig, device: torch.device) -> None:
-    """Raise ConfigError if a CPU's memory cannot hold weights and gradients.
+    """Raise ConfigError if weights and gradients do not fit into this machine's memory.
 
-    Whether a batch fits a GPU is found at warm-up.
+    On a GPU nothing is checked here, because warm-up shows whether a batch fits.
     """
     if device.type == "cuda":
         return
     needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
     if needed > memory_bytes():
-        problem = f"makes a model whose weights and gradients take {needed / 2**30:,.0f} GiB"
-        remedy = (
-            f"this machine has {memory_bytes() / 2**30:,.0f}: use a smaller one, or fewer ranks"
+        problem = (
+            f"weights and gradients need {needed / 2**30:,.0f} GiB, but this machine has "
+            f"{memory_bytes() / 2**30:,.0f} GiB"
         )
+        remedy = "use a smaller model or fewer ranks per node"
         raise ConfigError("model.hidden_size", problem, remedy)
 
 
 def tensorflow_name(parameter_name: str) -> str:
-    """TensorFlow's name of one of `BertForPretraining`'s parameters, e.g. bert/pooler/dense/bias.
+    """Return TensorFlow's name of a BERT parameter, for example bert/pooler/dense/bias.
 
-    Different parameters have different names. A `kernel` holds the transpose of our `weight`; every
-    other tensor is laid out as ours is. The word embedding, tied to the decoder, is one tensor on
-    both sides; ours may have more rows, which pad the vocabulary.
+    Different parameters have different names. A TensorFlow `kernel` is the transpose of our
+    `weight`, and every other tensor has the same layout in both. The word embedding, which is tied
+    to the decoder, is one tensor in both. Ours may have additional rows that pad the vocabulary.
 
-    Raises ValueError for a name that is no parameter's.
+    Raises ValueError if `parameter_name` is not the name of a parameter.
     """
     if parameter_name in WHOLE_NAMES:
         return WHOLE_NAMES[parameter_name]

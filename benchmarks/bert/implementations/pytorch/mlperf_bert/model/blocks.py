@@ -1,10 +1,10 @@
-"""The operations around the model's matrix products, as blocks: the readable reference.
+"""The operations around the model's matrix products as blocks, in a readable reference version.
 
-A set of blocks is chosen once per model (`choices.py`). Fused blocks for a GPU (`fused_blocks.py`)
-have the same gradients; both drop the elements that `model/dropout.py` chooses.
+A set of blocks is chosen once per model (`choices.py`). The fused blocks for GPUs
+(`fused_blocks.py`) have the same gradients. Both drop the elements that `model/dropout.py` chooses.
 
-Shape letters: T tokens, R rows (some or all of them), D hidden, F feed-forward width, P masked
-positions, V vocabulary (padded).
+Shape letters: T tokens, R rows (some or all of the tokens), D hidden, F feed-forward width, P
+masked positions, V vocabulary (padded).
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,20 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Blocks:
-    """Blocks in torch's own operators, for every device and dtype: the reference.
+    """Reference blocks made of torch's own operators, for every device and dtype.
 
-    Modules are passed for their parameters. `name` is what `model.kernels` calls these blocks.
+    Methods take modules as arguments in order to use their parameters. `name` is the value of
+    `model.kernels` that selects these blocks.
     """
 
     name: ClassVar[KernelsName] = "reference"
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """[R, any] times each layer. On a CPU one product of several weights was no faster."""
+        """Apply each layer to `x` [R, any].
+
+        The layers run one by one, because joining their weights in one product was no faster on a
+        CPU.
+        """
         return tuple(layer(x) for layer in layers)
 
     def residual_output(
@@ -43,12 +48,12 @@ class Blocks:
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """LayerNorm(dropout(dense(x)) + residual): [R, any], [R, D] -> [R, D]."""
-        normalised: Tensor = norm(dropout(self.multiply(x, (dense,))[0], site) + residual)
-        return normalised
+        """Compute LayerNorm(dropout(dense(x)) + residual): [R, any], [R, D] -> [R, D]."""
+        normalized: Tensor = norm(dropout(self.multiply(x, (dense,))[0], site) + residual)
+        return normalized
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """GELU (erf, arXiv 1606.08415) of dense(hidden): [R, D] -> [R, F]."""
+        """Compute the GELU (erf, arXiv 1606.08415) of dense(hidden): [R, D] -> [R, F]."""
         return F.gelu(self.multiply(hidden, (dense,))[0])
 
     def embed(
@@ -58,18 +63,18 @@ class Blocks:
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """dropout(LayerNorm(sum of three embeddings)): int64 [T] each -> [T, D].
+        """Compute dropout(LayerNorm(sum of three embeddings)): int64 [T] each -> [T, D].
 
-        `ids` and `tables` are those of words, token types and positions, in this order.
+        `ids` and `tables` contain words, token types and positions, in this order.
         """
-        # Summed in the order of `transformers`, so that float32 results are the same to the bit.
-        words, types, positions = (table(of) for table, of in zip(tables, ids, strict=True))
+        # The order of the sum is that of `transformers`, so that float32 results are bit-identical.
+        words, types, positions = (table(index) for table, index in zip(tables, ids, strict=True))
         return dropout(norm(words + types + positions), site)
 
     def embed_words(
         self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
     ) -> Tensor:
-        """dropout(LayerNorm(embeddings)): int64 [T] -> [T, D]."""
+        """Compute dropout(LayerNorm(embeddings)): int64 [T] -> [T, D]."""
         return dropout(norm(table(ids)), site)
 
     def sum_norm(
@@ -80,9 +85,9 @@ class Blocks:
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum residual + dropout(dense(x)), and its LayerNorm: both [R, D].
+        """Compute the sum residual + dropout(dense(x)) and its LayerNorm, both [R, D].
 
-        `x` [R, any], `residual` [R, D]; `dense` and `norm` have no bias.
+        `x` is [R, any] and `residual` is [R, D]. `dense` and `norm` have no bias.
         """
         total = self.add(x, residual, dense, site)
         return total, norm(total)
@@ -90,28 +95,28 @@ class Blocks:
     def add(
         self, x: Tensor, residual: Tensor, dense: nn.Linear, site: DropoutSite | None
     ) -> Tensor:
-        """The sum of `sum_norm` alone."""
+        """Compute the sum of `sum_norm` without its LayerNorm."""
         return residual + dropout(self.multiply(x, (dense,))[0], site)
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].
+        """Compute GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].
 
-        GeGLU (arXiv 2002.05202) with the exact GELU.
+        This is GeGLU (arXiv 2002.05202) with the exact GELU.
         """
         wide, gate = self.multiply(hidden, (dense,))[0].chunk(2, dim=-1)
         return F.gelu(wide) * gate
 
     def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
-        """A product of joined matrices as `count` equal parts: [R, count D] -> [R, D] each."""
+        """Split a product of joined matrices into `count` equal parts: [R, count D] -> [R, D]."""
         return product.chunk(count, dim=1)
 
     def project_qkv(
         self, hidden: Tensor, wanted: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear
     ) -> Three:
-        """Queries of `hidden`'s wanted rows [R, D], keys and values of all its rows [T, D].
+        """Project the wanted rows [R, D] to queries, and all rows [T, D] to keys and values.
 
-        If every row is wanted, `wanted` is `hidden` itself. The results may be columns of one
-        tensor, contiguous along D only.
+        If every row of `hidden` is wanted, `wanted` is `hidden` itself. The results may be columns
+        of one tensor, which are contiguous only along D.
         """
         if wanted is hidden:
             q, k, v = self.multiply(hidden, (query, key, value))
@@ -122,30 +127,34 @@ class Blocks:
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        """`cross_entropy_sum` of the logits hidden @ weight.T + bias: a scalar with one backward.
+        """Compute `cross_entropy_sum` of the logits hidden @ weight.T + bias.
 
-        `hidden` [P, D], `weight` [V, D], `bias` [V], `labels` int64 [P].
+        `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. Returns a scalar
+        that supports one backward pass.
         """
         logits = precise(F.linear(hidden, weight, bias))
-        # Nothing else holds these logits: on a CPU they are overwritten.
+        # Nothing else refers to these logits, so on a CPU they can be overwritten.
         total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")  # type: ignore[no-untyped-call]
         return total
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """Concatenation [R, sum of widths] of parts [R, width]; no copy if they already lie so."""
+    """Concatenate parts [R, width] to [R, sum of widths] along the columns.
+
+    Nothing is copied if the parts are already adjacent columns of one tensor.
+    """
     first, width = parts[0], sum(part.shape[1] for part in parts)
-    place = first.storage_offset()
+    offset = first.storage_offset()
     for part in parts:
-        is_next = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not is_next or part.storage_offset() != place or part.stride() != (width, 1):
+        is_same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_same or part.storage_offset() != offset or part.stride() != (width, 1):
             return torch.cat(parts, dim=1)
-        place += part.shape[1]
+        offset += part.shape[1]
     return first.as_strided((first.shape[0], width), (width, 1))
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """F.cross_entropy(logits, labels, reduction="sum") that never reads ignored rows.
+    """Compute F.cross_entropy(logits, labels, reduction="sum") without reading ignored rows.
 
     Args:
         logits: [P, V], floating dtype.
@@ -153,26 +162,27 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
             is NaN.
 
     Returns:
-        Scalar in nats: float32, or float64 where the logits are. It has one backward and no second
-        derivative.
+        Scalar in nats, float64 if the logits are float64 and float32 otherwise. It supports one
+        backward pass and has no second derivative.
     """
     total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)  # type: ignore[no-untyped-call]
     return total
 
 
 def precise(logits: Tensor) -> Tensor:
-    """Logits in float32; float64 stays as it is.
+    """Convert logits to float32, and leave float64 as it is.
 
-    bf16 keeps 8 bits of mantissa: a log-sum-exp over 30,000 words needs float32 at least.
+    bf16 has only 8 bits of mantissa, but a log-sum-exp over 30,000 words needs at least float32.
     """
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the sum, written over the log-probabilities [P, V]; zero in ignored rows."""
-    gradient = log_probabilities.exp_()  # of log-sum-exp: the softmax
+    """Overwrite the log-probabilities [P, V] with the sum's gradient, zero in ignored rows."""
+    gradient = log_probabilities.exp_()  # the softmax is the gradient of log-sum-exp
     gradient.scatter_add_(1, labels.clamp(min=0)[:, None], -gradient.new_ones(len(labels), 1))
-    # Multiplying by zero would keep a NaN, and on a CPU a masked fill takes six times as long.
+    # The bits are masked, because multiplying by zero would keep a NaN, and a masked fill takes six
+    # times as long on a CPU.
     integers = torch.int64 if gradient.dtype == torch.float64 else torch.int32
     all_bits = (labels != IGNORED).to(integers).neg_()[:, None]
     gradient.view(integers).bitwise_and_(all_bits)
@@ -180,15 +190,15 @@ def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Cross-entropy whose backward turns the saved log-probabilities into the gradient in place.
+    """Cross-entropy whose backward pass overwrites the saved log-probabilities with the gradient.
 
-    A new [P, V] would be slow on a CPU, where memory new to the process is.
+    Allocating another [P, V] would be slow on a CPU, where the first access to new memory is slow.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
-        place = logits if in_place else None
-        log_probabilities = torch.log_softmax(logits, dim=-1, out=place)
+        out = logits if in_place else None
+        log_probabilities = torch.log_softmax(logits, dim=-1, out=out)
         ctx.save_for_backward(log_probabilities, labels)
         return F.nll_loss(log_probabilities, labels, reduction="sum", ignore_index=IGNORED)
 

@@ -1,8 +1,9 @@
-"""The choice of a model's attention policy and blocks: the named ones, or those of a rule.
+"""Choose a model's attention policy and blocks, either as named in the config or by a rule.
 
-The rules depend on the config, the device and the installed software only, and nothing is measured.
-Equal machines therefore choose the same kernels, and so does a run that starts again. Kernels round
-differently, so a choice that varied from start to start would change a run's results.
+The rules depend only on the config, the device and the installed software, and nothing is measured.
+So equal machines choose the same kernels, and a resumed run chooses the same kernels again. This
+matters because kernels round differently. If the choice varied from start to start, a run's results
+would change.
 """
 
 from dataclasses import dataclass
@@ -21,17 +22,17 @@ from mlperf_bert.model.attention import (
 from mlperf_bert.model.blocks import Blocks
 from mlperf_bert.model.fp8 import Fp8Blocks, Fp8Scales, check_fp8
 
-MOST_CHANNELS = 4096  # longest row that one GPU program normalises in registers
-TRITON_HEADS = (16, 32, 64, 128)  # channels a head
-MOST_FLASH_CHANNELS = 256  # a head
-# The policies that "auto" uses on CUDA, the preferred one first. `triton` drops the elements that
-# `reference` drops, whatever the batch is cut into; `flash` draws from torch's generator.
+MOST_CHANNELS = 4096  # longest row that one GPU program normalizes in registers
+TRITON_HEADS = (16, 32, 64, 128)  # channels per head
+MOST_FLASH_CHANNELS = 256  # per head
+# The policies that "auto" tries on CUDA, in order of preference. `triton` is preferred because it
+# drops the same elements however the batch is split, whereas `flash` uses torch's generator.
 AUTO_ON_CUDA: tuple[AttentionName, ...] = ("triton", "flash")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A policy, and one line that names it and says why."""
+    """An attention policy, and a one-line note with its name and the reason for the choice."""
 
     name: AttentionName
     policy: AttentionPolicy
@@ -41,15 +42,15 @@ class AttentionChoice:
 def choose_attention(
     config: ModelSection, device: torch.device, dtype: torch.dtype
 ) -> AttentionChoice:
-    """The policy that `config.attention` names.
+    """Choose the attention policy that `config.attention` names.
 
-    "auto" is "triton" on CUDA. If that cannot run there it is "flash", and if neither can it is
-    "grouped". On every other device "auto" is "grouped".
+    On CUDA "auto" means "triton". If "triton" cannot run, "auto" means "flash", and if neither can
+    run, it means "grouped". On every other device "auto" means "grouped".
 
     Args:
-        config: gives the head size and the layers that see a window only.
+        config: defines the head size and which layers are local (have a window).
         device: device of the model.
-        dtype: dtype of q, k and v, which is autocast's if that is on.
+        dtype: dtype of q, k and v, which is autocast's dtype if autocast is on.
 
     Raises:
         ConfigError: the named policy cannot run here.
@@ -61,7 +62,7 @@ def choose_attention(
     if problem is not None:
         raise ConfigError(
             "model.attention",
-            f"{name!r} cannot run here: {problem}",
+            f"{name!r} cannot run here because {problem}",
             "use 'auto' or 'grouped'",
         )
     return AttentionChoice(name, _policy(name), f"attention: {name}")
@@ -70,27 +71,28 @@ def choose_attention(
 def _choose_by_rule(
     config: ModelSection, device: torch.device, dtype: torch.dtype
 ) -> AttentionChoice:
-    """The policy of "auto"; on CUDA its note says why preferred policies were left out."""
+    """Choose the policy for "auto". On CUDA the note says why preferred policies cannot run."""
     if device.type != "cuda":
         return AttentionChoice("grouped", grouped, "attention: grouped")
-    left_out: list[str] = []
+    rejected: list[str] = []
     for name in AUTO_ON_CUDA:
         problem = _why_not(name, device, dtype, config)
         if problem is None:
-            return AttentionChoice(name, _policy(name), _note(name, left_out))
-        left_out.append(f"{name} left out ({problem})")
-    return AttentionChoice("grouped", grouped, _note("grouped", left_out))
+            return AttentionChoice(name, _policy(name), _note(name, rejected))
+        rejected.append(f"not {name}, because {problem}")
+    return AttentionChoice("grouped", grouped, _note("grouped", rejected))
 
 
-def _note(name: AttentionName, left_out: list[str]) -> str:
-    """The line about a choice: `attention: flash (triton left out (...))`."""
-    return f"attention: {name} ({', '.join(left_out)})" if left_out else f"attention: {name}"
+def _note(name: AttentionName, rejected: list[str]) -> str:
+    """Describe a choice in one line, such as `attention: flash (not triton, because ...)`."""
+    reasons = ", and ".join(rejected)
+    return f"attention: {name} ({reasons})" if rejected else f"attention: {name}"
 
 
 def _why_not(
     name: AttentionName, device: torch.device, dtype: torch.dtype, config: ModelSection
 ) -> str | None:
-    """The reason why a policy cannot run; None if it can."""
+    """Return the reason why a policy cannot run here, or None if it can."""
     if name not in ("flash", "triton"):
         return None
     if device.type != "cuda":
@@ -106,11 +108,14 @@ def _why_not(
 
 def _why_not_flash(config: ModelSection) -> str | None:
     if not config.is_global(config.num_layers - 1):
-        # Its windows go by a query's number, and this layer computes some queries only.
-        return "the last layer is local, and its windows would lie elsewhere there"
+        # Its windows are relative to a query's row number, which differs from the query's position
+        # in the last layer, because that layer computes only some queries.
+        return (
+            "the last layer is local, and flash would misplace the windows of its selected queries"
+        )
     if config.head_size % 8 or config.head_size > MOST_FLASH_CHANNELS:
         most = MOST_FLASH_CHANNELS
-        return f"heads have {config.head_size} channels, not a multiple of 8 up to {most}"
+        return f"heads have {config.head_size} channels instead of a multiple of 8 up to {most}"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this torch was built without flash kernels"
     return None
@@ -118,7 +123,7 @@ def _why_not_flash(config: ModelSection) -> str | None:
 
 def _why_not_triton(head_size: int) -> str | None:
     if head_size not in TRITON_HEADS:
-        return f"heads have {head_size} channels, not one of {TRITON_HEADS}"
+        return f"heads have {head_size} channels instead of one of {TRITON_HEADS}"
     return why_triton_cannot_compile()
 
 
@@ -138,35 +143,37 @@ def _policy(name: AttentionName) -> AttentionPolicy:
 def choose_blocks(
     config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
 ) -> Blocks:
-    """The blocks that `config.kernels` names; "auto" is "fused" if that can run.
+    """Choose the blocks that `config.kernels` names, where "auto" prefers "fused" if it can run.
 
     Args:
-        config: its hidden size is at most 4,096 for fused blocks.
+        config: fused blocks need a hidden size of at most 4,096.
         device: device of the model.
         scales: scales of the encoder's products, if they are in FP8.
 
     Raises:
-        ConfigError: FP8 products or fused blocks cannot run.
+        ConfigError: FP8 products or the named fused blocks cannot run here.
     """
     if scales is not None:
         check_fp8(config, device)
     problem = _why_not_fused(config.hidden_size, device)
     if config.kernels == "fused" and problem is not None:
         raise ConfigError(
-            "model.kernels", f"'fused' cannot run here: {problem}", "use 'auto' or 'reference'"
+            "model.kernels",
+            f"'fused' cannot run here because {problem}",
+            "use 'auto' or 'reference'",
         )
     if config.kernels == "reference" or problem is not None:
         return Blocks() if scales is None else Fp8Blocks(scales)
-    # Imported here, because elsewhere nothing needs triton.
+    # This import is local because it imports triton, which the other choices do not need.
     from mlperf_bert.model.fused_blocks import FusedBlocks
 
     return FusedBlocks(scales)
 
 
 def _why_not_fused(hidden_size: int, device: torch.device) -> str | None:
-    """The reason why fused blocks cannot run; None if they can."""
+    """Return the reason why fused blocks cannot run here, or None if they can."""
     if device.type != "cuda":
         return f"it needs CUDA, and the model is on {device.type}"
     if hidden_size > MOST_CHANNELS:
-        return f"model.hidden_size is {hidden_size}, and it takes {MOST_CHANNELS} at most"
+        return f"model.hidden_size is {hidden_size}, and the kernels need {MOST_CHANNELS} at most"
     return why_triton_cannot_compile()

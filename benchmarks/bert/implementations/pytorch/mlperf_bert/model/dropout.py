@@ -1,9 +1,10 @@
-"""Keyed dropout: each element is a function of seed, step, stream, sample and position.
+"""Keyed dropout, in which seed, step, stream, sample and position determine what is dropped.
 
-A restart, another order or split of the batch and a captured step therefore drop the same elements;
-nothing is drawn from torch's generator. docs/concepts/numerics.md, "Dropout", has the definition;
-`dropout_keys.py` has its readable form. On a CPU the loops compile to vector instructions: they
-take 0.2 ns an element with AVX-512, where torch's `bernoulli_` takes 5.8.
+Nothing is drawn from torch's generator. So the same elements are dropped after a restart, in a
+captured step, and if the batch has another order or split. The definition is in
+docs/concepts/numerics.md, "Dropout", and its readable form is in `dropout_keys.py`. On a CPU the
+loops compile to vector instructions. With AVX-512 they take 0.2 ns per element, compared with
+5.8 ns for torch's `bernoulli_`.
 
 Shape letters: R tokens (rows), N heads.
 """
@@ -27,7 +28,7 @@ from mlperf_bert.model.dropout_keys import (
     threshold_of,
 )
 
-INTEGERS = MappingProxyType(  # as wide as these floats
+INTEGERS = MappingProxyType(  # the integer type of the same width as each float type
     {
         torch.float16: torch.int16,
         torch.bfloat16: torch.int16,
@@ -35,7 +36,8 @@ INTEGERS = MappingProxyType(  # as wide as these floats
         torch.float64: torch.int64,
     }
 )
-# Unsigned 64 bits, because numba turns signed and unsigned integers together into floats.
+# These are unsigned 64-bit integers, because numba converts a mix of signed and unsigned integers
+# to floats.
 WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
 MULTIPLIER_A, MULTIPLIER_C = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -43,14 +45,14 @@ KEY_STEP_0, KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
 def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
-    """`x` with elements set to zero at random and the others scaled to keep the mean.
+    """Set random elements of `x` to zero and scale the others so that the mean is preserved.
 
     Source: Srivastava et al., JMLR 15 (2014), in its inverted form. On a CPU the scale is rounded
-    to the dtype of `x`, on a GPU to float32 if that is shorter than 32 bits.
+    to the dtype of `x`. On a GPU it is rounded to float32 if that dtype is shorter than 32 bits.
 
     Args:
         x: [R, C] or [R, ...], where all dimensions after R are channels; floating dtype.
-        site: has the keys of the R rows; None drops nothing.
+        site: contains the dropout keys of the R rows; None drops nothing.
     """
     if site is None:
         return x
@@ -69,15 +71,15 @@ def attention_factors(
     shape: torch.Size,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Dropout factors of padded attention's probabilities, on a CPU: 0 or the scale.
+    """Compute the dropout factors (0 or the scale) of padded attention's probabilities on a CPU.
 
     Args:
-        site: has the keys of the R = b * sq query slots, in the order of the slots.
+        site: contains the dropout keys of the R = b * sq query slots, in the order of the slots.
         shape: [b, N, sq, sk] of the probabilities.
         dtype: dtype of the probabilities.
 
     Returns:
-        [b, N, sq, sk], contiguous; padding behind a sequence has factors too.
+        [b, N, sq, sk], contiguous. Padding after a sequence gets factors as well.
     """
     num_sequences, num_heads, num_queries, row_length = shape
     rows_before = np.arange(num_sequences)[:, None] * (num_heads * num_queries)
@@ -116,10 +118,10 @@ def _write_factors(
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """Keep bits of [R, channels]: bit e of byte k is set if element 8 k + e is kept.
+    """Compute the keep bits of [R, channels]: bit e of byte k is set if element 8 k + e is kept.
 
     Returns:
-        uint8 [R, ceil(channels / 8)]; bits behind the last channel may have any value.
+        uint8 [R, ceil(channels / 8)]. Bits after the last channel may have any value.
     """
     device = site.keys.positions.device
     if device.type == "cuda":
@@ -139,21 +141,21 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """Keep bits of R queries' attention probabilities: bit e of byte k belongs to key 8 k + e.
+    """Compute the keep bits of attention probabilities: bit e of byte k belongs to key 8 k + e.
 
-    A key's number is its position within its sequence.
+    Keys are numbered by their position within their sequence.
 
     Args:
-        site: has the keys of the R query tokens.
+        site: contains the dropout keys of the R query tokens.
         num_heads: N.
         cu_seqlens: int32 [B + 1], bounds of the keys.
-        max_seqlen: at least the keys of the longest sequence.
-        cu_queries: int32 [B + 1]: query rows cu_queries[i] .. cu_queries[i + 1] are sequence i's;
-            None if they equal cu_seqlens.
+        max_seqlen: the number of keys of the longest sequence, or more.
+        cu_queries: int32 [B + 1]: query rows cu_queries[i] .. cu_queries[i + 1] belong to sequence
+            i; None if the bounds equal cu_seqlens.
 
     Returns:
-        uint8 [R, N, ceil(max_seqlen / 8)]. Bytes wholly behind a row's own sequence, and rows from
-        cu_queries[-1] on, may have any value.
+        uint8 [R, N, ceil(max_seqlen / 8)]. Bytes entirely past the end of a row's own sequence may
+        have any value, and so may rows starting at cu_queries[-1].
     """
     device = site.keys.positions.device
     if device.type == "cuda":
@@ -189,11 +191,11 @@ def _write_all_factors(
     step: np.uint64,
     seed: np.uint64,
 ) -> None:
-    """Write 0 or the scale to `counts` neighbouring elements of each of R rows, for each head.
+    """Write 0 or the scale to `counts` adjacent elements of each of R rows, for each head.
 
-    `factors` is flat; it and `scale` hold bit patterns of floats as integers of the same width. A
-    row's elements of head 0 begin at `starts` [R]; the next head's lie `head_stride` elements on.
-    Elements whose 16 bits are below `threshold` become 0.
+    `factors` is flat. `factors` and `scale` contain the bit patterns of floats as integers of the
+    same width. A row's elements of head 0 start at `starts` [R], and each further head's elements
+    start `head_stride` elements later. Elements whose 16 bits are below `threshold` become 0.
     """
     limit, zero = np.uint16(threshold), factors.dtype.type(0)
     max_groups = (max(counts) + 7) // 8 if len(counts) > 0 else 0
@@ -213,10 +215,10 @@ def _write_all_factors(
         _philox(counters[: num_heads * groups], token, sample, step, seed, words)
         for head in range(num_heads):
             start = starts[row] + head * head_stride
-            of_row = factors[start : start + count]
+            row_factors = factors[start : start + count]
             drawn = values[8 * groups * head :]
             for i in range(count):
-                of_row[i] = zero if drawn[i] < limit else scale
+                row_factors[i] = zero if drawn[i] < limit else scale
 
 
 @compiled
@@ -228,7 +230,7 @@ def _philox(
     seed: np.uint64,
     words: NDArray[np.uint64],
 ) -> None:
-    """Compute two pairs of 32-bit words for each counter, the first of a pair in the low half."""
+    """Compute two pairs of 32-bit words per counter, with a pair's first word in the low half."""
     for i in range(len(counters)):
         a, b, c, d = counters[i], token, sample, step & WORD
         key_0, key_1 = seed & WORD, seed >> WORD_BITS

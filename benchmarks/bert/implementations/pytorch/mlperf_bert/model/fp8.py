@@ -1,11 +1,12 @@
 """Matrix products in FP8 with scales from the previous update, and blocks that use them.
 
-Shape letters: R rows, K input features, N output features of all weights of a product together.
+Shape letters: R rows, K input features, N total output features of all weights of a product.
 
-A matrix is divided by its *unit*, the power of two that one stands for, and rounded: inputs and
-weights to E4M3, gradients to E5M2 (arXiv 2209.05433). Finding the maximum first would cost one more
-pass over each matrix, so the unit follows from the largest |value| of the previous update ("delayed
-scaling" with a history of one). Nothing here reads the device, so it can be captured.
+A matrix is divided by its *unit*, a power of two, and rounded. The value 1 in FP8 then represents
+one unit. Inputs and weights are rounded to E4M3, and gradients to E5M2 (arXiv 2209.05433). The unit
+is derived from the largest |value| of the previous update ("delayed scaling" with a history of
+one), because finding the current maximum first would cost another pass over each matrix. Nothing
+here reads the device, so these products can be captured.
 """
 
 from collections.abc import Sequence
@@ -22,44 +23,45 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
-PRODUCTS_PER_LAYER = 4  # query, key and value; attention's output; both feed-forward matrices
+PRODUCTS_PER_LAYER = 4  # query, key and value (one); attention's output; two of feed-forward
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
-# A new unit puts the observed maximum between limit / headroom and twice that, so a maximum may
-# grow at least headroom / 2 times in the next update before it saturates. A unit that is too large
-# costs no precision, only range at the lower end, where E5M2 has most. From one update to the next
-# (cpu_tiny, 200 updates) inputs grew at most 1.5, weights 1.01 and gradients 3.7 times.
+# A new unit puts the observed maximum between limit / headroom and twice that value. So a maximum
+# may grow by a factor of at least headroom / 2 in the next update before it saturates. A unit that
+# is too large costs no precision, only range at the lower end, where E5M2 has the most. In 200
+# updates of cpu_tiny, maxima grew from one update to the next by a factor of at most 1.5 for
+# inputs, 1.01 for weights and 3.7 for gradients.
 HEADROOM = (4.0, 4.0, 32.0)
-# Assumed maxima of the first update: hidden states after LayerNorm lie around 1, weights below 1,
-# and the gradient of a mean over masked tokens far below 1. Too large does no harm: FP8 resolves
-# down to 2**-15 (E4M3) or 2**-26 (E5M2) of a maximum.
+# The first update assumes these maxima. Hidden states after LayerNorm are around 1, weights are
+# below 1, and the gradient of a mean over masked tokens is far below 1. Assuming too much does no
+# harm, because FP8 resolves values down to 2**-15 (E4M3) or 2**-26 (E5M2) of a maximum.
 FIRST_MAXIMA = (32.0, 4.0, 2.0**-4)
-_SMALLEST_UNIT = 2.0**-60  # keeps the product of two units a normal float32
-_EXPONENT_BITS = 0x7F800000  # of a float32
+_SMALLEST_UNIT = 2.0**-60  # so that the product of two units is a normal float32
+_EXPONENT_BITS = 0x7F800000  # mask of a float32's exponent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductScales:
-    """A product's scales: float32 [3] each (input, weight, gradient), views of model state."""
+    """Scales of one product, float32 [3] each (input, weight, gradient), as views of model state."""
 
     units: Tensor
-    maxima: Tensor  # so far in this update
+    maxima: Tensor  # recorded so far in this update
 
     def target(self, role: int, *, records: bool = True) -> Target:
-        """The cast target of the matrix in that role; records its maximum if `records` is set."""
+        """Return the cast target of the matrix in a role; `records` makes casts record its maximum."""
         maximum = self.maxima[role] if records else None
         return Target(DTYPES[role], self.units[role], maximum)
 
 
 class Fp8Scales:
-    """Units and maxima of all products, on the device: `state` is float32 [2, products, 3].
+    """Units and maxima of all products, on the device. `state` is float32 [2, products, 3].
 
-    Every rank has its own, as in published runs: a maximum over ranks would need a collective in
-    every update. Rounding therefore differs a little between ranks, as their samples do.
+    As in published runs, every rank has its own, because a maximum over all ranks would need a
+    collective in every update. So rounding differs slightly between ranks, as their samples do.
     """
 
     def __init__(self, num_products: int, device: torch.device) -> None:
-        """Start from units that fit FIRST_MAXIMA; no maximum is recorded yet."""
+        """Initialize the units to fit FIRST_MAXIMA, with no maximum recorded yet."""
         limits = [torch.finfo(dtype).max for dtype in DTYPES]
         self._headroom = torch.tensor(HEADROOM, device=device) / torch.tensor(limits, device=device)
         self.state = torch.zeros((2, num_products, 3), device=device)
@@ -70,18 +72,18 @@ class Fp8Scales:
         self.step.zero_()
 
     def assign(self, products: Sequence[Sequence[nn.Linear]]) -> None:
-        """Register the layers that form each product."""
+        """Register which layers form each product."""
         assert len(products) == self.state.shape[1]
         self._number_of = {
             linear: number for number, linears in enumerate(products) for linear in linears
         }
 
     def of(self, linear: nn.Linear) -> ProductScales:
-        """Scales of the product that `linear` is part of."""
+        """Return the scales of the product that `linear` is part of."""
         return self._get(self._number_of[linear])
 
     def behind(self, linear: nn.Linear) -> ProductScales | None:
-        """Scales of the product after that of `linear`; None after the last."""
+        """Return the scales of the product after that of `linear`, or None if it is the last."""
         number = self._number_of[linear] + 1
         return self._get(number) if number < self.state.shape[1] else None
 
@@ -90,10 +92,10 @@ class Fp8Scales:
         return ProductScales(units[number], maxima[number])
 
     def follow(self, step: Tensor) -> None:
-        """Set the units from the previous step's maxima; called before each forward of training.
+        """Set the units from the previous step's maxima. Call it before each training forward pass.
 
-        They change in a new step only, so all forwards of one update use the same units. A product
-        with only zeros or non-finite values keeps its unit.
+        The units change only when a new step starts, so all micro-batches of an update use the same
+        units. A matrix that had only zeros or non-finite values keeps its unit.
 
         Args:
             step: int64 [1], the number of the update.
@@ -108,12 +110,12 @@ class Fp8Scales:
         self.step.copy_(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state that a step changes, by name, for saving and restoring."""
+        """Return all state that a step changes, by name, so that it can be saved and restored."""
         return {"fp8.state": self.state, "fp8.step": self.step}
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """`fp8_cast.reference`, or on CUDA its kernel."""
+    """Cast matrices to FP8 with `fp8_cast.reference`, or with its kernel on CUDA."""
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8  # imports triton
 
@@ -122,7 +124,10 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """`cast` of parts side by side with a transpose, and the sums over rows [C] in their dtype."""
+    """Cast adjacent parts to FP8 with a transpose, and sum each column over the rows.
+
+    The sums are [C] in the dtype of the parts.
+    """
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8
 
@@ -137,14 +142,15 @@ def check_fp8(config: ModelSection, device: torch.device) -> None:
         if size % COLUMNS_MULTIPLE:
             raise ConfigError(
                 f"model.{name}",
-                f"{size} is no multiple of {COLUMNS_MULTIPLE}, which FP8 products need",
+                f"must be a multiple of {COLUMNS_MULTIPLE} for FP8 products, not {size}",
                 "round it up, or set model.precision to 'bf16'",
             )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ConfigError(
             "model.precision",
-            f"'fp8' cannot run on {torch.cuda.get_device_name(device)}",
-            "use 'bf16' (or a device of capability 8.9 or more)",
+            f"'fp8' needs compute capability 8.9 or later, which "
+            f"{torch.cuda.get_device_name(device)} does not have",
+            "set it to 'bf16', or use a newer GPU",
         )
 
 
@@ -155,20 +161,21 @@ def product(
     scales: ProductScales,
     x8: Fp8Matrix | None = None,
 ) -> tuple[Tensor, ...]:
-    """x W^T (+ b) for each weight (and bias), as one product in FP8; bfloat16.
+    """Compute x W^T (+ b) for each weight (and bias) as one product in FP8.
 
-    If gradients are recorded, maxima are recorded and the backward runs in FP8 too: it keeps the
-    transposed FP8 copies of input and weights, not the input.
+    If gradients are enabled, maxima are recorded and the backward pass also runs in FP8. For that,
+    autograd saves the transposed FP8 copies of input and weights instead of the input.
 
     Args:
         x: [R, K], floating dtype.
-        weights: [N_i, K] each, K and N_i multiples of 16.
-        biases: [N_i] each, or none.
-        scales: the product's own.
-        x8: `x` in FP8 under these scales, if its producer has cast it; `x` is then not read.
+        weights: [N_i, K] each, where K and N_i are multiples of 16.
+        biases: [N_i] each, or an empty sequence.
+        scales: the scales of this product.
+        x8: `x` in FP8 under these scales if its producer has cast it, in which case `x` is not
+            read.
 
     Returns:
-        [R, N_i] each, columns of one [R, N].
+        bfloat16 [R, N_i] each, which are columns of one [R, N].
     """
     records = torch.is_grad_enabled()
     results: tuple[Tensor, ...] = _Product.apply(
@@ -200,12 +207,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         target = ctx.scales.target(GRADIENT)
         if ctx.has_biases:
-            g8, *of_biases = cast_with_sums(grads, target)
+            g8, *grad_biases = cast_with_sums(grads, target)
         else:
-            g8, of_biases = cast((side_by_side(grads),), 0, target, transpose=True), []
-        of_x, of_weights = product_gradients(g8, ctx.saved_tensors, ctx.scales)
-        of_parameters = (each.split_with_sizes(ctx.sizes) for each in (of_weights, *of_biases))
-        return of_x, None, None, None, None, *chain.from_iterable(of_parameters)
+            g8, grad_biases = cast((side_by_side(grads),), 0, target, transpose=True), []
+        grad_x, grad_weights = product_gradients(g8, ctx.saved_tensors, ctx.scales)
+        parts = (each.split_with_sizes(ctx.sizes) for each in (grad_weights, *grad_biases))
+        return grad_x, None, None, None, None, *chain.from_iterable(parts)
 
 
 def multiply_inputs(
@@ -216,7 +223,7 @@ def multiply_inputs(
     scales: ProductScales,
     records: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """A product's result [R, N], and both factors' transposes in FP8 for its backward.
+    """Compute a product [R, N], and the FP8 transposes of both factors for its backward pass.
 
     There are as many biases as weights, or none if they are added elsewhere.
     """
@@ -231,15 +238,15 @@ def multiply_inputs(
 def product_gradients(
     g8: Fp8Matrix, transposed: Sequence[Tensor], scales: ProductScales
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of input [R, K] and weights [N, K], bfloat16, from that of the result [R, N].
+    """Compute the gradients of input [R, K] and weights [N, K] from that of the result [R, N].
 
-    `transposed` are both factors' transposes in FP8.
+    `transposed` contains the FP8 transposes of both factors. The gradients are bfloat16.
     """
     assert g8.transposed is not None
     x8_transposed, w8_transposed = transposed
     input_unit, weight_unit, _ = scales.units.unbind()
-    of_x = _multiply(g8.rows, w8_transposed, g8.unit, weight_unit)
-    return of_x, _multiply(g8.transposed, x8_transposed, g8.unit, input_unit)
+    grad_x = _multiply(g8.rows, w8_transposed, g8.unit, weight_unit)
+    return grad_x, _multiply(g8.transposed, x8_transposed, g8.unit, input_unit)
 
 
 def _multiply(
@@ -251,8 +258,11 @@ def _multiply(
     *,
     is_forward: bool = False,
 ) -> Tensor:
-    """a b^T (+ bias) of FP8 [m, k] and [n, k] in bfloat16 [m, n]: n and k multiples of 16."""
-    if a.device.type == "cpu":  # torch's own FP8 product is slow there
+    """Compute a b^T (+ bias) of FP8 matrices [m, k] and [n, k].
+
+    The result is bfloat16 [m, n], and n and k must be multiples of 16.
+    """
+    if a.device.type == "cpu":  # torch's own FP8 product is slow on a CPU
         y = a.float() @ b.float().t() * (a_unit * b_unit)
         return (y if bias is None else y + bias).bfloat16()
     return _multiply_in_fp8(a, b, a_unit, b_unit, bias, is_forward=is_forward)
@@ -261,18 +271,19 @@ def _multiply(
 def _multiply_in_fp8(
     a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, *, is_forward: bool
 ) -> Tensor:
-    """`_multiply` by torch's operator, on every device that has it."""
-    # Forward sums may use fewer bits, which is faster on Hopper; published runs do so.
+    """Compute `_multiply` with torch's operator, on every device that supports it."""
+    # The sums of the forward pass may use fewer bits, which is faster on Hopper. Published runs do
+    # the same.
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
     )
 
 
 class Fp8Blocks(Blocks):
-    """The readable blocks with the encoder's products in FP8, for every device that has it.
+    """Reference blocks with the encoder's products in FP8, for every device that supports it.
 
-    Embeddings, heads and pooler do not change. A tensor's attribute `fp8` is its FP8 copy under the
-    scales of the product that reads it, if the kernel that made the tensor has cast it.
+    Embeddings, heads and pooler do not change. If the kernel that made a tensor has also cast it to
+    FP8, the tensor's attribute `fp8` is that copy, under the scales of the product that reads it.
     """
 
     def __init__(self, scales: Fp8Scales) -> None:
@@ -284,13 +295,16 @@ class Fp8Blocks(Blocks):
 
 
 def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """`Blocks.multiply` in FP8."""
+    """Compute `Blocks.multiply` in FP8."""
     weights = [each.weight for each in layers]
     biases = [each.bias for each in layers if each.bias is not None]
-    return product(x, weights, biases, scales.of(layers[0]), take_copy(x))
+    return product(x, weights, biases, scales.of(layers[0]), pop_fp8_copy(x))
 
 
-def take_copy(x: Tensor) -> Fp8Matrix | None:
-    """Remove the FP8 copy from `x` and return it; else a backward that keeps `x` keeps the copy."""
+def pop_fp8_copy(x: Tensor) -> Fp8Matrix | None:
+    """Remove the FP8 copy from `x` and return it, or None if there is none.
+
+    It is removed because otherwise a backward pass that saves `x` would also keep the copy.
+    """
     copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
     return copy

@@ -1,8 +1,9 @@
-"""Readable casts to FP8: divide by a unit, saturate, transpose, record the largest value.
+"""Readable casts to FP8, which divide by a unit, saturate, transpose and record the maximum.
 
 Shape letters: R rows, C columns.
 
-FP8 is E4M3 (4 bits of exponent, 3 of mantissa, up to 448) or E5M2 (up to 57,344), arXiv 2209.05433.
+FP8 is either E4M3, with 4 exponent bits, 3 mantissa bits and values up to 448, or E5M2, with values
+up to 57,344 (arXiv 2209.05433).
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Transposes have a multiple of this many columns: FP8 products sum over multiples of 16.
+# The columns of a transpose are padded to a multiple of 16, because FP8 products need the summed
+# dimension to be such a multiple.
 COLUMNS_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """The target of a cast: torch.float8_e4m3fn or torch.float8_e5m2 under a unit.
+    """The target of a cast, either torch.float8_e4m3fn or torch.float8_e5m2, with its unit.
 
-    The unit is a power of two, so that dividing by it rounds nothing. `maximum` is raised in place
-    to the largest finite |value|; None records nothing. Both are float32 scalars on the device.
+    The unit is a power of two, so that dividing by it is exact. A cast raises `maximum` in place to
+    the largest finite |value|, unless `maximum` is None. Both are float32 scalars on the device.
     """
 
     dtype: torch.dtype
@@ -29,33 +31,34 @@ class Target:
 
     @property
     def limit(self) -> float:
-        """The largest value of the type."""
+        """The largest finite value of the dtype."""
         return torch.finfo(self.dtype).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Matrix:
-    """[R, C] in FP8, its unit, and the transpose if requested.
+    """A matrix [R, C] in FP8 with its unit, and with its transpose if requested.
 
-    A product of FP8 matrices needs the summed dimension to be contiguous in both, so a matrix that
-    is summed over its rows (in backward) is needed in both layouts.
+    A product of FP8 matrices needs the summed dimension to be contiguous in both factors. A matrix
+    that the backward pass sums over its rows is therefore needed in both layouts.
     """
 
     unit: Tensor  # float32 scalar
     rows: Tensor  # [R, C]
-    transposed: Tensor | None  # [C, R rounded up to a multiple of 16], zeros behind R
+    transposed: Tensor | None  # [C, R rounded up to a multiple of 16], zeros after R
 
 
 def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """The parts as one matrix in FP8: the nearest multiples of the unit that the type has.
+    """Join the parts into one matrix, and round it to the nearest multiples of the unit in FP8.
 
-    Values beyond the type's range saturate, so that a sudden jump stays finite; NaN and infinities
-    become NaN, so that they are not hidden.
+    Values beyond the range of the FP8 dtype saturate, so that a sudden jump stays finite. NaN and
+    infinities become NaN, so that they are not hidden.
 
     Args:
-        parts: matrices [R, C] of a floating dtype, laid end to end (`dim` 0) or side by side (1).
+        parts: matrices [R, C] of a floating dtype.
+        dim: dimension along which the parts are concatenated, 0 or 1.
         target: see Target.
-        transpose: whether to make the transposed copy.
+        transpose: whether to create the transposed copy.
     """
     values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()
     is_finite = values.isfinite()
@@ -75,5 +78,5 @@ def _transposed(rows: Tensor) -> Tensor:
 
 
 def padded(num_rows: int) -> int:
-    """Columns of a transpose of `num_rows` rows."""
+    """Return the number of columns of the padded transpose of `num_rows` rows."""
     return -(-num_rows // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE

@@ -27,8 +27,8 @@ from mlperf_bert.model.fp8 import (
     ProductScales,
     multiply_fp8,
     multiply_inputs,
+    pop_fp8_copy,
     product_gradients,
-    take_copy,
 )
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
@@ -144,7 +144,7 @@ class FusedBlocks(Blocks):
         if self.scales is None:
             return F.linear(x, dense.weight), None, None, None
         scales = self.scales.of(dense), self.scales.behind(dense), torch.is_grad_enabled()
-        return x, dense.weight, take_copy(x), scales
+        return x, dense.weight, pop_fp8_copy(x), scales
 
     def embed(
         self,

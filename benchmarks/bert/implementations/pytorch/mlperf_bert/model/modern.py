@@ -247,7 +247,7 @@ class MaskedLmScores:
         return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
 
 
-def spread_of(name: str, config: ModelSection) -> float:
+def initial_std(name: str, config: ModelSection) -> float:
     """Standard deviation of a matrix's initial weights (Megatron's, arXiv 1909.08053, section 3).
 
     Matrices that write to the residual stream have less, by the root of the number of such writes.
