@@ -299,7 +299,7 @@ def cases() -> dict[str, Launch]:
             triton_norm.residual_norm(hidden, bias, residual, bias, bias, 1e-12, keep, 1.1, e4m3),
             triton_norm.residual_norm_backward((hidden, residual), *norm, e5m2),
         ),
-        "FP8 transpose": lambda: triton_fp8.beside_transpose(
+        "FP8 transpose": lambda: triton_fp8.with_transpose(
             empty(TOKENS, HIDDEN, dtype=e4m3.dtype), e4m3
         ),
         "FP8 GELU forward": lambda: triton_gelu.bias_gelu_fp8(

@@ -11,7 +11,7 @@ from mlperf_bert.errors import ConfigError
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
 TRITON = ["triton", "attention: triton", "fused"]
-FLASH = ["flash", "attention: flash (triton left out (there is no C compiler))", "fused"]
+FLASH = ["flash", "attention: flash (not triton, because there is no C compiler)", "fused"]
 
 
 def test_equal_ranks_begin_and_others_are_named_with_the_reason(monkeypatch):
@@ -28,7 +28,7 @@ def test_equal_ranks_begin_and_others_are_named_with_the_reason(monkeypatch):
         agree(TRITON, FLASH, TRITON)
     assert str(raised.value) == (
         "model.attention: is not the same on all ranks: 'attention: triton' on rank 0, "
-        "'attention: flash (triton left out (there is no C compiler))' on rank 1; "
+        "'attention: flash (not triton, because there is no C compiler)' on rank 1; "
         "set model.attention to one that all ranks can run, or install the same software on all "
         "nodes"
     )

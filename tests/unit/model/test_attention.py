@@ -91,12 +91,12 @@ def test_attention_is_chosen_by_a_rule_and_kernels_refused_where_they_cannot_run
         if problem is None:
             assert choose_attention(named, device, dtype).name == name
             continue
-        words = rf"model\.attention.*'{name}' cannot run here: .*{problem}.*'grouped'"
+        words = rf"model\.attention.*'{name}' cannot run here because .*{problem}.*'grouped'"
         with pytest.raises(ConfigError, match=words):
             choose_attention(named, device, dtype)
         if device == CUDA:
-            assert f"{name} left out (" in found.note and problem in found.note
-    assert ("left out" in found.note) == (device == CUDA and best != "triton")
+            assert f"not {name}, because " in found.note and problem in found.note
+    assert ("because" in found.note) == (device == CUDA and best != "triton")
 
 
 def test_a_name_chooses_its_policy(monkeypatch):
@@ -110,7 +110,7 @@ def test_a_name_chooses_its_policy(monkeypatch):
 
 def test_a_captured_step_says_why_attention_is_grouped():
     choice = choose_attention(TINY, CUDA, torch.float32)
-    with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*triton left out \(it needs"):
+    with pytest.raises(ConfigError, match=r"'grouped' reads lengths.*not triton, because it needs"):
         check_capturable(choice, CUDA)
 
 

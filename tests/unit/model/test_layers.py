@@ -97,7 +97,7 @@ CPU, META, CUDA = (torch.device(kind) for kind in ("cpu", "meta", "cuda"))
     [
         (CPU, 24, None, "it needs CUDA"),
         (META, 24, None, "it needs CUDA"),
-        (CUDA, MOST_CHANNELS + 1, None, "takes 4096 at most"),
+        (CUDA, MOST_CHANNELS + 1, None, "need 4096 at most"),
         (CUDA, 24, "no compiler", "no compiler"),
         (CUDA, MOST_CHANNELS, None, None),
     ],
@@ -115,7 +115,9 @@ def test_fused_blocks_are_chosen_where_they_can_run(device, hidden, no_triton, r
         assert chosen("auto") == chosen("fused") == "FusedBlocks"
         return
     assert chosen("auto") == "Blocks"
-    words = rf"model\.kernels.*'fused' cannot run here: .*{reason}.*; use 'auto' or 'reference'"
+    words = (
+        rf"model\.kernels.*'fused' cannot run here because .*{reason}.*; use 'auto' or 'reference'"
+    )
     with pytest.raises(ConfigError, match=words):
         chosen("fused")
 

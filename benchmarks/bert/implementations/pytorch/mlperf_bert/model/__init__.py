@@ -1,1 +1,1 @@
-"""Unpadded BERT and ModernBERT as single-device code; callers add the parallelism."""
+"""Unpadded BERT and ModernBERT as single-device code, to which callers add parallelism."""

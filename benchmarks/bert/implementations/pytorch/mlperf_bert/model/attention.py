@@ -65,7 +65,7 @@ def on_side_streams(
 
 @cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """Return the same streams on every call, because freed memory is reused only by its stream."""
+    """Return the same streams on every call, because a stream's freed memory stays with it."""
     return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]  # type: ignore[no-untyped-call]
 
 
@@ -235,9 +235,10 @@ def _attend_padded(
 
 
 def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
-    """Apply dropout to probabilities [b, N, s, key slots]; each key is in the slot of its position.
+    """Apply dropout to probabilities [b, N, s, key slots].
 
-    `site` contains the dropout keys of the b * s query slots.
+    A key's slot must be its position, because dropout depends on the slot. `site` contains the
+    dropout keys of the b * s query slots.
     """
     if site is None:
         return probabilities

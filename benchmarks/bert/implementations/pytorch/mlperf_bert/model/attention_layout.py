@@ -117,12 +117,12 @@ class AttentionLayout:
     `rotary` is set, queries and keys are rotated first.
 
     Args:
-        lengths: tokens of each of the B sequences, on the host; zeros at the end are allowed.
+        lengths: tokens of each of the B sequences, on the host. Zeros at the end are allowed.
         cu_seqlens: int32 [B + 1] on the model's device.
         max_length: tokens of the longest possible sequence. CUDA kernels are always launched for
             this length, so that launches have the same shape for every batch.
-        position_ids: int64 [T], each token's position in its sequence; needed only for `reach` and
-            `rotary`.
+        position_ids: int64 [T], each token's position in its sequence. It is needed only for
+            `reach` and `rotary`.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class AttentionLayout:
 
     @property
     def cu_queries(self) -> Tensor:
-        """Bounds int32 [B + 1]: rows cu_queries[i] .. cu_queries[i + 1] belong to sequence i."""
+        """Bounds int32 [B + 1]. Rows cu_queries[i] .. cu_queries[i + 1] belong to sequence i."""
         return self.cu_seqlens if self.queries is None else self.queries.cu_seqlens
 
     @property
@@ -210,7 +210,7 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     """Sort sequences by length, cut them into groups, and pad their keys.
 
     Args:
-        lengths: tokens of each of the B sequences; empty sequences belong to no group.
+        lengths: tokens of each of the B sequences. Empty sequences belong to no group.
         device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)

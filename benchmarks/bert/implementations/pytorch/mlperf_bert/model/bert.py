@@ -155,7 +155,7 @@ class BertForPretraining(nn.Module):
     Args:
         config: shape, dropout, attention policy and precision. Weights are created in float32
             whatever the precision is. The caller rounds them or uses autocast.
-        device: device of the weights; on "meta" they are not initialized.
+        device: device of the weights. On "meta" they are not initialized.
         seed: seed of the initial weights, which do not depend on the device.
         attention: the choice made for another model of this config, or None to choose here.
 
@@ -233,9 +233,9 @@ class BertForPretraining(nn.Module):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw matrices from normal(0, initializer_range), and set biases to 0 and norms to 1.
 
-        Source: BERT, appendix A.2 and its published code. The distribution is not truncated here,
-        as in `transformers`. ModernBERT's distribution is truncated, and its standard deviation
-        depends on the matrix (`modern.initial_std`).
+        Source: BERT, appendix A.2 and its published code, except that the distribution is not
+        truncated, as in `transformers`. ModernBERT's distribution is truncated, and its standard
+        deviation depends on the matrix (`modern.initial_std`).
 
         Args:
             generator: a CPU generator. Numbers are drawn on the host in the order of parameters, so

@@ -158,7 +158,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [P, V], floating dtype.
-        labels: int64 [P]; a row with label IGNORED adds nothing to loss and gradients, even if it
+        labels: int64 [P]. A row with label IGNORED adds nothing to loss and gradients, even if it
             is NaN.
 
     Returns:

@@ -110,9 +110,7 @@ def _why_not_flash(config: ModelSection) -> str | None:
     if not config.is_global(config.num_layers - 1):
         # Its windows are relative to a query's row number, which differs from the query's position
         # in the last layer, because that layer computes only some queries.
-        return (
-            "the last layer is local, and flash would misplace the windows of its selected queries"
-        )
+        return "the last layer is local, and its windows would be misplaced"
     if config.head_size % 8 or config.head_size > MOST_FLASH_CHANNELS:
         most = MOST_FLASH_CHANNELS
         return f"heads have {config.head_size} channels instead of a multiple of 8 up to {most}"

@@ -51,8 +51,8 @@ def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
     to the dtype of `x`. On a GPU it is rounded to float32 if that dtype is shorter than 32 bits.
 
     Args:
-        x: [R, C] or [R, ...], where all dimensions after R are channels; floating dtype.
-        site: contains the dropout keys of the R rows; None drops nothing.
+        x: [R, C] or [R, ...], where all dimensions after R are channels, in a floating dtype.
+        site: contains the dropout keys of the R rows. None drops nothing.
     """
     if site is None:
         return x
@@ -118,7 +118,9 @@ def _write_factors(
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """Compute the keep bits of [R, channels]: bit e of byte k is set if element 8 k + e is kept.
+    """Compute the keep bits of [R, channels].
+
+    Bit e of byte k is set if element 8 k + e of the row is kept.
 
     Returns:
         uint8 [R, ceil(channels / 8)]. Bits after the last channel may have any value.
@@ -141,17 +143,18 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """Compute the keep bits of attention probabilities: bit e of byte k belongs to key 8 k + e.
+    """Compute the keep bits of R queries' attention probabilities.
 
-    Keys are numbered by their position within their sequence.
+    Bit e of byte k belongs to key 8 k + e. Keys are numbered by their position within their
+    sequence.
 
     Args:
         site: contains the dropout keys of the R query tokens.
         num_heads: N.
         cu_seqlens: int32 [B + 1], bounds of the keys.
         max_seqlen: the number of keys of the longest sequence, or more.
-        cu_queries: int32 [B + 1]: query rows cu_queries[i] .. cu_queries[i + 1] belong to sequence
-            i; None if the bounds equal cu_seqlens.
+        cu_queries: int32 [B + 1], where query rows cu_queries[i] .. cu_queries[i + 1] belong to
+            sequence i. None means that the bounds equal cu_seqlens.
 
     Returns:
         uint8 [R, N, ceil(max_seqlen / 8)]. Bytes entirely past the end of a row's own sequence may

@@ -94,10 +94,10 @@ def philox(counter: Words, seed: int, rounds: int = ROUNDS) -> Words:
 
 
 def kept_bytes(counter: Words, seed: int, threshold: int) -> Tensor:
-    """Compute the keep bits of eight elements per counter: bit e is set if element e is kept.
+    """Compute the keep bits of eight elements per counter.
 
-    Element e uses half e % 2 (low half first) of word e // 2, and is kept if that value is at least
-    the threshold.
+    Bit e is set if element e is kept. Element e uses half e % 2 (low half first) of word e // 2,
+    and is kept if that value is at least the threshold.
 
     Args:
         counter: int64 tensors whose shapes broadcast together.

@@ -42,13 +42,16 @@ _EXPONENT_BITS = 0x7F800000  # mask of a float32's exponent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductScales:
-    """Scales of one product, float32 [3] each (input, weight, gradient), as views of model state."""
+    """Scales of one product as views of model state, float32 [3] (input, weight, gradient) each."""
 
     units: Tensor
     maxima: Tensor  # recorded so far in this update
 
     def target(self, role: int, *, records: bool = True) -> Target:
-        """Return the cast target of the matrix in a role; `records` makes casts record its maximum."""
+        """Return the cast target of the matrix in a role.
+
+        A cast to it records the matrix's maximum if `records` is set.
+        """
         maximum = self.maxima[role] if records else None
         return Target(DTYPES[role], self.units[role], maximum)
 
@@ -272,8 +275,7 @@ def _multiply_in_fp8(
     a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, *, is_forward: bool
 ) -> Tensor:
     """Compute `_multiply` with torch's operator, on every device that supports it."""
-    # The sums of the forward pass may use fewer bits, which is faster on Hopper. Published runs do
-    # the same.
+    # Sums of the forward pass may use fewer bits, as in published runs, which is faster on Hopper.
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
     )
@@ -290,7 +292,7 @@ class Fp8Blocks(Blocks):
         self._scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """See `Blocks`."""
+        """Apply all layers to `x` as one product in FP8. See `Blocks`."""
         return multiply_fp8(self._scales, x, layers)
 
 

@@ -1,10 +1,11 @@
-"""The fused blocks: matrix products, with one Triton kernel around each in each direction.
+"""Fused blocks, in which one Triton kernel per direction computes everything around a product.
 
-A block's product stands outside its autograd function, so that autocast casts its factors. The
-kernels take tensors of mixed dtypes and compute in float32 (float64 for float64), which in 16 bits
-rounds less often than the reference. With FP8 products they write FP8 themselves; tensors without
-an FP8 copy (embeddings, chosen rows, attention's context and gradients) are cast by a kernel of
-their own. Imported on CUDA only, or in Triton's interpreter.
+A block's matrix product is outside its autograd function, so that autocast casts its factors. The
+kernels accept tensors of mixed dtypes and compute in float32, or in float64 for float64 tensors.
+With 16-bit tensors they therefore round less often than the reference. If the products are in FP8,
+the kernels write FP8 themselves. A separate kernel casts the tensors without an FP8 copy, which are
+embeddings, selected rows, and attention's context and gradients. This file is imported only on CUDA
+or in Triton's interpreter.
 
 Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
 """
@@ -32,7 +33,7 @@ from mlperf_bert.model.fp8 import (
 )
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target
 from mlperf_bert.model.triton_cross_entropy import cross_entropy, cross_entropy_backward
-from mlperf_bert.model.triton_fp8 import beside_transpose
+from mlperf_bert.model.triton_fp8 import with_transpose
 from mlperf_bert.model.triton_gelu import (
     bias_gelu,
     bias_gelu_backward,
@@ -52,14 +53,14 @@ from mlperf_bert.model.triton_norm import (
     sum_norm_backward,
 )
 
-# Scales of the product and of the next one; whether a backward follows.
-OfFp8 = tuple[ProductScales, ProductScales | None, bool]
+# The scales of the product, those of the next product, and whether a backward pass follows.
+Fp8Plan = tuple[ProductScales, ProductScales | None, bool]
 
 
 class FusedBlocks(Blocks):
-    """See `Blocks`; with `scales`, products in FP8.
+    """Blocks with Triton kernels. If `scales` is set, the encoder's products are in FP8.
 
-    Only the next `residual_output` can read what `intermediate` then returns.
+    In FP8 the result of `intermediate` or `gated` can be read only by the product that follows it.
     """
 
     name = "fused"
@@ -68,10 +69,10 @@ class FusedBlocks(Blocks):
         self.scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """See `Blocks`; one product for all layers.
+        """Apply all layers as one product. See `Blocks`.
 
-        If the results' gradients are columns of one tensor, as attention's backward may leave them,
-        they are multiplied in place; otherwise they are first copied together.
+        If the gradients of the results are columns of one tensor, as attention's backward pass may
+        return them, they are multiplied without a copy. Otherwise they are concatenated first.
         """
         if self.scales is not None:
             return multiply_fp8(self.scales, x, layers)
@@ -83,7 +84,7 @@ class FusedBlocks(Blocks):
         return self._split(F.linear(x, weight, bias), [layer.out_features for layer in layers])
 
     def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
-        """See `Blocks`; gradients that lie side by side already are not copied together."""
+        """Split a product. Gradients that are adjacent columns are not copied. See `Blocks`."""
         return self._split(product, [product.shape[1] // count] * count)
 
     @staticmethod
@@ -99,17 +100,20 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """See `Blocks`."""
+        """Compute a residual output with one kernel around its product. See `Blocks`."""
         keep, scale = _kept(site, dense.out_features)
-        output, again, y8 = _ResidualOutput.apply(
-            *(*self._factors(x, dense), _take_again(residual)),
+        output, alias, y8 = _ResidualOutput.apply(
+            *(*self._factors(x, dense), _pop_alias(residual)),
             *(dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
         )  # type: ignore[no-untyped-call]
-        output.again, output.fp8 = again, y8
+        output.alias, output.fp8 = alias, y8
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """See `Blocks`. In FP8 only the copy has values; the result itself reads NaN."""
+        """Compute the GELU. See `Blocks`.
+
+        In FP8 only the copy has values, and the result itself contains NaN.
+        """
         output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
@@ -122,7 +126,10 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Blocks`. In FP8 the LayerNorm carries its copy for the next product."""
+        """Compute a sum and its LayerNorm. See `Blocks`.
+
+        In FP8 the LayerNorm has an FP8 copy for the next product.
+        """
         keep, scale = _kept(site, dense.out_features)
         total, output, y8 = _SumNorm.apply(
             *(*self._factors(x, dense), residual, norm.weight, norm.eps, keep, scale)
@@ -131,15 +138,18 @@ class FusedBlocks(Blocks):
         return total, output
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """See `Blocks`. In FP8 only the copy has values; the result itself reads NaN."""
+        """Compute the gated GELU. See `Blocks`.
+
+        In FP8 only the copy has values, and the result itself contains NaN.
+        """
         output, y8 = _Gated.apply(*self._factors(hidden, dense))  # type: ignore[no-untyped-call]
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
     def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
-        """A product, or in FP8 its factors: input, weight, copy, scales.
+        """Compute a product, or in FP8 return its factors (input, weight, FP8 copy and scales).
 
-        The bias of `dense` is added elsewhere.
+        The bias of `dense` is not added here.
         """
         if self.scales is None:
             return F.linear(x, dense.weight), None, None, None
@@ -153,7 +163,7 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """See `Blocks`."""
+        """Embed words, token types and positions with one kernel. See `Blocks`."""
         keep, scale = _kept(site, norm.weight.shape[0])
         weights = (*(table.weight for table in tables), norm.weight, norm.bias)
         output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
@@ -162,7 +172,7 @@ class FusedBlocks(Blocks):
     def embed_words(
         self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
     ) -> Tensor:
-        """See `Blocks`."""
+        """Embed words with one kernel. See `Blocks`."""
         keep, scale = _kept(site, norm.weight.shape[0])
         missing = None, None
         weights = (table.weight, *missing, norm.weight, None)
@@ -172,9 +182,10 @@ class FusedBlocks(Blocks):
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        """See `Blocks`. One [P, V] of logits is kept, in the product's dtype.
+        """Compute the summed masked-LM loss. See `Blocks`.
 
-        The product adds the bias, whose gradient comes from the kernel that makes the logits'.
+        Only one [P, V] of logits is kept, in the dtype of the product. The product adds the bias,
+        and the kernel that computes the gradient of the logits also computes that of the bias.
         """
         logits = F.linear(hidden, weight, bias.detach())
         total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
@@ -182,29 +193,30 @@ class FusedBlocks(Blocks):
 
 
 def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
-    """Keep bits of a dropout, and the scale of kept elements."""
+    """Return the keep bits of a dropout, and the scale of kept elements."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
 
 
-def _another(x: Tensor) -> Tensor:
-    """The same memory as another tensor, for a function that returns it twice."""
+def _alias(x: Tensor) -> Tensor:
+    """Return another tensor on the same memory, for a function that returns it twice."""
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def _take_again(x: Tensor) -> Tensor:
-    """`x` for the residual sum: the second output of the LayerNorm that made it, if one did.
+def _pop_alias(x: Tensor) -> Tensor:
+    """Return `x` for the residual sum, as the second output of the LayerNorm that computed it.
 
-    Two outputs have two gradients, which the LayerNorm's backward adds as it reads them; with one
-    output autograd would add them in a separate pass.
+    If no LayerNorm computed `x`, return `x` itself. Two outputs have two gradients, which the
+    LayerNorm's backward pass adds as it reads them. With one output autograd would add them in a
+    separate pass.
     """
-    again: Tensor = x.__dict__.pop("again", x)
-    return again
+    alias: Tensor = x.__dict__.pop("alias", x)
+    return alias
 
 
 class _Columns(torch.autograd.Function):
-    """A tensor split into columns, whose gradients `side_by_side` joins."""
+    """Split of a tensor into columns, whose gradients `side_by_side` joins."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
@@ -217,7 +229,7 @@ class _Columns(torch.autograd.Function):
 
 
 class _ResidualOutput(torch.autograd.Function):
-    """Residual output around an outside product, or with one in FP8: see `FusedBlocks._factors`."""
+    """Residual output of a given product, or of an FP8 product (see `FusedBlocks._factors`)."""
 
     @staticmethod
     def forward(
@@ -225,7 +237,7 @@ class _ResidualOutput(torch.autograd.Function):
         x: Tensor,
         matrix: Tensor | None,
         x8: Fp8Matrix | None,
-        of_fp8: OfFp8 | None,
+        plan: Fp8Plan | None,
         residual: Tensor,
         bias: Tensor,
         weight: Tensor,
@@ -234,34 +246,36 @@ class _ResidualOutput(torch.autograd.Function):
         keep: Tensor | None,
         scale: float,
     ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
-        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        product, transposed, target = _product(x, matrix, x8, plan)
         residual = residual.contiguous()
         output, statistics, rows8 = residual_norm(
             product, bias, residual, weight, norm_bias, epsilon, keep, scale, target
         )
         ctx.save_for_backward(product, bias, residual, weight, statistics, keep, *transposed)
-        ctx.of_fp8, ctx.scale = of_fp8, scale
+        ctx.plan, ctx.scale = plan, scale
         ctx.set_materialize_grads(False)
-        return output, _another(output), _copy(rows8, target, of_fp8)
+        return output, _alias(output), _copy(rows8, target, plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [each.contiguous() for each in gradients if each is not None]
+        upstream = [each.contiguous() for each in gradients if each is not None]
         product, bias, residual, weight, statistics, keep, *transposed = ctx.saved_tensors
-        scales = None if ctx.of_fp8 is None else ctx.of_fp8[0]
+        scales = None if ctx.plan is None else ctx.plan[0]
         target = None if scales is None else scales.target(GRADIENT)
-        of_x, of_residual, (of_bias, *of_norm) = residual_norm_backward(
-            given, product, bias, residual, weight, statistics, keep, ctx.scale, target
+        grad_x, grad_residual, (grad_bias, *grad_norm) = residual_norm_backward(
+            upstream, product, bias, residual, weight, statistics, keep, ctx.scale, target
         )
-        of_matrix = None
+        grad_matrix = None
         if scales is not None and target is not None:
-            of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
-        return of_x, of_matrix, None, None, of_residual, of_bias, *of_norm, None, None, None
+            g8 = with_transpose(grad_x, target)
+            grad_x, grad_matrix = product_gradients(g8, transposed, scales)
+        others = grad_residual, grad_bias, *grad_norm
+        return grad_x, grad_matrix, None, None, *others, None, None, None
 
 
 class _SumNorm(torch.autograd.Function):
-    """Sum and LayerNorm around a product, like `_ResidualOutput`."""
+    """Sum and LayerNorm of a product, which is passed as in `_ResidualOutput`."""
 
     @staticmethod
     def forward(
@@ -269,56 +283,57 @@ class _SumNorm(torch.autograd.Function):
         x: Tensor,
         matrix: Tensor | None,
         x8: Fp8Matrix | None,
-        of_fp8: OfFp8 | None,
+        plan: Fp8Plan | None,
         residual: Tensor,
         weight: Tensor,
         epsilon: float,
         keep: Tensor | None,
         scale: float,
     ) -> tuple[Tensor, Tensor, Fp8Matrix | None]:
-        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        product, transposed, target = _product(x, matrix, x8, plan)
         total, output, statistics, rows8 = sum_norm(
             product, residual.contiguous(), weight, epsilon, keep, scale, target
         )
         ctx.save_for_backward(total, weight, statistics, keep, *transposed)
-        ctx.of_fp8, ctx.scale, ctx.dtype = of_fp8, scale, product.dtype
+        ctx.plan, ctx.scale, ctx.dtype = plan, scale, product.dtype
         ctx.set_materialize_grads(False)
-        return total, output, _copy(rows8, target, of_fp8)
+        return total, output, _copy(rows8, target, plan)
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, of_sum: Tensor | None, of_output: Tensor | None, _: None
+        ctx: Any, grad_sum: Tensor | None, grad_output: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
         total, weight, statistics, keep, *transposed = ctx.saved_tensors
-        given = (
-            None if of_sum is None else of_sum.contiguous(),
-            torch.zeros_like(total) if of_output is None else of_output.contiguous(),
+        upstream = (
+            None if grad_sum is None else grad_sum.contiguous(),
+            torch.zeros_like(total) if grad_output is None else grad_output.contiguous(),
         )
-        scales = None if ctx.of_fp8 is None else ctx.of_fp8[0]
+        scales = None if ctx.plan is None else ctx.plan[0]
         target = None if scales is None else scales.target(GRADIENT)
-        of_x, of_residual, of_weight = sum_norm_backward(
-            given, total, weight, statistics, keep, ctx.scale, ctx.dtype, target
+        grad_x, grad_residual, grad_weight = sum_norm_backward(
+            upstream, total, weight, statistics, keep, ctx.scale, ctx.dtype, target
         )
-        of_matrix = None
+        grad_matrix = None
         if scales is not None and target is not None:
-            of_x, of_matrix = product_gradients(beside_transpose(of_x, target), transposed, scales)
-        return of_x, of_matrix, None, None, of_residual, of_weight, None, None, None
+            g8 = with_transpose(grad_x, target)
+            grad_x, grad_matrix = product_gradients(g8, transposed, scales)
+        return grad_x, grad_matrix, None, None, grad_residual, grad_weight, None, None, None
 
 
 class _Gated(torch.autograd.Function):
-    """A gate around a product, like `_Intermediate`."""
+    """Gated GELU of a product, which is passed as in `_ResidualOutput`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
+        ctx: Any, x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, plan: Fp8Plan | None
     ) -> tuple[Tensor, Fp8Matrix | None]:
-        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        product, transposed, target = _product(x, matrix, x8, plan)
         ctx.save_for_backward(product, *transposed)
-        ctx.of_fp8 = of_fp8
-        if of_fp8 is None or target is None:
+        ctx.plan = plan
+        if plan is None or target is None:
             return gated(product), None
-        y8 = gated_fp8(product, target, transpose=of_fp8[2])
+        y8 = gated_fp8(product, target, transpose=plan[2])
         shape = (len(product), product.shape[1] // 2)
         return product.new_full((), float("nan")).expand(shape), y8
 
@@ -327,15 +342,15 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         product, *transposed = ctx.saved_tensors
         gradient = gradient.contiguous()
-        if ctx.of_fp8 is None:
+        if ctx.plan is None:
             return gated_backward(gradient, product), None, None, None
-        scales = ctx.of_fp8[0]
+        scales = ctx.plan[0]
         g8 = gated_fp8_backward(gradient, product, scales.target(GRADIENT))
         return *product_gradients(g8, transposed, scales), None, None
 
 
 class _Intermediate(torch.autograd.Function):
-    """GELU around a product, like `_ResidualOutput`."""
+    """GELU of a product, which is passed as in `_ResidualOutput`."""
 
     @staticmethod
     def forward(
@@ -343,48 +358,48 @@ class _Intermediate(torch.autograd.Function):
         x: Tensor,
         matrix: Tensor | None,
         x8: Fp8Matrix | None,
-        of_fp8: OfFp8 | None,
+        plan: Fp8Plan | None,
         bias: Tensor,
     ) -> tuple[Tensor, Fp8Matrix | None]:
-        product, transposed, target = _product(x, matrix, x8, of_fp8)
+        product, transposed, target = _product(x, matrix, x8, plan)
         ctx.save_for_backward(product, bias, *transposed)
-        ctx.of_fp8 = of_fp8
-        if of_fp8 is None or target is None:
+        ctx.plan = plan
+        if plan is None or target is None:
             return bias_gelu(product, bias), None
-        y8 = bias_gelu_fp8(product, bias, target, transpose=of_fp8[2])
+        y8 = bias_gelu_fp8(product, bias, target, transpose=plan[2])
         return product.new_full((), float("nan")).expand_as(product), y8
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         product, bias, *transposed = ctx.saved_tensors
-        gradient, of_matrix = gradient.contiguous(), None
-        if ctx.of_fp8 is None:
-            of_x, of_bias = bias_gelu_backward(gradient, product, bias)
+        gradient, grad_matrix = gradient.contiguous(), None
+        if ctx.plan is None:
+            grad_x, grad_bias = bias_gelu_backward(gradient, product, bias)
         else:
-            scales = ctx.of_fp8[0]
-            g8, of_bias = bias_gelu_fp8_backward(gradient, product, bias, scales.target(GRADIENT))
-            of_x, of_matrix = product_gradients(g8, transposed, scales)
-        return of_x, of_matrix, None, None, of_bias
+            scales = ctx.plan[0]
+            g8, grad_bias = bias_gelu_fp8_backward(gradient, product, bias, scales.target(GRADIENT))
+            grad_x, grad_matrix = product_gradients(g8, transposed, scales)
+        return grad_x, grad_matrix, None, None, grad_bias
 
 
 def _product(
-    x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, of_fp8: OfFp8 | None
+    x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, plan: Fp8Plan | None
 ) -> tuple[Tensor, list[Tensor | None], Target | None]:
-    """The product, tensors for its FP8 backward, and the cast target of the next product."""
-    if of_fp8 is None or matrix is None:
+    """Compute the product, the tensors for its FP8 backward pass, and the next product's target."""
+    if plan is None or matrix is None:
         return x.contiguous(), [], None
-    scales, behind, records = of_fp8
+    scales, behind, records = plan
     product, *transposed = multiply_inputs(x, x8, (matrix,), (), scales, records)
     target = None if behind is None else behind.target(INPUT, records=records)
     return product, transposed, target
 
 
-def _copy(rows8: Tensor | None, target: Target | None, of_fp8: OfFp8 | None) -> Fp8Matrix | None:
-    """A LayerNorm's FP8 copy; its transpose too, if a backward follows."""
-    if rows8 is None or target is None or of_fp8 is None:
+def _copy(rows8: Tensor | None, target: Target | None, plan: Fp8Plan | None) -> Fp8Matrix | None:
+    """Return a LayerNorm's FP8 copy, with its transpose if a backward pass follows."""
+    if rows8 is None or target is None or plan is None:
         return None
-    return beside_transpose(rows8, target) if of_fp8[2] else Fp8Matrix(target.unit, rows8, None)
+    return with_transpose(rows8, target) if plan[2] else Fp8Matrix(target.unit, rows8, None)
 
 
 class _EmbeddingNorm(torch.autograd.Function):
@@ -413,7 +428,7 @@ class _EmbeddingNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *first_six, weight, statistics, keep = ctx.saved_tensors
-        of_tables, of_norm = embedding_norm_backward(
+        grad_tables, grad_norm = embedding_norm_backward(
             gradient.contiguous(),
             tuple(first_six[:3]),
             tuple(first_six[3:]),
@@ -422,12 +437,13 @@ class _EmbeddingNorm(torch.autograd.Function):
             keep,
             ctx.scale,
         )
-        of_weight, *of_bias = of_norm
-        return None, None, None, *of_tables, of_weight, *(of_bias or (None,)), None, None, None
+        grad_weight, *grad_bias = grad_norm
+        no_ids = no_options = (None, None, None)
+        return *no_ids, *grad_tables, grad_weight, *(grad_bias or (None,)), *no_options
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Cross-entropy whose gradient overwrites the logits, which nothing else reads."""
+    """Cross-entropy whose gradient overwrites the logits, because nothing else reads them."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
@@ -440,7 +456,8 @@ class _CrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         logits, labels, statistics = ctx.saved_tensors
-        of_bias = cross_entropy_backward(gradient, logits, labels, statistics, ctx.bias_dtype)
-        # torch does not see a kernel's writes; once told, it refuses a second backward.
+        grad_bias = cross_entropy_backward(gradient, logits, labels, statistics, ctx.bias_dtype)
+        # torch does not notice a kernel's writes. With the new version number it raises an error if
+        # a second backward pass tries to read the overwritten logits.
         torch.autograd.graph.increment_version(logits)
-        return logits.detach(), of_bias, None
+        return logits.detach(), grad_bias, None

@@ -4,8 +4,8 @@ Shape letters: B sequences, T tokens, R wanted rows, N heads, H head size, D hid
 width, V vocabulary (padded to a multiple of 8), P masked positions.
 
 Attribute names are those of Hugging Face's BertForPreTraining, so that state_dict keys are equal.
-Padding words are ordinary words: their rows are trained and their logits take part in the softmax,
-as in `transformers` built with vocab_size = V. No label ever names one.
+The words that pad the vocabulary are treated like any others, as in `transformers` with vocab_size
+= V. Their rows are trained and their logits are part of the softmax, but no label refers to them.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,9 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Queries
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum
 from mlperf_bert.model.dropout_keys import DropoutKeys, make_site
 
-META = torch.device("meta")  # where modules are made: nothing is drawn for their weights
-DROPOUT_STREAM = 0  # of the embeddings
-STREAMS_PER_LAYER = 3  # dropouts: of probabilities, after attention, after the feed-forward half
+META = torch.device("meta")  # modules are created here, so that no random weights are drawn
+DROPOUT_STREAM = 0  # dropout stream of the embeddings
+STREAMS_PER_LAYER = 3  # attention probabilities, attention output, feed-forward output
 
 
 class Embeddings(nn.Module):
@@ -40,7 +40,7 @@ class Embeddings(nn.Module):
         self.dropout_p = config.hidden_dropout
 
     def forward(self, batch: UnpaddedBatch, keys: DropoutKeys | None) -> Tensor:
-        """Hidden states [T, D] of the batch's tokens, in the dtype of the weights."""
+        """Embed the batch's tokens as hidden states [T, D], in the dtype of the weights."""
         ids = (batch.input_ids, batch.token_type_ids, batch.position_ids)
         tables = (self.word_embeddings, self.token_type_embeddings, self.position_embeddings)
         site = make_site(self.dropout_p, DROPOUT_STREAM, keys)
@@ -48,7 +48,10 @@ class Embeddings(nn.Module):
 
 
 def unset_table(rows: int, hidden: int) -> nn.Embedding:
-    """A table with weights not drawn: drawing on "meta" would import torch._dynamo, in 0.6 s."""
+    """Create an embedding table without drawing its weights.
+
+    Drawing them on "meta" would import torch._dynamo, which takes 0.6 s.
+    """
     weights = torch.empty(rows, hidden, device=META)
     return nn.Embedding(rows, hidden, _weight=weights)
 
@@ -73,9 +76,9 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, wanted: Tensor, layout: AttentionLayout, keys: DropoutKeys | None
     ) -> Tensor:
-        """Context [R, D] of the wanted rows [R, D] of hidden states [T, D]: the layout's queries.
+        """Compute the context [R, D] of the wanted rows [R, D] of the hidden states [T, D].
 
-        `keys` are those of the R rows.
+        The wanted rows are the layout's queries. `keys` are the dropout keys of these R rows.
         """
         projected = self.blocks.project_qkv(hidden, wanted, self.query, self.key, self.value)
         q, k, v = (each.view(len(each), *self.head_shape) for each in projected)
@@ -84,7 +87,7 @@ class SelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """Projection to D, dropout, residual sum, LayerNorm: the end of both halves of a layer."""
+    """Projection to D, dropout, residual sum and LayerNorm, which end both halves of a layer."""
 
     def __init__(self, in_features: int, config: ModelSection, blocks: Blocks, stream: int) -> None:
         super().__init__()
@@ -96,13 +99,13 @@ class ResidualOutput(nn.Module):
         self.dropout_stream = stream
 
     def forward(self, x: Tensor, residual: Tensor, keys: DropoutKeys | None) -> Tensor:
-        """LayerNorm(dropout(dense(x)) + residual): [R, in_features], [R, D] -> [R, D]."""
+        """Compute LayerNorm(dropout(dense(x)) + residual): [R, in_features], [R, D] -> [R, D]."""
         site = make_site(self.dropout_p, self.dropout_stream, keys)
         return self.blocks.residual_output(x, residual, self.dense, self.LayerNorm, site)
 
 
 class AttentionHalf(nn.Module):
-    """Self-attention with its output projection."""
+    """Self-attention and its output projection."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -112,14 +115,17 @@ class AttentionHalf(nn.Module):
         self.output = ResidualOutput(config.hidden_size, config, blocks, stream + 1)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Hidden states [T, D] -> [R, D] of the layout's queries, whose keys are `keys`."""
+        """Map hidden states [T, D] to [R, D] of the layout's queries.
+
+        `keys` are the dropout keys of the queries.
+        """
         wanted = layout.select(hidden)
         attended: Tensor = self.output(self.self(hidden, wanted, layout, keys), wanted, keys)
         return attended
 
 
 class Intermediate(nn.Module):
-    """First feed-forward matrix with the exact (erf) GELU, arXiv 1606.08415."""
+    """First feed-forward matrix, followed by the exact (erf) GELU (arXiv 1606.08415)."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -127,24 +133,27 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[R, D] -> [R, F]."""
+        """Project [R, D] to [R, F] and apply the GELU."""
         return self.blocks.intermediate(hidden, self.dense)
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward, LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
+    """Attention and feed-forward with LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
-        """`stream` is the first of the layer's dropouts."""
+        """Create the layer. `stream` is the dropout stream of its first dropout."""
         super().__init__()
         self.attention = AttentionHalf(config, attend, blocks, stream)
         self.intermediate = Intermediate(config, blocks)
         self.output = ResidualOutput(config.intermediate_size, config, blocks, stream + 2)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Hidden states [T, D] -> [R, D] of the layout's queries, whose keys are `keys`."""
+        """Map hidden states [T, D] to [R, D] of the layout's queries.
+
+        `keys` are the dropout keys of the queries.
+        """
         attended = self.attention(hidden, layout, keys)
         output: Tensor = self.output(self.intermediate(attended), attended, keys)
         return output
@@ -179,12 +188,13 @@ class Encoder(nn.Module):
         keys: DropoutKeys | None,
         queries: Queries | None = None,
     ) -> Tensor:
-        """Hidden states [T, D] -> final hidden states [T, D], or [R, D] of the queries.
+        """Compute final hidden states [T, D] from hidden states [T, D], or [R, D] of the queries.
 
-        `queries` are the only outputs the caller will use. Only keys and values mix rows, so the
-        last layer computes all else for just those: the same numbers for less work. (With attention
-        for all rows, forward and backward of 4 layers, hidden 256, take 1.08 times as long: 16
-        sequences of published lengths, one core, median of 12 rounds.)
+        If `queries` is given, the caller uses no other outputs. The last layer then computes keys
+        and values for all rows, because queries attend to them, and everything else only for the
+        queries. The numbers are the same. Computing attention for all rows would take 1.08 times as
+        long. (This was measured with forward and backward passes of 4 layers of hidden size 256, on
+        16 sequences of published lengths on one core, as the median of 12 rounds.)
         """
         last = len(self.layer) - 1
         for i, layer in enumerate(self.layer):
@@ -196,9 +206,9 @@ class Encoder(nn.Module):
 
 
 class PretrainingLogits(NamedTuple):
-    """Scores of both tasks: `mlm` [P, V], `nsp` [B, 2] (0: B follows A, 1: random).
+    """Scores of both tasks, `mlm` [P, V] and `nsp` [B, 2] (0: B follows A, 1: random).
 
-    `nsp` is None if model.objective leaves it out.
+    `nsp` is None if model.objective does not include next-sentence prediction.
     """
 
     mlm: Tensor
@@ -206,26 +216,26 @@ class PretrainingLogits(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Sums of cross-entropies in nats, scalars of float32 (float64 where the logits are)."""
+    """Sums of cross-entropies in nats, float32 scalars, or float64 if the logits are float64."""
 
     mlm: Tensor  # over P masked positions
     nsp: Tensor | None  # over B sequences
 
 
 class Pooler(nn.Module):
-    """Projection of the first token's hidden state through tanh."""
+    """Projection of the first token's hidden state, followed by tanh."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, device=META)
 
     def forward(self, first_tokens: Tensor) -> Tensor:
-        """[B, D] -> [B, D]."""
+        """Project [B, D] to [B, D] and apply tanh."""
         return torch.tanh(self.dense(first_tokens))
 
 
 class PredictionTransform(nn.Module):
-    """Projection, GELU (erf) and LayerNorm before the decoder."""
+    """Projection, GELU (erf) and LayerNorm in front of the decoder."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -234,13 +244,13 @@ class PredictionTransform(nn.Module):
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[P, D] -> [P, D]."""
+        """Transform hidden states [P, D] to [P, D]."""
         transformed: Tensor = self.LayerNorm(F.gelu(self.dense(hidden)))
         return transformed
 
 
 class MaskedLmHead(nn.Module):
-    """Scores over the vocabulary; the decoder's matrix is the word embedding, passed in."""
+    """Scores over the vocabulary. The caller passes the word embedding as the decoder's matrix."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -248,17 +258,18 @@ class MaskedLmHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size, device=META))
 
     def forward(self, hidden: Tensor, word_embeddings: Tensor) -> Tensor:
-        """Hidden states [P, D] of masked positions, matrix [V, D] -> logits [P, V]."""
+        """Compute logits [P, V] of masked positions [P, D] with the decoder's matrix [V, D]."""
         return F.linear(self.transform(hidden), word_embeddings, self.bias)
 
 
 class PretrainingHeads(nn.Module):
-    """Both tasks of BERT's pre-training (arXiv 1810.04805, section 3.1), or its masked LM alone."""
+    """Heads of BERT's pre-training tasks (arXiv 1810.04805, section 3.1), or of masked LM only."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
         self.predictions = MaskedLmHead(config)
-        # No unused weights: a reducer would wait for their gradients, and decay would shrink them.
+        # Unused weights are not created, because a reducer would wait for their gradients, and
+        # weight decay would shrink them.
         self.seq_relationship: nn.Linear | None = None
         if config.objective == "mlm_nsp":
             self.seq_relationship = nn.Linear(config.hidden_size, 2, device=META)
@@ -267,9 +278,9 @@ class PretrainingHeads(nn.Module):
     def forward(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor
     ) -> PretrainingLogits:
-        """Masked positions [P, D], pooled first tokens [B, D], decoder matrix [V, D] -> logits.
+        """Compute logits from masked positions [P, D], pooled first tokens [B, D] and [V, D].
 
-        Without next-sentence prediction `pooled` is None.
+        The matrix [V, D] is the decoder's. `pooled` is None without next-sentence prediction.
         """
         return PretrainingLogits(
             mlm=self.predictions(masked, word_embeddings), nsp=self._pair_scores(pooled)
@@ -278,7 +289,7 @@ class PretrainingHeads(nn.Module):
     def loss_sums(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
-        """`loss_sums` of the logits of the same arguments."""
+        """Compute the same as `loss_sums` of the logits of these arguments."""
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
         return LossSums(
@@ -294,7 +305,7 @@ class PretrainingHeads(nn.Module):
 
 
 def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
-    """Summed cross-entropy of both tasks; zero, with a gradient, if P is zero."""
+    """Sum the cross-entropies of each task. If P is zero, `mlm` is zero and has a gradient."""
     return LossSums(
         mlm=cross_entropy_sum(logits.mlm, batch.labels),
         nsp=_pair_loss(logits.nsp, batch),
@@ -306,14 +317,15 @@ def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:
 
 
 def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
-    """Scalar loss: each sum over its own denominator, the one of the whole update."""
+    """Compute the scalar loss, with each sum divided by its denominator for the whole update."""
     loss = sums.mlm / batch.mlm_denominator
     return loss if sums.nsp is None else loss + sums.nsp / batch.nsp_denominator
 
 
 def correct_predictions(logits: PretrainingLogits, batch: UnpaddedBatch) -> Tensor:
-    """Bool [P]: true if the label has the highest score (counted by MLPerf's masked-LM accuracy).
+    """Find the masked positions whose label has the highest score, as bool [P].
 
-    A row with label IGNORED is false, whatever its logits hold.
+    MLPerf's masked-LM accuracy counts these. A row with label IGNORED is false whatever its logits
+    are.
     """
     return logits.mlm.argmax(dim=-1) == batch.labels

@@ -1,9 +1,10 @@
-"""ModernBERT's encoder and head on real tokens only: pre-norm, rotary, gated, mostly local.
+"""ModernBERT's encoder and head on unpadded tokens.
 
-Source: Warner et al., "Smarter, Better, Faster, Longer" (arXiv 2412.13663), section 2.1 and
-appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedLM, so that state_dict
-keys are equal; the tied decoder appears once, as the word embedding. Dropout, 0 as published, is
-where BERT has it.
+The encoder is pre-norm, with rotary positions, gated feed-forward halves and mostly local
+attention. Source: Warner et al., "Smarter, Better, Faster, Longer" (arXiv 2412.13663), section 2.1
+and appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedLM, so that
+state_dict keys are equal. The tied decoder appears once, as the word embedding. Dropout, which is 0
+in the published model, is applied in the same places as in BERT.
 
 Shape letters: B sequences, T tokens, R wanted rows, P masked positions, N heads, H head size,
 D hidden, F feed-forward width, V vocabulary (padded).
@@ -30,8 +31,8 @@ from mlperf_bert.model.layers import (
     unset_table,
 )
 
-CUT_AT = 2.0  # standard deviations: where the initial weights' normal distribution is cut off
-# Ends of the names of matrices that write to the residual stream, or to the decoder.
+CUT_AT = 2.0  # standard deviations at which the initial weights' normal distribution is truncated
+# Name endings of the matrices that write to the residual stream or to the decoder.
 _OUTPUTS = ("Wo.weight", "head.dense.weight")
 
 
@@ -45,7 +46,7 @@ def _norm(config: ModelSection) -> nn.LayerNorm:
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings and their norm; positions and segments have none."""
+    """Word embeddings and their norm. There are no embeddings of positions or segments."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -55,13 +56,13 @@ class WordEmbeddings(nn.Module):
         self.dropout_p = config.hidden_dropout
 
     def forward(self, batch: UnpaddedBatch, keys: DropoutKeys | None) -> Tensor:
-        """Hidden states [T, D] of the batch's tokens, in the dtype of the weights."""
+        """Embed the batch's tokens as hidden states [T, D], in the dtype of the weights."""
         site = make_site(self.dropout_p, DROPOUT_STREAM, keys)
         return self.blocks.embed_words(batch.input_ids, self.tok_embeddings, self.norm, site)
 
 
 class ModernAttention(nn.Module):
-    """Queries, keys and values by one matrix, an attention policy, and its output's matrix."""
+    """One matrix for queries, keys and values, an attention policy, and an output matrix."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -77,7 +78,10 @@ class ModernAttention(nn.Module):
         self.dropout_stream = stream
 
     def forward(self, normed: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Context [R, D] of the layout's queries, whose keys are `keys`, from rows [T, D]."""
+        """Compute the context [R, D] of the layout's queries from normalized rows [T, D].
+
+        `keys` are the dropout keys of the queries.
+        """
         projected = self.blocks.multiply(normed, (self.Wqkv,))[0]
         columns = self.blocks.columns(projected, 3)
         q, k, v = (each.view(len(each), *self.head_shape) for each in columns)
@@ -95,14 +99,14 @@ class GatedFeedForward(nn.Module):
 
 
 class ModernLayer(nn.Module):
-    """One layer; each half ends with the norm that its successor begins with."""
+    """One layer, in which each half also computes the norm at the start of the next half."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, number: int
     ) -> None:
         super().__init__()
         stream = DROPOUT_STREAM + 1 + STREAMS_PER_LAYER * number
-        # The embeddings' norm is the first layer's.
+        # The first layer needs no norm of its own, because the embeddings end with one.
         self.attn_norm = _norm(config) if number else nn.Identity()
         self.attn = ModernAttention(config, attend, blocks, stream)
         self.mlp_norm = _norm(config)
@@ -120,25 +124,26 @@ class ModernLayer(nn.Module):
         keys: DropoutKeys | None,
         next_norm: nn.Module | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Residual stream and its norm [T, D] -> the next layer's, [R, D] of the layout's queries.
+        """Compute the next residual stream and its norm [R, D] from the current ones [T, D].
 
-        `keys` are those of the R rows. A layer whose neighbours are elsewhere takes and gives no
-        norm: it norms the stream itself, and so does its successor.
+        The R rows are the layout's queries, and `keys` are their dropout keys. If `normed` is None,
+        the layer normalizes the stream itself. If `next_norm` is None, the layer returns None as
+        the norm, and its successor normalizes the stream.
         """
         normed = self.attn_norm(residual) if normed is None else normed
-        of_attention, of_feed_forward = (
+        attention_site, feed_forward_site = (
             make_site(self.dropout_p, stream, keys) for stream in self.dropout_streams
         )
         context = self.attn(normed, layout, keys)
         blocks, mlp = self.blocks, self.mlp
         residual, normed = blocks.sum_norm(
-            context, layout.select(residual), self.attn.Wo, self.mlp_norm, of_attention
+            context, layout.select(residual), self.attn.Wo, self.mlp_norm, attention_site
         )
         gated = blocks.gated(normed, mlp.Wi)
         if next_norm is None:
-            return blocks.add(gated, residual, mlp.Wo, of_feed_forward), None
+            return blocks.add(gated, residual, mlp.Wo, feed_forward_site), None
         assert isinstance(next_norm, nn.LayerNorm)
-        return blocks.sum_norm(gated, residual, mlp.Wo, next_norm, of_feed_forward)
+        return blocks.sum_norm(gated, residual, mlp.Wo, next_norm, feed_forward_site)
 
     @property
     def products(self) -> list[tuple[nn.Linear, ...]]:
@@ -147,7 +152,7 @@ class ModernLayer(nn.Module):
 
 
 class LayerLayouts:
-    """The two kinds of attention layouts of a batch, for layers that are global or not."""
+    """Builder of a batch's two attention layouts, one for local and one for global layers."""
 
     def __init__(self, config: ModelSection) -> None:
         self._reach = config.reach
@@ -158,16 +163,19 @@ class LayerLayouts:
     def __call__(
         self, batch: UnpaddedBatch, longest: int
     ) -> tuple[AttentionLayout, AttentionLayout]:
-        """Layouts of the local layers and of the global ones; `longest` as `max_length`'s."""
-        # Moved in the first forward, which is never captured.
+        """Return the layouts of the local and of the global layers.
+
+        `longest` is the number of tokens of the longest possible sequence.
+        """
+        # The tables move to the device in the first forward pass, which is never captured.
         self._rotary = [each.on(batch.input_ids.device) for each in self._rotary]
         whole = AttentionLayout(batch.lengths, batch.cu_seqlens, longest, batch.position_ids)
-        everywhere = whole.attending(self._rotary[0], None)
-        return whole.attending(self._rotary[1], self._reach), everywhere
+        global_layout = whole.attending(self._rotary[0], None)
+        return whole.attending(self._rotary[1], self._reach), global_layout
 
 
 class ModernBody(nn.Module):
-    """Embeddings, layers and the last norm."""
+    """Embeddings, layers and the final norm."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -182,12 +190,12 @@ class ModernBody(nn.Module):
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
-        """Final hidden states [T, D], or only those of the queries [R, D]."""
-        nearby, everywhere = self._layouts(batch, self.longest(batch))
+        """Compute the final hidden states [T, D], or only those of the queries [R, D]."""
+        local_layout, global_layout = self._layouts(batch, self.longest(batch))
         residual: Tensor = self.embeddings(batch, keys)
         normed = residual
         for i, layer in enumerate(self.layers):
-            layout = everywhere if layer.is_global else nearby
+            layout = global_layout if layer.is_global else local_layout
             is_last = i + 1 == len(self.layers)
             if is_last and queries is not None:
                 layout = layout.for_queries(queries)
@@ -197,12 +205,12 @@ class ModernBody(nn.Module):
         return normed
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Tokens of the longest possible sequence in all batches of this one's shape."""
+        """Return the token count of the longest possible sequence in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
 class PredictionHead(nn.Module):
-    """Projection, GELU (erf) and norm before the decoder."""
+    """Projection, GELU (erf) and norm in front of the decoder."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -210,13 +218,13 @@ class PredictionHead(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[P, D] -> [P, D]."""
+        """Transform hidden states [P, D] to [P, D]."""
         transformed: Tensor = self.norm(F.gelu(self.dense(hidden)))
         return transformed
 
 
 class DecoderBias(nn.Module):
-    """The decoder's own parameter: its matrix is the word embedding."""
+    """The decoder's bias, its only parameter, because its matrix is the word embedding."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -224,7 +232,7 @@ class DecoderBias(nn.Module):
 
 
 class MaskedLmScores:
-    """Head and decoder with the methods of `PretrainingHeads`; nothing is pooled."""
+    """Head and decoder with the interface of `PretrainingHeads`. `pooled` is not used."""
 
     def __init__(
         self, head: PredictionHead, decoder: DecoderBias, config: ModelSection, blocks: Blocks
@@ -235,22 +243,23 @@ class MaskedLmScores:
     def __call__(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor
     ) -> PretrainingLogits:
-        """Masked positions [P, D], decoder matrix [V, D] -> logits [P, V]."""
+        """Compute logits [P, V] from masked positions [P, D] and the decoder's matrix [V, D]."""
         scores = F.linear(self._transform(masked), word_embeddings, self._decoder.bias)
         return PretrainingLogits(mlm=scores, nsp=None)
 
     def loss_sums(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
-        """`loss_sums` of the logits of the same arguments."""
+        """Compute the same as `loss_sums` of the logits of these arguments."""
         factors = self._transform(masked), word_embeddings, self._decoder.bias
         return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
 
 
 def initial_std(name: str, config: ModelSection) -> float:
-    """Standard deviation of a matrix's initial weights (Megatron's, arXiv 1909.08053, section 3).
+    """Return the standard deviation of a matrix's initial weights.
 
-    Matrices that write to the residual stream have less, by the root of the number of such writes.
+    For matrices that write to the residual stream or to the decoder, it is divided by the square
+    root of the number of writes to the stream. Source: Megatron (arXiv 1909.08053, section 3).
     """
     writes = 2 * config.num_layers
     return config.initializer_range / (math.sqrt(writes) if name.endswith(_OUTPUTS) else 1.0)

@@ -1,22 +1,24 @@
-"""Variable-length attention with keyed dropout on a GPU, in Triton: the policy and its kernels.
+"""Variable-length attention with keyed dropout on a GPU, as a policy and its Triton kernels.
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 
-Softmax is computed over one block of keys after another. Only its logarithmic sum is kept; the
-backward recomputes the probabilities (FlashAttention-2, arXiv 2307.08691), with one kernel for the
-queries' gradient and one for the others. Sums are float32, and one program sums each gradient in a
-fixed order, so results repeat bit by bit.
+Softmax is computed over one block of keys after another. Only its logarithmic sum is kept, and the
+backward pass recomputes the probabilities (FlashAttention-2, arXiv 2307.08691). It has one kernel
+for the gradient of the queries and one for those of keys and values. Sums are float32, and a single
+program sums each gradient in a fixed order, so results are reproducible bit for bit.
 
-A program computes a block of queries, or of keys, of one sequence and head: its second number is
-its head, its third its sequence. Programs past a sequence's end return at once. Sequence bounds are
-read on the device and every result has a fixed shape, so a step with these kernels can be captured.
-Dropout is read from keep bits that another kernel wrote (`model/dropout.py`). Places count from the
-sequence's first row, so only that row's address needs 64 bits.
+A program computes a block of queries, or of keys, of one sequence and head. Its second program ID
+is its head, and its third is its sequence. Programs past a sequence's end return at once. A step
+with these kernels can be captured, because sequence bounds are read on the device and every result
+has a fixed shape. Dropout is read from keep bits that another kernel has written
+(`model/dropout.py`). Offsets are relative to the sequence's first row, so only that row's address
+needs 64 bits.
 
-With a reach (sliding window), loops run over the blocks in which something can be visible, and only
-blocks on its edges are compared. A kernel of its own rotates queries and keys once, before the
-others; their gradients are rotated back in registers as they are stored. Rotating in the loops
-took 30 to 60 % more instructions, and on an A100 it spilled (logs/2026-11-22-kernels).
+With a reach (sliding window), loops run only over the blocks in which something can be visible, and
+positions are compared only in the blocks at the window's edges. A separate kernel rotates queries
+and keys once, before the others run. Their gradients are rotated back in registers when they are
+stored. Rotating inside the loops took 30% to 60% more instructions, and spilled registers on an
+A100. Source: logs/2026-11-22-kernels.
 """
 
 import math
@@ -50,42 +52,43 @@ from mlperf_bert.model.triton_parts import (
 )
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
-KEYS = 64  # keys of a tile: their keep bits are read at once, as two words
+KEYS = 64  # keys per tile, whose keep bits are read together as two words
 
 
 class Saved(NamedTuple):
-    """Tensors saved by the forward; heads and channels of a row are contiguous."""
+    """Tensors saved by the forward pass. The heads and channels of a row are contiguous."""
 
-    q: Tensor  # [R, N, H], rotated, as k is
+    q: Tensor  # [R, N, H], rotated like k
     k: Tensor  # [T, N, H]
     v: Tensor  # [T, N, H]
     context: Tensor  # [R, N, H]
-    logsumexp: Tensor  # float32 [N, R]: log2 of the sum of 2 ** (scores / ln 2) of a query
-    keep: Tensor  # int32 [R, N, words]: `attention_keep_bits`; empty without dropout
+    logsumexp: Tensor  # float32 [N, R]: log2 of the sum of 2 ** (scores / ln 2) of each query
+    keep: Tensor  # int32 [R, N, words] from `attention_keep_bits`; empty without dropout
     cu_queries: Tensor  # int32 [B + 1]
     cu_seqlens: Tensor  # int32 [B + 1]
-    positions: Tensor | None  # int64 [R]: each query's place; None if that is its row's own
+    positions: Tensor | None  # int64 [R]: each query's position; None if it equals the row's
     cos: Tensor | None  # float32 [longest, H / 2]; None without rotation
     sin: Tensor | None
 
 
 class Tile(NamedTuple):
-    """Launch constants: the queries that a program holds beside 64 keys, and how it runs.
+    """Launch constants, which are the number of queries per tile of 64 keys and compiler options.
 
-    They are not measured at the start because sums depend on them: a run repeats bit by bit on any
-    machine of its kind and after a restart.
+    They are fixed instead of tuned at startup, because sums depend on them. This makes a run
+    reproducible bit for bit on any machine of the same kind and after a restart.
     """
 
     queries: int
     num_warps: int
-    num_stages: int  # stages of the loop over the others
-    most_registers: int | None = None  # registers a thread; the compiler chooses if None
+    num_stages: int  # pipeline stages of the loop over the other blocks
+    most_registers: int | None = None  # registers per thread; the compiler chooses if None
 
 
-# Factor of kept elements (None without dropout), and the layout's reach.
+# The factor of kept elements (None without dropout), and the layout's reach.
 Constants = tuple[float | None, int | None]
 
-# By head size: for the forward, the queries' gradient and the others'.
+# By head size: tiles for the forward pass, for the gradient of queries, and for those of keys and
+# values.
 TILES = MappingProxyType(
     {
         16: (Tile(128, 4, 3), Tile(64, 4, 3), Tile(64, 4, 3)),
@@ -94,8 +97,9 @@ TILES = MappingProxyType(
         128: (Tile(128, 8, 3), Tile(64, 8, 2), Tile(64, 8, 2)),
     }
 )
-# With a reach. Of 64 queries fewer pairs lie outside it: 64 to each side need three blocks of keys
-# for 64 queries, four for 128. Without dropout none spills, on an A100 either.
+# Tiles for layouts with a reach. Smaller blocks of queries waste fewer pairs outside the window.
+# For example, with a reach of 64, a block of 64 queries needs three blocks of keys, and one of 128
+# queries needs four. Without dropout no kernel spills registers, not even on an A100.
 WINDOW_TILES = MappingProxyType(
     {
         16: (Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2)),
@@ -109,9 +113,10 @@ WINDOW_TILES = MappingProxyType(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """The policy: see `model/attention.py`. bf16, H one of 16, 32, 64 and 128.
+    """Compute attention as a policy of `model/attention.py`.
 
-    Rows after the last sequence are neither read nor written.
+    The tensors are bf16, and H is 16, 32, 64 or 128. Rows after the last sequence are neither read
+    nor written.
     """
     context: Tensor = _Attention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
     return context
@@ -163,21 +168,24 @@ class _Attention(torch.autograd.Function):
 
 
 def _positions_of(layout: AttentionLayout) -> Tensor | None:
-    """Positions of the queries, where they are needed and not simply their rows' numbers."""
+    """Return the positions of the queries, or None if they are unneeded or equal the rows'."""
     if layout.queries is None or (layout.rotary is None and layout.reach is None):
         return None
     return layout.query_positions
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """`x` as [rows, N, H] with each row contiguous; the rows may lie anywhere."""
+    """Return `x` as [rows, N, H] with each row contiguous, and any stride between rows."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def _rotate(
     x: Tensor, bounds: Tensor, longest: int, positions: Tensor | None, rotary: Rotary
 ) -> Tensor:
-    """`x` [rows, N, H] rotated, sequence by sequence; rows after the last are not written."""
+    """Rotate `x` [rows, N, H] sequence by sequence.
+
+    Rows after the last sequence are not written.
+    """
     rotated = x.new_empty(x.shape)
     grid = (triton.cdiv(longest, KEYS), x.shape[1], len(bounds) - 1)
     turns = (positions, rotary.cos, rotary.sin)
@@ -198,7 +206,7 @@ def _launch(
     strides: tuple[int, ...],
     constants: Constants,
 ) -> None:
-    """Launch `blocks` programs for each head and sequence; `tensors` have rows of `strides`."""
+    """Launch `blocks` programs per head and sequence. `strides` are the tensors' row strides."""
     num_rows, num_heads, head_size = saved.q.shape
     program[(blocks, num_heads, len(saved.cu_queries) - 1)](
         *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, *constants),
@@ -212,15 +220,16 @@ def _launch(
 def _gradients(
     grad: Tensor, saved: Saved, max_queries: int, max_length: int, constants: Constants
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v: columns of one tensor, or only k's and v's if queries are fewer.
+    """Compute the gradients of q, k and v.
 
-    This is the layout that a product with all three weights needs (`fused_blocks.py`).
+    If every row has a query, all three are columns of one tensor, which is the layout that a
+    product with all three weights needs (`fused_blocks.py`). Otherwise only k's and v's are.
 
     Args:
         grad: gradient of the context, [R, N, H], each row contiguous.
-        saved: tensors saved by the forward.
-        max_queries: most queries of one sequence.
-        max_length: most keys of one sequence.
+        saved: tensors saved by the forward pass.
+        max_queries: upper limit on the queries of one sequence.
+        max_length: upper limit on the keys of one sequence.
         constants: see Constants.
     """
     q, k, v = saved.q, saved.k, saved.v
@@ -265,7 +274,8 @@ def _attention_forward(
         total = tl.zeros((block_q,), tl.float32)
         sums = tl.zeros((block_q, head_size), tl.float32)
         key = tl.arange(0, block_k)
-        # A zero hidden from the compiler, which would round first and then select 16 bits: slower.
+        # This zero is computed to hide its value from the compiler. With a constant zero the
+        # compiler would first round and then select 16-bit values, which is slower.
         nothing = tl.minimum(keys[1], 0).to(tl.float32)
         begin, end = 0, keys[1]
         if reach is not None:
@@ -277,9 +287,9 @@ def _attention_forward(
             scores = tl.dot(own_q, tl.trans(own_k))
             if reach is not None:
                 scores = hide(scores, position, ends, keys, start, reach, block_k, False)
-            elif start + block_k > keys[1]:  # only the last block pays for the comparisons
+            elif start + block_k > keys[1]:  # only the last block needs the comparisons
                 scores = tl.where((key < keys[1] - start)[None, :], scores, float("-inf"))
-            # In powers of two, for which the hardware has an instruction.
+            # Powers of two are used because the hardware has an instruction for them.
             higher = tl.maximum(highest, tl.max(scores, 1) * (scale * LOG2_E))
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -higher[:, None]))
             shrink = tl.exp2(highest - higher)
@@ -311,7 +321,7 @@ def _attention_of_queries(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Gradient of a block of queries, and each query's context times its gradient."""
+    """Compute the gradient of a block of queries, and dot each context with its gradient."""
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
     grad, statistics, grad_q = tensors[11:]
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
@@ -341,8 +351,9 @@ def _attention_of_queries(
             own_k = load_tile(k, k_stride, keys, start, block_k, head_size)
             own_v = load_tile(v, v_stride, keys, start, block_k, head_size)
             scores = tl.dot(own_q, tl.trans(own_k))
-            of_weights = tl.dot(own_grad, tl.trans(own_v))
-            # A key past the sequence's end would be exp2(-log_sum), perhaps infinite.
+            grad_weights = tl.dot(own_grad, tl.trans(own_v))
+            # Without the mask, a key past the sequence's end would have the weight exp2(-log_sum),
+            # which could be infinite.
             if reach is not None:
                 scores = hide(scores, position, ends, keys, start, reach, block_k, False)
             elif start + block_k > keys[1]:
@@ -350,9 +361,9 @@ def _attention_of_queries(
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, -log_sum[:, None]))
             if keep_scale is not None:
                 words = load_keep(keep, num_words, queries, first, block_q, start)
-                of_weights = tl.where(kept_in_rows(words, key), of_weights, 0.0)
-            of_scores = weights * (of_weights - product[:, None])
-            sums = tl.dot(of_scores.to(own_k.dtype), own_k, sums)
+                grad_weights = tl.where(kept_in_rows(words, key), grad_weights, 0.0)
+            grad_scores = weights * (grad_weights - product[:, None])
+            sums = tl.dot(grad_scores.to(own_k.dtype), own_k, sums)
         sums *= scale if keep_scale is None else scale * keep_scale
         turns = (positions, cos, sin)
         store_rotated(grad_q, grad_q_stride, queries, first, turns, sums, block_q, head_size)
@@ -371,7 +382,7 @@ def _attention_of_keys(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Gradients of a block of keys and their values; tiles are [keys, queries]."""
+    """Compute the gradients of a block of keys and of their values, in tiles [keys, queries]."""
     q, k, v, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:9]
     grad, statistics, grad_k, grad_v = tensors[9:]
     q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
@@ -383,29 +394,29 @@ def _attention_of_keys(
         sums_k = tl.zeros((block_k, head_size), tl.float32)
         sums_v = tl.zeros((block_k, head_size), tl.float32)
         key = tl.arange(0, block_k)
-        of_head = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
+        head_statistics = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
         begin, end = 0, queries[1]
         if reach is not None:
             begin, end = in_reach(positions, queries, first - reach, first + block_k + reach)
             begin = begin // block_q * block_q
         for start in range(begin, end, block_q):
-            # Past the last query q and grad are zero, so they add zero.
+            # Rows of q and grad past the last query are zero, so they add zero.
             own_q = load_tile(q, q_stride, queries, start, block_q, head_size)
             own_grad = load_tile(grad, grad_stride, queries, start, block_q, head_size)
-            minus_log_sum, minus_product = load_pairs(of_head, 2, queries, start, block_q)
+            minus_log_sum, minus_product = load_pairs(head_statistics, 2, queries, start, block_q)
             scores = tl.dot(own_k, tl.trans(own_q))
             if reach is not None:
                 position, ends = positions_of(positions, queries, start, block_q)
                 scores = hide(scores, position, ends, keys, first, reach, block_k, True)
             weights = tl.exp2(tl.fma(scores, scale * LOG2_E, minus_log_sum[None, :]))
-            of_weights = tl.dot(own_v, tl.trans(own_grad))
+            grad_weights = tl.dot(own_v, tl.trans(own_grad))
             used = weights
             if keep_scale is not None:
                 words = load_keep(keep, num_words, queries, start, block_q, first)
                 used = tl.where(kept_in_columns(words, key), weights, 0.0)
             sums_v = tl.dot(used.to(own_grad.dtype), own_grad, sums_v)
-            of_scores = tl.fma(used, of_weights, weights * minus_product[None, :])
-            sums_k = tl.dot(of_scores.to(own_q.dtype), own_q, sums_k)
+            grad_scores = tl.fma(used, grad_weights, weights * minus_product[None, :])
+            sums_k = tl.dot(grad_scores.to(own_q.dtype), own_q, sums_k)
         if keep_scale is not None:
             sums_k *= keep_scale
             sums_v *= keep_scale

@@ -1,8 +1,8 @@
-"""Cross-entropy on a GPU that reads the logits once forward and once backward.
+"""Cross-entropy on a GPU that reads the logits once in each of the forward and backward passes.
 
-Backward overwrites the logits with their gradient and sums its columns in the same pass, so that
-the bias of the preceding product needs no pass of its own. Computation is in float32 (float64 for
-float64); only that gradient is rounded.
+The backward pass overwrites the logits with their gradient and sums its columns at the same time,
+so that the gradient of the preceding product's bias needs no separate pass. All computation is in
+float32, or in float64 for float64 logits, and only the gradient of the logits is rounded.
 
 Shape letters: P positions, V classes.
 """
@@ -26,23 +26,24 @@ from mlperf_bert.model.triton_parts import (
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
-GROUPS = 512  # groups of eight classes that a program reads at a time in forward
-BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # tile in backward
-# Programs in backward, on every GPU, so that sums have one order. All run at once if eight fit on
-# each of an A100's 108 multiprocessors.
+GROUPS = 512  # groups of eight classes that a program of the forward pass reads at a time
+BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # tile of the backward pass
+# The upper limit on programs of the backward pass is the same on every GPU, so that the order of
+# sums is too. All programs run at once if eight fit on each of an A100's 108 multiprocessors.
 MOST_PROGRAMS = 840
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of each row, and statistics for backward.
+    """Compute the cross-entropy of each row, and statistics for the backward pass.
 
     Args:
         logits: [P, V], contiguous.
         labels: int64 [P]. The loss of a row is zero if its label is IGNORED, whatever the row
-            holds, and NaN if its label is no class.
+            contains, and NaN if its label is not a class.
 
     Returns:
-        Losses in nats [P], and [2, P]: largest logit, and one over the sum of exp(logit - largest).
+        Losses in nats [P], and statistics [2, P], which are the largest logit of each row and the
+        inverse of the sum of exp(logit - largest).
     """
     rows, columns = logits.shape
     losses, statistics = empty_sums(logits, rows), empty_sums(logits, 2, rows)
@@ -61,7 +62,7 @@ def cross_entropy_backward(
     Rows of ignored labels become zero.
 
     Returns:
-        Sum of the gradient over the positions, [V] in `bias_dtype`, added up before it is rounded.
+        Sum of the gradient over the positions, [V] in `bias_dtype`. It is rounded only at the end.
     """
     rows, columns = logits.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
@@ -89,7 +90,8 @@ def _cross_entropy_forward(
     label = tl.load(labels + row)
     is_used = label != ignored
     channels = channels_of(groups)
-    # One maximum for each group of eight: a maximum of all would make the threads wait each time.
+    # Each group of eight has its own maximum, because with a common maximum the threads would have
+    # to wait for each other in every iteration.
     largest = tl.full((groups,), LOWEST, dtype)
     total = tl.zeros((groups,), dtype)
     first, end = 0, tl.where(is_used, columns, 0)
@@ -120,12 +122,13 @@ def _cross_entropy_backward(
     block_columns: tl.constexpr,
 ) -> None:
     gradient, logits, labels, statistics, partials = tensors
-    given = tl.load(gradient).to(dtype)
+    upstream = tl.load(gradient).to(dtype)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     offsets = column[None, :] - tl.arange(0, block_rows)[:, None] * columns
     total = tl.zeros((block_columns,), dtype)
-    # Last row first: the GPU's cache may still hold the rows that forward read last, and will hold
-    # the first ones when the products read the gradient.
+    # Rows are processed from the last to the first. The GPU's cache may still contain the rows that
+    # the forward pass read last, and it will contain the first rows when the products read the
+    # gradient.
     left = rows - tl.program_id(0) * block_rows
     while left > 0:
         row = left - 1 - tl.arange(0, block_rows)
@@ -134,10 +137,10 @@ def _cross_entropy_backward(
         inverse_sum = tl.load(statistics + rows + row, mask=row >= 0, other=0.0)[:, None]
         is_there = (row >= 0)[:, None] & (column < columns)[None, :]
         at = logits + (left - 1).to(tl.int64) * columns + offsets
-        # Ignored rows are not read: zero times NaN would be one.
+        # Ignored rows are not read, because zero times NaN would be NaN.
         values = tl.load(at, mask=is_there & (label != ignored), other=0.0).to(dtype)
-        slope = tl.exp2((values - largest) * LOG2_E) * (inverse_sum * given)
-        slope -= tl.where(column[None, :] == label, given, 0.0)
+        slope = tl.exp2((values - largest) * LOG2_E) * (inverse_sum * upstream)
+        slope -= tl.where(column[None, :] == label, upstream, 0.0)
         tl.store(at, slope.to(logits.dtype.element_ty), mask=is_there)
         total += tl.sum(slope, 0)
         left -= tl.num_programs(0) * block_rows

@@ -1,8 +1,8 @@
-"""Keep bits and dropout on a GPU: Triton kernels, in which a lane makes one call of Philox.
+"""Triton kernels for keep bits and dropout on a GPU, in which each lane calls Philox once.
 
-One call is one byte of keep bits. The readable reference is `model/dropout_keys.py`. The step is
-read on the device and every result has a fixed shape, so a step with these kernels can be captured.
-Not yet run on a GPU.
+One call yields one byte of keep bits. The readable reference is `model/dropout_keys.py`. A step
+with these kernels can be captured, because the step number is read on the device and every result
+has a fixed shape. These kernels have not been run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from mlperf_bert.model.dropout_keys import DropoutSite, scale_of, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
-ROWS, BYTES = 16, 16  # rows that a program takes at once
-ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # fewer bytes waste less past a sequence's end
-WARPS = 1  # when only bits are made, so that a thread has eight bytes of a row
+ROWS, BYTES = 16, 16  # tile of a program
+ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # fewer bytes, so that less is wasted past a sequence's end
+WARPS = 1  # for kernels that only compute bits, so that each thread has eight bytes of a row
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
@@ -27,18 +27,18 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 
 def _kernel_of_site(function: Callable[..., None]) -> Any:
-    # Otherwise recompiled for a seed or stream that is 1 or a multiple of 16.
+    # Without this, Triton would recompile for values that are 1 or a multiple of 16.
     names = ["seed", "stream", "num_rows", "num_sequences"]
     return triton.jit(function, do_not_specialize=names)
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """See `model.dropout.keep_bits`: uint8 [R, ceil(channels / 8)]."""
+    """Compute keep bits, uint8 [R, ceil(channels / 8)]. See `model.dropout.keep_bits`."""
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(channels, 8)
     bits = _empty_bits(site, num_rows, num_bytes)
     if bits.numel() > 0:
         _keep_bits[_grid(num_rows, num_bytes)](
-            bits, *_of_site(site), num_rows, num_bytes, ROWS, BYTES, num_warps=WARPS
+            bits, *_site_arguments(site), num_rows, num_bytes, ROWS, BYTES, num_warps=WARPS
         )
     return bits
 
@@ -50,9 +50,10 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """See `model.dropout.attention_keep_bits`: uint8 [R, N, ceil(max_seqlen / 8)].
+    """Compute attention's keep bits, uint8 [R, N, ceil(max_seqlen / 8)].
 
-    Bytes wholly past a row's own sequence, and rows of no sequence, are not written.
+    See `model.dropout.attention_keep_bits`. Bytes entirely past the end of a row's own sequence,
+    and rows that belong to no sequence, are not written.
     """
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(max_seqlen, 8)
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
@@ -60,7 +61,7 @@ def attention_keep_bits(
     if bits.numel() > 0:
         bounds = cu_seqlens, cu_seqlens if cu_queries is None else cu_queries
         _attention_keep_bits[(triton.cdiv(num_rows, ATTENTION_ROWS), num_heads)](
-            *(bits, *_of_site(site), bounds, num_sequences, num_rows, num_bytes),
+            *(bits, *_site_arguments(site), bounds, num_sequences, num_rows, num_bytes),
             *(num_sequences.bit_length(), ATTENTION_ROWS, ATTENTION_BYTES),
             num_warps=WARPS,
         )
@@ -68,7 +69,7 @@ def attention_keep_bits(
 
 
 def dropout(x: Tensor, site: DropoutSite) -> Tensor:
-    """See `model.dropout.dropout`; the backward keeps one bit an element."""
+    """Apply dropout as in `model.dropout.dropout`. The backward pass needs one bit per element."""
     dropped: Tensor = _Dropout.apply(x, site)  # type: ignore[no-untyped-call]
     return dropped
 
@@ -78,7 +79,7 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, site: DropoutSite) -> Tensor:
         num_bytes = triton.cdiv(x.shape[1:].numel(), 8)
         bits = _empty_bits(site, len(x), num_bytes)
-        assert len(site.keys.positions) == len(x)  # the kernel does not check
+        assert len(site.keys.positions) == len(x)  # the kernel does not check this
         ctx.save_for_backward(bits)
         ctx.site = site
         return _apply(x.contiguous(), bits, site, draw=True)
@@ -91,12 +92,12 @@ class _Dropout(torch.autograd.Function):
 
 
 def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
-    """`x` with dropout by `bits`; with `draw` the bits are made and written here."""
+    """Apply dropout to `x` by `bits`. If `draw` is set, compute the bits and write them first."""
     dropped = torch.empty_like(x)
     num_rows, num_bytes = bits.shape
     if x.numel() > 0:
         _dropout[_grid(num_rows, num_bytes)](
-            *((x, dropped, bits), *_of_site(site), num_rows, x.shape[1:].numel(), num_bytes),
+            *((x, dropped, bits), *_site_arguments(site), num_rows, x.shape[1:].numel(), num_bytes),
             *(scale_of(site.probability), draw, ROWS, BYTES),
         )
     return dropped
@@ -110,7 +111,7 @@ def _grid(num_rows: int, num_bytes: int) -> tuple[int, int]:
     return triton.cdiv(num_rows, ROWS), triton.cdiv(num_bytes, BYTES)
 
 
-def _of_site(site: DropoutSite) -> tuple[tuple[Tensor, Tensor, Tensor], int, int, int]:
+def _site_arguments(site: DropoutSite) -> tuple[tuple[Tensor, Tensor, Tensor], int, int, int]:
     keys, threshold = site.keys, threshold_of(site.probability)
     tensors = keys.sample_ids.contiguous(), keys.positions.contiguous(), keys.step
     return tensors, keys.seed, site.stream, threshold
@@ -130,7 +131,7 @@ def _keep_bits(
 ) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
-    token, sample = _of_rows(keys, stream, row, num_rows)
+    token, sample = _counter_words(keys, stream, row, num_rows)
     kept = _kept_bytes(byte[None, :], token, sample, keys[2], seed, threshold)
     at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
     tl.store(bits + at, kept, mask=(row < num_rows)[:, None] & (byte < num_bytes)[None, :])
@@ -158,16 +159,16 @@ def _attention_keep_bits(
     is_real = (row < num_rows) & (sequence < num_sequences)
     length = tl.load(cu_keys + sequence + 1, mask=is_real, other=0)
     length -= tl.load(cu_keys + sequence, mask=is_real, other=0)
-    token, sample = _of_rows(keys, stream, row, num_rows)
-    of_row = bits + (row.to(tl.int64) * tl.num_programs(1) + head)[:, None] * num_bytes
+    token, sample = _counter_words(keys, stream, row, num_rows)
+    row_bits = bits + (row.to(tl.int64) * tl.num_programs(1) + head)[:, None] * num_bytes
     longest = tl.max(length)
     first = 0
-    while 8 * first < longest:  # not `range`: see optim/triton_kernels.py
+    while 8 * first < longest:  # `range` does not work here; see optim/triton_kernels.py
         byte = first + tl.arange(0, bytes_)[None, :]
         kept = _kept_bytes(byte | (head << 16), token, sample, keys[2], seed, threshold)
-        # Whole words of eight bytes, so that the compiler stores each at once.
+        # The mask covers whole words of eight bytes, so that the compiler stores each word at once.
         is_needed = (byte < (length[:, None] + 63) // 64 * 8) & (byte < num_bytes)
-        tl.store(of_row + byte, kept, mask=is_needed)
+        tl.store(row_bits + byte, kept, mask=is_needed)
         first += bytes_
 
 
@@ -192,7 +193,7 @@ def _dropout(
     at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
     is_real = (row < num_rows)[:, None] & (byte < num_bytes)[None, :]
     if draw:
-        token, sample = _of_rows(keys, stream, row, num_rows)
+        token, sample = _counter_words(keys, stream, row, num_rows)
         kept = _kept_bytes(byte[None, :], token, sample, keys[2], seed, threshold)
         tl.store(bits + at, kept, mask=is_real)
     else:
@@ -210,8 +211,8 @@ def _dropout(
 
 
 @_kernel
-def _of_rows(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: tl.tensor) -> Any:
-    """The second and third counter words of some rows, as uint32 columns."""
+def _counter_words(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: tl.tensor) -> Any:
+    """Return the second and third counter words of some rows, as uint32 columns."""
     sample_ids, positions, _ = keys
     position = tl.load(positions + row, mask=row < num_rows, other=0).to(tl.uint32)
     sample = tl.load(sample_ids + row, mask=row < num_rows, other=0).to(tl.uint32)
@@ -227,7 +228,10 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """See `model.dropout_keys.kept_bytes`: uint8 [rows, bytes], from int32 groups."""
+    """Compute keep bits uint8 [rows, bytes] from int32 groups.
+
+    See `model.dropout_keys.kept_bytes`.
+    """
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])
@@ -241,7 +245,7 @@ def _kept_bytes(
 def _sequence_of(
     row: tl.tensor, cu_queries: tl.tensor, num_sequences: tl.tensor, steps: tl.constexpr
 ) -> Any:
-    """The number of each row's sequence; the count of sequences for a row of none."""
+    """Find the number of each row's sequence, or `num_sequences` if the row belongs to none."""
     low, high = tl.zeros_like(row), tl.zeros_like(row) + num_sequences
     for _ in tl.static_range(steps):
         middle = (low + high) // 2

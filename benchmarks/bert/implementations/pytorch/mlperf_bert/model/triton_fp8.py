@@ -1,10 +1,11 @@
-"""Casts to FP8 on a GPU: one pass that scales, saturates, transposes and finds the maximum.
+"""Casts to FP8 on a GPU that scale, saturate, transpose and find the maximum in one pass.
 
 Shape letters: R rows, C columns.
 
-The mathematics is that of `fp8_cast.reference`. Programs combine their maxima by an atomic maximum,
-so nothing depends on the order in which they run. Kernels of tiles end with `write_fp8` and take
-its arguments together, from `writing(...)`; kernels of rows call `to_fp8`.
+The computation is that of `fp8_cast.reference`. Programs combine their maxima with an atomic
+maximum, so the result does not depend on the order in which they run. Kernels that process tiles
+end with a call of `write_fp8`, whose arguments come from `tile_destination(...)`. Kernels that
+process rows call `to_fp8`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +20,14 @@ from mlperf_bert.model.blocks import side_by_side
 from mlperf_bert.model.fp8_cast import Fp8Matrix, Target, padded
 from mlperf_bert.model.triton_parts import empty_sums, kernel, sum_programs
 
-# Tile of a program: 32 elements a thread, so that the sums over rows are hardly more than
-# additions. The transpose is written in lines of 128 bytes.
+# Tile of a program. It has 32 elements per thread, so that most of the work of summing over rows is
+# plain additions within a thread. The transpose is written in lines of 128 bytes.
 TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 128, 64, 8
-TRANSPOSED_TILE = 128  # tile of a copy that is only transposed
+TRANSPOSED_TILE = 128  # tile of the kernel that only transposes
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """See `fp8_cast.cast`: one launch for each part."""
+    """Cast matrices to FP8 with one launch per part. See `fp8.cast`."""
     sizes = [part.shape[dim] for part in parts]
     shape = list(parts[0].shape)
     shape[dim] = sum(sizes)
@@ -35,14 +36,14 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
     if whole.transposed is not None:
         in_transposed = [*sizes[:-1], sizes[-1] + whole.transposed.shape[1 - dim] - shape[dim]]
         pieces = whole.transposed.split_with_sizes(in_transposed, 1 - dim)
-    places = zip(parts, whole.rows.split_with_sizes(sizes, dim), pieces, strict=True)
-    for part, rows, transposed in places:
+    destinations = zip(parts, whole.rows.split_with_sizes(sizes, dim), pieces, strict=True)
+    for part, rows, transposed in destinations:
         cast_part(part, Fp8Matrix(target.unit, rows, transposed), target)
     return whole
 
 
 def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: bool) -> Fp8Matrix:
-    """An uninitialised [R, C] matrix and, if requested, its transpose, on the device of `like`."""
+    """Allocate a matrix [R, C] on the device of `like`, with its transpose if requested."""
     num_rows, num_columns = shape
     rows = like.new_empty((num_rows, num_columns), dtype=target.dtype)
     if not transpose:
@@ -51,31 +52,34 @@ def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """See `fp8_cast.cast_with_sums`: one launch where the parts lie side by side already."""
+    """Cast adjacent parts to FP8 and sum each column over the rows. See `fp8.cast_with_sums`.
+
+    This is one launch. Parts that are not adjacent columns of one tensor are concatenated first.
+    """
     whole = side_by_side(tuple(parts))
     partials = empty_sums(whole, triton.cdiv(len(whole), TILE_ROWS), 1, whole.shape[1])
-    place = empty_fp8(whole, whole.shape, target, transpose=True)
-    cast_part(whole, place, target, partials)
-    return place, sum_programs(partials, (whole.dtype,))[0]
+    result = empty_fp8(whole, whole.shape, target, transpose=True)
+    cast_part(whole, result, target, partials)
+    return result, sum_programs(partials, (whole.dtype,))[0]
 
 
-def cast_part(x: Tensor, place: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
-    """Write `x` [R, C] to its place: views [R, C] of a matrix and [C, R or more] of its transpose.
+def cast_part(x: Tensor, result: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
+    """Write `x` [R, C] to the views [R, C] of a matrix and [C, R or more] of its transpose.
 
-    `partials` float32 [row tiles, 1, C] receives the sums over each tile's rows.
+    If `partials` is given, float32 [row tiles, 1, C], it receives the sums over each tile's rows.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows, num_columns = x.shape
     _cast_to_fp8[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_columns, TILE_COLUMNS))](
-        *((x, partials), num_rows, num_columns, x.stride(0), *writing(place, target)),
+        *((x, partials), num_rows, num_columns, x.stride(0), *tile_destination(result, target)),
         *(TILE_ROWS, TILE_COLUMNS),
         num_warps=NUM_WARPS,
     )
 
 
-def beside_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
-    """A matrix [R, C] that a kernel has written in FP8, contiguous, and its transpose."""
+def with_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
+    """Add the transpose to a contiguous FP8 matrix [R, C] that another kernel has written."""
     num_rows, num_columns = rows.shape
     transposed = rows.new_empty((num_columns, padded(num_rows)))
     _transpose[(triton.cdiv(num_rows, TRANSPOSED_TILE), triton.cdiv(num_columns, TRANSPOSED_TILE))](
@@ -85,16 +89,19 @@ def beside_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
     return Fp8Matrix(target.unit, rows, transposed)
 
 
-def writing(place: Fp8Matrix, target: Target) -> tuple[Any, ...]:
-    """Arguments of `write_fp8` that write to `place`: a tuple, and the limit."""
-    rows, transposed = place.rows, place.transposed
+def tile_destination(matrix: Fp8Matrix, target: Target) -> tuple[Any, ...]:
+    """Return the arguments `destination` and `limit` that make `write_fp8` write to `matrix`."""
+    rows, transposed = matrix.rows, matrix.transposed
     strides = (0, 0) if transposed is None else (transposed.stride(0), transposed.shape[1])
-    where = (rows, transposed, target.unit, target.maximum, rows.stride(0), *strides)
-    return where, target.limit
+    destination = (rows, transposed, target.unit, target.maximum, rows.stride(0), *strides)
+    return destination, target.limit
 
 
-def writing_rows(rows: Tensor | None, target: Target | None) -> tuple[Any, ...]:
-    """Arguments of a kernel that writes `rows` in FP8 without a transpose, or no FP8 at all."""
+def row_destination(rows: Tensor | None, target: Target | None) -> tuple[Any, ...]:
+    """Return the arguments of a kernel that writes `rows` in FP8 without a transpose.
+
+    If `target` is None, the kernel writes no FP8.
+    """
     if target is None:
         return (None, None, None), 0.0
     return (rows, target.unit, target.maximum), target.limit
@@ -106,7 +113,7 @@ def _cast_to_fp8(
     num_rows: int,
     num_columns: int,
     x_stride: int,
-    place: tl.tuple,
+    destination: tl.tuple,
     limit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
@@ -119,12 +126,12 @@ def _cast_to_fp8(
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if partials is not None:
         store_sums(partials, values, column, num_columns)
-    write_fp8(values, row, column, num_rows, num_columns, place, limit)
+    write_fp8(values, row, column, num_rows, num_columns, destination, limit)
 
 
 @kernel
 def store_sums(partials: tl.tensor, values: tl.tensor, column: tl.tensor, num_columns: int) -> None:
-    """Write a tile's sums over its rows to this program's row of `partials`."""
+    """Write the sums over a tile's rows to this program's row of `partials`."""
     own = partials + tl.program_id(0).to(tl.int64) * num_columns + column
     tl.store(own, tl.sum(values, 0), mask=column < num_columns)
 
@@ -136,17 +143,18 @@ def write_fp8(
     column: tl.tensor,
     num_rows: int,
     num_columns: int,
-    place: tl.tuple,
+    destination: tl.tuple,
     limit: tl.constexpr,
 ) -> None:
-    """Cast a float32 tile of a matrix [num_rows, num_columns]; it is zero past the edges.
+    """Cast a float32 tile of a matrix [num_rows, num_columns] and write it.
 
-    `place` and `limit` come from `writing`.
+    The tile must be zero past the matrix's edges. `destination` and `limit` come from
+    `tile_destination`.
     """
-    quantised, transposed, unit, maximum, rows_stride, transposed_stride, width = place
-    written = to_fp8(values, quantised, unit, maximum, limit, True)
+    quantized, transposed, unit, maximum, rows_stride, transposed_stride, width = destination
+    written = to_fp8(values, quantized, unit, maximum, limit, True)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
-    tl.store(quantised + row[:, None] * rows_stride + column[None, :], written, mask=inside)
+    tl.store(quantized + row[:, None] * rows_stride + column[None, :], written, mask=inside)
     if transposed is not None:
         _store_transposed(transposed, transposed_stride, width, written, row, column, num_columns)
 
@@ -154,38 +162,38 @@ def write_fp8(
 @kernel
 def to_fp8(
     values: tl.tensor,
-    quantised: tl.tensor,
+    quantized: tl.tensor,
     unit: tl.tensor,
     maximum: tl.tensor,
     limit: tl.constexpr,
     looks_first: tl.constexpr,
 ) -> Any:
-    """Float32 `values` in the type that `quantised` points to; their maximum is recorded.
+    """Cast float32 `values` to the dtype that `quantized` points to, and record their maximum.
 
-    With `looks_first`, elements are checked one by one only if a non-finite one exists, which takes
-    fewer instructions and more registers.
+    If `looks_first` is set, elements are checked one by one only if a non-finite one exists. This
+    takes fewer instructions and more registers.
     """
     if looks_first:
         largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
-        # A loop, not `if`: so Triton 3.6 does not compute the values a second time in the
-        # transpose's layout.
+        # This is a loop, because with an `if` Triton 3.6 would compute the values a second time in
+        # the transpose's layout.
         while not largest < float("inf"):
             values, largest = _finite_or_nan(values)
     else:
         values, largest = _finite_or_nan(values)
     if maximum is not None:
-        # Most programs find a larger maximum already there: a plain load spares them the atomic
-        # one.
+        # Most programs find that a larger maximum is already stored, so a plain load saves them the
+        # atomic operation.
         tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
     scaled = values * (1.0 / tl.load(unit))
-    if quantised.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
+    if quantized.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
         scaled = tl.where(scaled == scaled, tl.minimum(tl.maximum(scaled, -limit), limit), scaled)
-    return scaled.to(quantised.dtype.element_ty)
+    return scaled.to(quantized.dtype.element_ty)
 
 
 @kernel
 def _finite_or_nan(values: tl.tensor) -> Any:
-    """The values, NaN if not finite, and the largest |value| of the finite ones."""
+    """Replace non-finite values by NaN, and find the largest |value| of the finite ones."""
     is_finite = tl.abs(values) < float("inf")
     largest = tl.max(tl.where(is_finite, tl.abs(values), 0.0))
     return tl.where(is_finite, values, float("nan")), largest
@@ -201,9 +209,10 @@ def _store_transposed(
     column: tl.tensor,
     num_columns: int,
 ) -> None:
-    """Write a tile to the transpose, up to its `width`, a multiple of 16 behind the last row.
+    """Write a tile to the transpose, up to its `width`.
 
-    From `width`, not from the number of rows, the compiler learns that stores can be 16 bytes wide.
+    `width` is the number of rows, rounded up to a multiple of 16. The mask uses it instead of the
+    number of rows, so that the compiler knows that stores can be 16 bytes wide.
     """
     at = column[:, None] * stride + row[None, :]
     mask = (column < num_columns)[:, None] & (row < width)[None, :]
@@ -212,7 +221,7 @@ def _store_transposed(
 
 @kernel
 def _transpose(
-    matrix: tl.tensor,  # under the name `rows` its alignment would be ignored
+    matrix: tl.tensor,  # if it were named `rows`, Triton would ignore its alignment
     transposed: tl.tensor,
     num_rows: int,
     num_columns: int,

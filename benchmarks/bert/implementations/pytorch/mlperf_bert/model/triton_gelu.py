@@ -1,8 +1,8 @@
-"""GELU (erf) of a sum, or as a gate, on a GPU: kernels with rounded results, or in FP8 only.
+"""Kernels for the GELU (erf) of a sum, or as a gate, on a GPU, with results in 16 bits or FP8.
 
-Only the product is kept; backward recomputes the GELU from it. In FP8 the next
-operation is always an FP8 product, so nothing is written in 16 bits: 4 bytes an element are moved
-forward and 6 backward, against 8 and 10 with a separate cast.
+Only the product is kept, and the backward pass recomputes the GELU from it. In FP8 nothing is
+written in 16 bits, because the next operation is always an FP8 product. This moves 4 bytes per
+element in the forward pass and 6 in the backward pass, compared with 8 and 10 for a separate cast.
 
 Shape letters: R rows, F feed-forward width.
 """
@@ -20,8 +20,8 @@ from mlperf_bert.model.triton_fp8 import (
     TILE_ROWS,
     empty_fp8,
     store_sums,
+    tile_destination,
     write_fp8,
-    writing,
 )
 from mlperf_bert.model.triton_parts import (
     computed_in,
@@ -32,17 +32,18 @@ from mlperf_bert.model.triton_parts import (
 )
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
-# Programs in backward, on every GPU, so that sums have one order. All run at once if six fit on
-# each of an A100's 108 multiprocessors, or five on each of an H100's 132.
+# The upper limit on programs of the backward pass is the same on every GPU, so that the order of
+# sums is too. All programs run at once if six fit on each of an A100's 108 multiprocessors, or five
+# on each of an H100's 132.
 MOST_PROGRAMS = 640
-# FP8 tile: half the size of a cast's. 64 elements a thread need fewer instructions each, which
-# limit these kernels; a multiprocessor holds four tiles either way.
+# FP8 kernels use half as many warps as a cast. Instructions limit these kernels, and with 64
+# elements per thread each element needs fewer of them. A multiprocessor runs four tiles either way.
 FP8_WARPS = 4
-GATED_FP8_WARPS = 8  # two values are kept for each element
+GATED_FP8_WARPS = 8  # more, because two values are kept for each element
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
-    """GELU(product + bias) (arXiv 1606.08415): [R, F], contiguous, and [F] -> [R, F]."""
+    """Compute GELU(product + bias) from contiguous [R, F] and [F] (arXiv 1606.08415)."""
     rows, columns = product.shape
     output = torch.empty_like(product)
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))
@@ -53,21 +54,21 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of product [R, F] and bias [F] from that of the output, [R, F] and contiguous."""
+    """Compute the gradients of product [R, F] and bias [F] from the contiguous output's [R, F]."""
     rows, columns = product.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
     programs = num_row_blocks(rows, BLOCK_ROWS, MOST_PROGRAMS // column_blocks)
-    of_product = torch.empty_like(product)
+    grad_product = torch.empty_like(product)
     partials = empty_sums(product, programs, 1, columns)
     _gelu_backward[(programs, column_blocks)](
-        *((gradient, product, bias), (of_product, partials), rows, columns, computed_in(product)),
+        *((gradient, product, bias), (grad_product, partials), rows, columns, computed_in(product)),
         *(BLOCK_ROWS, BLOCK_COLUMNS),
     )
-    return of_product, sum_programs(partials, (bias.dtype,))[0]
+    return grad_product, sum_programs(partials, (bias.dtype,))[0]
 
 
 def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """`cast` of GELU(product + bias): [R, F], contiguous, and [F]."""
+    """Compute GELU(product + bias) from contiguous [R, F] and [F], and cast it to FP8."""
     result = empty_fp8(product, product.shape, target, transpose=transpose)
     _launch_fp8(None, product, bias, None, result, target)
     return result
@@ -76,9 +77,10 @@ def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: b
 def bias_gelu_fp8_backward(
     gradient: Tensor, product: Tensor, bias: Tensor, target: Target
 ) -> tuple[Fp8Matrix, Tensor]:
-    """`cast` of the product's gradient [R, F], transposed too, and the bias's [F].
+    """Compute the gradients of product [R, F] and bias [F], with the product's cast to FP8.
 
-    `gradient` [R, F], contiguous, is that of GELU(product + bias).
+    The product's gradient has a transpose. `gradient` is that of GELU(product + bias), contiguous
+    [R, F].
     """
     rows, columns = product.shape
     result = empty_fp8(product, product.shape, target, transpose=True)
@@ -88,21 +90,24 @@ def bias_gelu_fp8_backward(
 
 
 def gated(product: Tensor) -> Tensor:
-    """GELU(a) * b of a product [a, b] (GeGLU, arXiv 2002.05202): [R, 2 F], contiguous -> [R, F]."""
+    """Compute GELU(a) * b of a product [a, b]: contiguous [R, 2 F] -> [R, F].
+
+    This is GeGLU (arXiv 2002.05202).
+    """
     output = product.new_empty((len(product), product.shape[1] // 2))
     _launch_gated(None, product, output)
     return output
 
 
 def gated_backward(gradient: Tensor, product: Tensor) -> Tensor:
-    """The product's gradient [R, 2 F] from that of its `gated`, [R, F] and contiguous."""
-    of_product = torch.empty_like(product)
-    _launch_gated(gradient, product, of_product)
-    return of_product
+    """Compute the product's gradient [R, 2 F] from the contiguous gradient [R, F] of `gated`."""
+    grad_product = torch.empty_like(product)
+    _launch_gated(gradient, product, grad_product)
+    return grad_product
 
 
 def gated_fp8(product: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """`cast` of `gated`."""
+    """Compute `gated` and cast it to FP8."""
     rows, columns = product.shape
     result = empty_fp8(product, (rows, columns // 2), target, transpose=transpose)
     _launch_gated_fp8(None, product, result, target)
@@ -110,7 +115,7 @@ def gated_fp8(product: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
 
 
 def gated_fp8_backward(gradient: Tensor, product: Tensor, target: Target) -> Fp8Matrix:
-    """`cast` of `gated_backward`, transposed too."""
+    """Compute `gated_backward` and cast it to FP8, with a transpose."""
     result = empty_fp8(product, product.shape, target, transpose=True)
     _launch_gated_fp8(gradient, product, result, target)
     return result
@@ -129,7 +134,7 @@ def _launch_gated_fp8(
 ) -> None:
     rows, columns = len(product), product.shape[1] // 2
     _gated_fp8[(triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))](
-        *((gradient, product), rows, columns, *writing(result, target)),
+        *((gradient, product), rows, columns, *tile_destination(result, target)),
         *(TILE_ROWS, TILE_COLUMNS),
         num_warps=GATED_FP8_WARPS,
     )
@@ -145,7 +150,7 @@ def _launch_fp8(
 ) -> None:
     rows, columns = product.shape
     _gelu_fp8[(triton.cdiv(rows, TILE_ROWS), triton.cdiv(columns, TILE_COLUMNS))](
-        *((gradient, product, bias, partials), rows, columns, *writing(result, target)),
+        *((gradient, product, bias, partials), rows, columns, *tile_destination(result, target)),
         *(TILE_ROWS, TILE_COLUMNS),
         num_warps=FP8_WARPS,
     )
@@ -182,7 +187,7 @@ def _gelu_backward(
     block_columns: tl.constexpr,
 ) -> None:
     gradient, product, bias = inputs
-    of_product, partials = outputs
+    grad_product, partials = outputs
     first = tl.program_id(0).to(tl.int64) * block_rows
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
     biases = tl.load(bias + column, mask=column < columns, other=0.0).to(dtype)
@@ -192,10 +197,10 @@ def _gelu_backward(
         is_there = (row < rows) & (column < columns)
         at = row * columns + column
         values = tl.load(product + at, mask=is_there, other=0.0).to(dtype) + biases
-        given = tl.load(gradient + at, mask=is_there, other=0.0).to(dtype)
-        given *= _gelu_slope(values)
-        tl.store(of_product + at, given.to(of_product.dtype.element_ty), mask=is_there)
-        total += given
+        upstream = tl.load(gradient + at, mask=is_there, other=0.0).to(dtype)
+        upstream *= _gelu_slope(values)
+        tl.store(grad_product + at, upstream.to(grad_product.dtype.element_ty), mask=is_there)
+        total += upstream
         first += tl.num_programs(0) * block_rows
     own = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     tl.store(partials + tl.program_id(0) * columns + own, tl.sum(total, 0), mask=own < columns)
@@ -206,7 +211,7 @@ def _gelu_fp8(
     tensors: tl.tuple,
     rows: tl.tensor,
     columns: int,
-    place: tl.tuple,
+    destination: tl.tuple,
     limit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
@@ -216,7 +221,8 @@ def _gelu_fp8(
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row[:, None] * columns + column[None, :]
-    # Past the last row the GELU is zero, and so is the given gradient.
+    # These values make the results zero past the last row. The GELU of -32768 is zero, and for a
+    # backward pass the gradient there is loaded as zero.
     outside = -32768.0 if gradient is None else 0.0
     values = tl.load(product + at, mask=inside, other=outside).to(tl.float32)
     values += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
@@ -225,7 +231,7 @@ def _gelu_fp8(
         store_sums(partials, values, column, columns)
     else:
         values = _gelu(values)
-    write_fp8(values, row, column, rows, columns, place, limit)
+    write_fp8(values, row, column, rows, columns, destination, limit)
 
 
 @kernel
@@ -237,7 +243,7 @@ def _gated(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """The result, or with a gradient that of the product."""
+    """Compute the gated GELU, or the product's gradient if `gradient` is given."""
     gradient, product, result = tensors
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)[:, None]
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)[None, :]
@@ -249,10 +255,10 @@ def _gated(
     if gradient is None:
         tl.store(result + narrow, (_gelu(values) * gates).to(rounded), mask=is_there)
     else:
-        given = tl.load(gradient + narrow, mask=is_there, other=0.0).to(dtype)
-        of_values = given * gates * _gelu_slope(values)
-        tl.store(result + wide, of_values.to(rounded), mask=is_there)
-        tl.store(result + wide + columns, (given * _gelu(values)).to(rounded), mask=is_there)
+        upstream = tl.load(gradient + narrow, mask=is_there, other=0.0).to(dtype)
+        grad_values = upstream * gates * _gelu_slope(values)
+        tl.store(result + wide, grad_values.to(rounded), mask=is_there)
+        tl.store(result + wide + columns, (upstream * _gelu(values)).to(rounded), mask=is_there)
 
 
 @kernel
@@ -260,12 +266,12 @@ def _gated_fp8(
     tensors: tl.tuple,
     rows: tl.tensor,
     columns: int,
-    place: tl.tuple,
+    destination: tl.tuple,
     limit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ) -> None:
-    """`_gated`, cast; zero past the edges."""
+    """Compute the same as `_gated` and cast it to FP8. The values are zero past the edges."""
     gradient, product = tensors
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
@@ -274,40 +280,44 @@ def _gated_fp8(
     values = tl.load(product + at, mask=inside, other=0.0).to(tl.float32)
     gates = tl.load(product + at + columns, mask=inside, other=0.0).to(tl.float32)
     if gradient is None:
-        write_fp8(_gelu(values) * gates, row, column, rows, columns, place, limit)
+        write_fp8(_gelu(values) * gates, row, column, rows, columns, destination, limit)
     else:
         narrow = row[:, None] * columns + column[None, :]
-        given = tl.load(gradient + narrow, mask=inside, other=0.0).to(tl.float32)
-        of_gates = given * _gelu(values)
-        given *= gates * _gelu_slope(values)
-        write_fp8(given, row, column, rows, columns, place, limit)
-        write_fp8(of_gates, row, column + columns, rows, 2 * columns, place, limit)
+        upstream = tl.load(gradient + narrow, mask=inside, other=0.0).to(tl.float32)
+        grad_gates = upstream * _gelu(values)
+        upstream *= gates * _gelu_slope(values)
+        write_fp8(upstream, row, column, rows, columns, destination, limit)
+        write_fp8(grad_gates, row, column + columns, rows, 2 * columns, destination, limit)
 
 
 @kernel
 def _gelu(values: tl.tensor) -> Any:
-    """z Phi(z) as max(z, 0) - |z| Phi(-|z|), which has no cancellation; NaN for infinity."""
+    """Compute z Phi(z) as max(z, 0) - |z| Phi(-|z|).
+
+    This form avoids cancellation. The result for an infinity is NaN.
+    """
     sizes = tl.abs(values)
     return tl.maximum(values, 0.0) - sizes * _normal_tail(sizes)
 
 
 @kernel
 def _gelu_slope(values: tl.tensor) -> Any:
-    """Derivative of the GELU: Phi(z) + z phi(z)."""
+    """Compute the derivative of the GELU, Phi(z) + z phi(z)."""
     tail = _normal_tail(tl.abs(values))
-    # exp(-z^2 / 2) / sqrt(2 pi), all of it as a power of two
+    # This is exp(-z^2 / 2) / sqrt(2 pi), written as a single power of two.
     density = tl.exp2(values * values * -0.7213475204444817 - 1.3257480647361593)
     return tl.where(values < 0, tail, 1 - tail) + values * density
 
 
 @kernel
 def _normal_tail(sizes: tl.tensor) -> Any:
-    """Phi(-z), the share of a standard normal distribution below -z, for z >= 0.
+    """Compute Phi(-z), the fraction of a standard normal distribution below -z, for z >= 0.
 
-    Computed in float32 as two to the power of a polynomial that we fitted to log2 Phi(-z). The
-    error of Phi is at most 8e-7, and 0.4 % of itself for z from 0 to 4, as large as rounding to
-    bf16 (`triton_jobs.py` checks that). An erf takes four times the instructions, which would then
-    limit the block instead of memory.
+    In float32 this is two to the power of a polynomial that was fitted to log2 Phi(-z). The
+    absolute error of Phi is at most 8e-7. The relative error is at most 0.4% for z from 0 to 4,
+    which is as large as the error of rounding to bf16. (`triton_jobs.py` checks the GELU's errors.)
+    An erf would take four times as many instructions, and the kernel would then be limited by
+    instructions instead of memory.
     """
     if sizes.dtype == tl.float64:
         return 0.5 - 0.5 * tl.erf(sizes * 0.7071067811865476)  # 1 / sqrt(2)

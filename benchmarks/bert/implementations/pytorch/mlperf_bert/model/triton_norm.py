@@ -1,14 +1,14 @@
-"""Sums with a LayerNorm on a GPU, each with one Triton kernel forward and one backward.
+"""Sums with a LayerNorm on a GPU, with one Triton kernel for each forward and backward pass.
 
-`residual_norm` is bias, dropout, residual sum and LayerNorm; `embedding_norm` is the sum of three
-embeddings, LayerNorm and dropout. Backward recomputes the sum under the LayerNorm from its parts.
-Saving it would move as many bytes (one write and one read, instead of one more read of product and
-residual) and round it to 16 bits; the memory is the same too, because the product is kept in its
-place. Statistics are float32, or float64 for float64.
+`residual_norm` computes bias, dropout, residual sum and LayerNorm. `embedding_norm` computes the
+sum of three embeddings, LayerNorm and dropout, and also supports a single table without biases.
+Their backward passes recompute the input of the LayerNorm from its parts. Saving that input would
+move as many bytes, because one write and one read would replace the second reads of product and
+residual. It would also round the input to 16 bits. The memory is the same either way, because the
+product is saved instead. Statistics are float32, or float64 for float64 tensors.
 
-`sum_norm` is the same before a block instead of behind one (pre-norm), without biases: its sum is a
-result too, so backward reads that, and the product is not kept. `embedding_norm` has a form for
-one table without biases.
+`sum_norm` is the pre-norm counterpart of `residual_norm`, without biases. Its sum is a result too,
+so the backward pass reads that sum, and the product is not kept.
 
 Shape letters: R rows, T tokens, D hidden.
 """
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.fp8_cast import Target
-from mlperf_bert.model.triton_fp8 import to_fp8, writing_rows
+from mlperf_bert.model.triton_fp8 import row_destination, to_fp8
 from mlperf_bert.model.triton_parts import (
     channels_of,
     computed_in,
@@ -37,7 +37,7 @@ from mlperf_bert.model.triton_parts import (
     sum_programs,
 )
 
-# One each for words, token types and positions; the latter two may be missing.
+# One tensor each for words, token types and positions. The last two may be None.
 Three = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -52,22 +52,22 @@ def residual_norm(
     scale: float,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """LayerNorm(dropout(product + bias) + residual) and its statistics.
+    """Compute LayerNorm(dropout(product + bias) + residual) and its statistics.
 
     Args:
         product: [R, D], contiguous.
         bias: [D], added to the product.
         residual: [R, D], contiguous.
-        weight: [D], the LayerNorm's.
-        norm_bias: [D], the LayerNorm's.
+        weight: [D], weight of the LayerNorm.
+        norm_bias: [D], bias of the LayerNorm.
         epsilon: added to the variance.
-        keep: uint8 [R, ceil(D / 8)], see `keep_bits`; None drops nothing.
+        keep: uint8 [R, ceil(D / 8)], see `keep_bits`. None drops nothing.
         scale: factor of kept elements.
-        target: target of an additional FP8 result, if wanted.
+        target: target of an additional FP8 result, or None.
 
     Returns:
-        [R, D] in the dtype that product and residual promote to; [2, R] mean and one over the
-        standard deviation; and the result in FP8 [R, D] if there is a target.
+        The result [R, D] in the dtype that product and residual promote to, statistics [2, R] (mean
+        and inverse of the standard deviation), and the result in FP8 [R, D] if there is a target.
     """
     rows, size = product.shape
     groups = num_groups(size)
@@ -77,7 +77,7 @@ def residual_norm(
     _norm_forward[(rows,)](
         (product, bias, residual, weight, norm_bias, keep),
         (output, statistics, None),
-        *writing_rows(output8, target),
+        *row_destination(output8, target),
         *(rows, size, epsilon, scale, computed_in(product, residual), groups),
         num_warps=num_warps(groups),
     )
@@ -95,19 +95,19 @@ def residual_norm_backward(
     scale: float,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Gradients of `residual_norm`, given its arguments and statistics.
+    """Compute the gradients of `residual_norm`, given its arguments and statistics.
 
-    `gradients` are one or two [R, D], contiguous; their sum is the output's gradient.
+    `gradients` contains one or two contiguous [R, D], whose sum is the output's gradient.
 
     Returns:
-        Gradients of product and residual [R, D]: one tensor if nothing is dropped and their dtypes
-        are the same; the product's in FP8 only if there is a target. Then those of bias, weight and
-        norm_bias [D].
+        Gradients of product and residual [R, D], and those of bias, weight and norm_bias [D]. The
+        first two are the same tensor if nothing is dropped and their dtypes are equal. The
+        product's gradient is in FP8 if there is a target.
     """
-    given, other = gradients[0], gradients[1] if len(gradients) > 1 else None
+    upstream, other = gradients[0], gradients[1] if len(gradients) > 1 else None
     dtypes = (bias.dtype, weight.dtype, weight.dtype)
     return _backward(
-        (given, other, None, product, bias, residual, weight, statistics, keep),
+        (upstream, other, None, product, bias, residual, weight, statistics, keep),
         *(product.dtype, dtypes, scale, target),
     )
 
@@ -121,13 +121,13 @@ def sum_norm(
     scale: float,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """residual + dropout(product), the LayerNorm of that without bias, and its statistics.
+    """Compute residual + dropout(product), its LayerNorm without bias, and the statistics.
 
-    Arguments are those of `residual_norm`. The LayerNorm is that of the rounded sum.
+    Arguments are those of `residual_norm`. The LayerNorm is computed from the rounded sum.
 
     Returns:
-        Sum and LayerNorm [R, D] in the residual's dtype; [2, R] mean and one over the standard
-        deviation; and the LayerNorm in FP8 [R, D] if there is a target.
+        Sum and LayerNorm [R, D] in the residual's dtype, statistics [2, R] (mean and inverse of the
+        standard deviation), and the LayerNorm in FP8 [R, D] if there is a target.
     """
     rows, size = product.shape
     groups = num_groups(size)
@@ -137,7 +137,7 @@ def sum_norm(
     _norm_forward[(rows,)](
         (product, None, residual, weight, None, keep),
         (output, statistics, total),
-        *writing_rows(output8, target),
+        *row_destination(output8, target),
         *(rows, size, epsilon, scale, computed_in(product, residual), groups),
         num_warps=num_warps(groups),
     )
@@ -154,19 +154,20 @@ def sum_norm_backward(
     product_dtype: torch.dtype,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `sum_norm`, given its sum `total`, arguments and statistics.
+    """Compute the gradients of `sum_norm`, given its sum `total`, arguments and statistics.
 
-    `gradients` are those of the sum (None: zero) and of the LayerNorm, [R, D], contiguous.
+    `gradients` contains those of the sum (None means zero) and of the LayerNorm, as contiguous
+    [R, D].
 
     Returns:
-        Gradients of product and residual as from `residual_norm_backward`, and of weight [D].
+        Gradients of product and residual as in `residual_norm_backward`, and of weight [D].
     """
-    of_total, of_output = gradients
-    of_product, of_residual, (of_weight,) = _backward(
-        (of_output, None, of_total, None, None, total, weight, statistics, keep),
+    grad_total, grad_output = gradients
+    grad_product, grad_residual, (grad_weight,) = _backward(
+        (grad_output, None, grad_total, None, None, total, weight, statistics, keep),
         *(product_dtype, (weight.dtype,), scale, target),
     )
-    return of_product, of_residual, of_weight
+    return grad_product, grad_residual, grad_weight
 
 
 def _backward(
@@ -176,25 +177,25 @@ def _backward(
     scale: float,
     target: Target | None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Launch `_norm_backward` with these inputs; `dtypes` are those of its sums over rows."""
+    """Launch `_norm_backward`. `dtypes` are the dtypes of the kernel's sums over rows."""
     residual, statistics, keep = inputs[5], inputs[7], inputs[8]
     assert residual is not None and statistics is not None
     rows, size = residual.shape
     groups, programs = num_groups(size), num_programs(rows)
-    of_residual = torch.empty_like(residual)
-    # Without dropout both are equal, and one is written.
+    grad_residual = torch.empty_like(residual)
+    # If nothing is dropped, the two gradients are equal, and only one is written.
     is_same = target is None and keep is None and product_dtype == residual.dtype
     dtype = product_dtype if target is None else target.dtype
-    of_product = of_residual if is_same else torch.empty_like(residual, dtype=dtype)
+    grad_product = grad_residual if is_same else torch.empty_like(residual, dtype=dtype)
     partials = empty_sums(statistics, programs, len(dtypes), size)
     _norm_backward[(programs,)](
         inputs,
-        (None if is_same or target is not None else of_product, of_residual, partials),
-        *writing_rows(of_product, target),
+        (None if is_same or target is not None else grad_product, grad_residual, partials),
+        *row_destination(grad_product, target),
         *(rows, size, scale, computed_in(statistics), groups),
         num_warps=num_warps(groups),
     )
-    return of_product, of_residual, sum_programs(partials, dtypes)
+    return grad_product, grad_residual, sum_programs(partials, dtypes)
 
 
 def embedding_norm(
@@ -206,17 +207,18 @@ def embedding_norm(
     keep: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """dropout(LayerNorm(sum of three rows)) of T tokens, and the LayerNorm's statistics.
+    """Compute dropout(LayerNorm(sum of three embeddings)) of T tokens, and the statistics.
 
-    Token types, positions and `norm_bias` are there together, or none of them.
+    Either all of token types, positions and `norm_bias` are given, or none of them.
 
     Args:
         ids: int64 [T] each.
-        tables: [any, D] each, contiguous, of one dtype.
-        weight: this and all that follow as for `residual_norm`; `keep` is uint8 [T, ceil(D / 8)].
+        tables: [any, D] each, contiguous, all of the same dtype.
+        weight: this and all other arguments are as in `residual_norm`, but with T rows.
 
     Returns:
-        [T, D] in the dtype of the tables, and [2, T] mean and one over the standard deviation.
+        The result [T, D] in the dtype of the tables, and statistics [2, T] (mean and inverse of the
+        standard deviation).
     """
     rows, size = len(ids[0]), tables[0].shape[1]
     groups = num_groups(size)
@@ -239,34 +241,35 @@ def embedding_norm_backward(
     keep: Tensor | None,
     scale: float,
 ) -> tuple[Three, tuple[Tensor, ...]]:
-    """Gradients of `embedding_norm`, given its arguments and statistics.
+    """Compute the gradients of `embedding_norm`, given its arguments and statistics.
 
-    All sums have a fixed order, and nothing waits for the device. torch sums those of words and
-    positions, by sorting. The few token types, each with a large share of the tokens, are summed
-    with the LayerNorm's parameters.
+    All sums have a fixed order, and nothing waits for the device. torch sums the gradients of words
+    and positions by sorting. The gradients of token types are summed together with those of the
+    LayerNorm's parameters, because there are few types and each has a large share of the tokens.
 
-    The output's `gradient` [T, D] is contiguous. Returns the tables' gradients, and those of weight
-    and norm_bias [D]: None for tables that are missing, and no norm_bias then.
+    The output's `gradient` [T, D] is contiguous. Returns the gradients of the tables, with None for
+    missing tables, and a tuple of the gradients of weight and norm_bias [D]. The tuple has no
+    norm_bias if tables are missing.
     """
     words, types, positions = tables
     rows, size, num_types = len(ids[0]), words.shape[1], 0 if types is None else len(types)
     dtypes = [weight.dtype] if types is None else [weight.dtype] * 2 + [types.dtype] * num_types
     groups, programs = num_groups(size), num_programs(rows)
-    of_sum = torch.empty_like(gradient)
+    grad_sum = torch.empty_like(gradient)
     partials = empty_sums(gradient, programs, len(dtypes), size)
     _embedding_backward[(programs,)](
-        *(ids, tables, (gradient, weight, statistics, keep), (of_sum, partials)),
+        *(ids, tables, (gradient, weight, statistics, keep), (grad_sum, partials)),
         *(rows, size, scale, num_types, triton.next_power_of_2(max(num_types, 1))),
         *(computed_in(words), groups),
         num_warps=num_warps(groups),
     )
     sums = sum_programs(partials, tuple(dtypes))
     dense_backward = torch.ops.aten.embedding_dense_backward
-    of_words = dense_backward(of_sum, ids[0], len(words), -1, False)
+    grad_words = dense_backward(grad_sum, ids[0], len(words), -1, False)
     if positions is None:
-        return (of_words, None, None), sums
-    of_positions = dense_backward(of_sum, ids[2], len(positions), -1, False)
-    return (of_words, torch.stack(sums[2:]), of_positions), sums[:2]
+        return (grad_words, None, None), sums
+    grad_positions = dense_backward(grad_sum, ids[2], len(positions), -1, False)
+    return (grad_words, torch.stack(sums[2:]), grad_positions), sums[:2]
 
 
 @kernel
@@ -293,12 +296,12 @@ def _norm_forward(
         total = total.to(sums.dtype.element_ty)
         store_channels(sums + row * size, channels, total, size)
         total = total.to(dtype)
-    normalised = _normalise(
+    normalized = _normalize(
         total, statistics, weight, norm_bias, row, rows, channels, size, epsilon, dtype
     )
-    store_channels(output + row * size, channels, normalised, size)
-    if output8 is not None:  # FP8 of the rounded values
-        rounded = normalised.to(output.dtype.element_ty).to(tl.float32)
+    store_channels(output + row * size, channels, normalized, size)
+    if output8 is not None:  # the FP8 result is a cast of the rounded values
+        rounded = normalized.to(output.dtype.element_ty).to(tl.float32)
         written = to_fp8(rounded, output8, unit, maximum, limit, True)
         store_channels(output8 + row * size, channels, written, size)
 
@@ -315,47 +318,47 @@ def _norm_backward(
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> None:
-    gradient, other_gradient, of_sum, product, bias, residual, weight, statistics, keep = inputs
-    of_product, of_residual, partials = outputs
-    of_product8, unit, maximum = fp8
+    gradient, other_gradient, grad_sum, product, bias, residual, weight, statistics, keep = inputs
+    grad_product, grad_residual, partials = outputs
+    grad_product8, unit, maximum = fp8
     channels = channels_of(groups)
     biases = None if bias is None else load_channels(bias, channels, size, dtype)
     weights = load_channels(weight, channels, size, dtype)
-    of_bias = tl.zeros((groups, 8), dtype)
-    of_weight = tl.zeros((groups, 8), dtype)
-    of_norm_bias = tl.zeros((groups, 8), dtype)
+    grad_bias = tl.zeros((groups, 8), dtype)
+    grad_weight = tl.zeros((groups, 8), dtype)
+    grad_norm_bias = tl.zeros((groups, 8), dtype)
     row = tl.program_id(0).to(tl.int64)
     while row < rows:
         total = _sum_of_row(
             product, biases, residual, keep, row, channels, size, scale, dtype, groups
         )
-        given = load_channels(gradient + row * size, channels, size, dtype)
+        upstream = load_channels(gradient + row * size, channels, size, dtype)
         if other_gradient is not None:
-            given += load_channels(other_gradient + row * size, channels, size, dtype)
-        normalised, of_total = _norm_gradient(
-            given, total, weights, statistics, row, rows, channels, size
+            upstream += load_channels(other_gradient + row * size, channels, size, dtype)
+        normalized, grad_total = _norm_gradient(
+            upstream, total, weights, statistics, row, rows, channels, size
         )
-        if of_sum is not None:
-            of_total += load_channels(of_sum + row * size, channels, size, dtype)
-        store_channels(of_residual + row * size, channels, of_total, size)
-        of_weight += given * normalised
-        of_norm_bias += given
+        if grad_sum is not None:
+            grad_total += load_channels(grad_sum + row * size, channels, size, dtype)
+        store_channels(grad_residual + row * size, channels, grad_total, size)
+        grad_weight += upstream * normalized
+        grad_norm_bias += upstream
         if keep is not None:
-            of_total = drop(of_total, keep, row, size, scale, groups)
-        if of_product8 is not None:
-            written = to_fp8(of_total, of_product8, unit, maximum, limit, False)
-            store_channels(of_product8 + row * size, channels, written, size)
-        if of_product is not None:
-            store_channels(of_product + row * size, channels, of_total, size)
-        of_bias += of_total
+            grad_total = drop(grad_total, keep, row, size, scale, groups)
+        if grad_product8 is not None:
+            written = to_fp8(grad_total, grad_product8, unit, maximum, limit, False)
+            store_channels(grad_product8 + row * size, channels, written, size)
+        if grad_product is not None:
+            store_channels(grad_product + row * size, channels, grad_total, size)
+        grad_bias += grad_total
         row += tl.num_programs(0)
     if bias is None:
-        store_channels(partials + tl.program_id(0) * size, channels, of_weight, size)
+        store_channels(partials + tl.program_id(0) * size, channels, grad_weight, size)
     else:
         own = partials + tl.program_id(0) * 3 * size
-        store_channels(own, channels, of_bias, size)
-        store_channels(own + size, channels, of_weight, size)
-        store_channels(own + 2 * size, channels, of_norm_bias, size)
+        store_channels(own, channels, grad_bias, size)
+        store_channels(own + size, channels, grad_weight, size)
+        store_channels(own + 2 * size, channels, grad_norm_bias, size)
 
 
 @kernel
@@ -376,12 +379,12 @@ def _embedding_forward(
     row = tl.program_id(0).to(tl.int64)
     channels = channels_of(groups)
     total, _ = _sum_of_embeddings(ids, tables, row, channels, size, dtype)
-    normalised = _normalise(
+    normalized = _normalize(
         total, statistics, weight, norm_bias, row, rows, channels, size, epsilon, dtype
     )
     if keep is not None:
-        normalised = drop(normalised, keep, row, size, scale, groups)
-    store_channels(output + row * size, channels, normalised, size)
+        normalized = drop(normalized, keep, row, size, scale, groups)
+    store_channels(output + row * size, channels, normalized, size)
 
 
 @kernel
@@ -399,37 +402,37 @@ def _embedding_backward(
     groups: tl.constexpr,
 ) -> None:
     gradient, weight, statistics, keep = inputs
-    of_sum, partials = outputs
+    grad_sum, partials = outputs
     channels = channels_of(groups)
     weights = load_channels(weight, channels, size, dtype)
-    of_weight = tl.zeros((groups, 8), dtype)
-    of_norm_bias = tl.zeros((groups, 8), dtype)
-    of_types = tl.zeros((padded_types, groups, 8), dtype)
+    grad_weight = tl.zeros((groups, 8), dtype)
+    grad_norm_bias = tl.zeros((groups, 8), dtype)
+    grad_types = tl.zeros((padded_types, groups, 8), dtype)
     kinds = tl.arange(0, padded_types)[:, None, None]
     row = tl.program_id(0).to(tl.int64)
     while row < rows:
         total, kind = _sum_of_embeddings(ids, tables, row, channels, size, dtype)
-        given = load_channels(gradient + row * size, channels, size, dtype)
+        upstream = load_channels(gradient + row * size, channels, size, dtype)
         if keep is not None:
-            given = drop(given, keep, row, size, scale, groups)
-        normalised, of_total = _norm_gradient(
-            given, total, weights, statistics, row, rows, channels, size
+            upstream = drop(upstream, keep, row, size, scale, groups)
+        normalized, grad_total = _norm_gradient(
+            upstream, total, weights, statistics, row, rows, channels, size
         )
-        store_channels(of_sum + row * size, channels, of_total, size)
-        of_weight += given * normalised
-        of_norm_bias += given
+        store_channels(grad_sum + row * size, channels, grad_total, size)
+        grad_weight += upstream * normalized
+        grad_norm_bias += upstream
         if num_types > 0:
-            of_types += tl.where(kinds == kind, of_total[None, :, :], 0.0)
+            grad_types += tl.where(kinds == kind, grad_total[None, :, :], 0.0)
         row += tl.num_programs(0)
     if num_types == 0:
-        store_channels(partials + tl.program_id(0) * size, channels, of_weight, size)
+        store_channels(partials + tl.program_id(0) * size, channels, grad_weight, size)
     else:
         own = partials + tl.program_id(0) * (2 + num_types) * size
-        store_channels(own, channels, of_weight, size)
-        store_channels(own + size, channels, of_norm_bias, size)
+        store_channels(own, channels, grad_weight, size)
+        store_channels(own + size, channels, grad_norm_bias, size)
         at = own + (2 + kinds) * size + channels[None, :, :]
         is_there = (kinds < num_types) & (channels < size)[None, :, :]
-        tl.store(at, of_types, mask=is_there)
+        tl.store(at, grad_types, mask=is_there)
 
 
 @kernel
@@ -445,7 +448,7 @@ def _sum_of_row(
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> Any:
-    """Residual and, where they are given, product and biases with dropout."""
+    """Add the residual, and if they are given, the product and biases with dropout."""
     if product is None:
         total = load_channels(residual + row * size, channels, size, dtype)
     else:
@@ -467,7 +470,7 @@ def _sum_of_embeddings(
     size: tl.constexpr,
     dtype: tl.constexpr,
 ) -> Any:
-    """Sum of a token's embeddings, and its token type (0 without types)."""
+    """Sum a token's embeddings, and return the sum and its token type (0 without types)."""
     words, types, positions = tables
     if types is None:
         kind = row * 0
@@ -481,7 +484,7 @@ def _sum_of_embeddings(
 
 
 @kernel
-def _normalise(
+def _normalize(
     values: tl.tensor,
     statistics: tl.tensor,
     weight: tl.tensor,
@@ -493,9 +496,9 @@ def _normalise(
     epsilon: tl.constexpr,
     dtype: tl.constexpr,
 ) -> Any:
-    """LayerNorm of a row, zero past its end; writes its mean and one over its deviation.
+    """Compute the LayerNorm of a row, and write its mean and inverse standard deviation.
 
-    `norm_bias` may be None.
+    The result is zero past the row's end. `norm_bias` may be None.
     """
     mean = tl.sum(values) / size
     centered = tl.where(channels < size, values - mean, 0.0)
@@ -503,15 +506,15 @@ def _normalise(
     inverse_deviation = 1 / tl.sqrt(variance + epsilon)
     tl.store(statistics + row, mean)
     tl.store(statistics + rows + row, inverse_deviation)
-    normalised = (values - mean) * inverse_deviation * load_channels(weight, channels, size, dtype)
+    normalized = (values - mean) * inverse_deviation * load_channels(weight, channels, size, dtype)
     if norm_bias is not None:
-        normalised += load_channels(norm_bias, channels, size, dtype)
-    return normalised
+        normalized += load_channels(norm_bias, channels, size, dtype)
+    return normalized
 
 
 @kernel
 def _norm_gradient(
-    given: tl.tensor,
+    upstream: tl.tensor,
     values: tl.tensor,
     weights: tl.tensor,
     statistics: tl.tensor,
@@ -520,10 +523,10 @@ def _norm_gradient(
     channels: tl.tensor,
     size: tl.constexpr,
 ) -> Any:
-    """A row's normalised values, and their gradient given that of the LayerNorm."""
+    """Compute a row's normalized values, and the input's gradient from that of the LayerNorm."""
     mean, inverse_deviation = tl.load(statistics + row), tl.load(statistics + rows + row)
-    normalised = tl.where(channels < size, (values - mean) * inverse_deviation, 0.0)
-    scaled = given * weights
+    normalized = tl.where(channels < size, (values - mean) * inverse_deviation, 0.0)
+    scaled = upstream * weights
     along_ones = tl.sum(scaled) / size
-    along_normalised = tl.sum(scaled * normalised) / size
-    return normalised, (scaled - along_ones - normalised * along_normalised) * inverse_deviation
+    along_normalized = tl.sum(scaled * normalized) / size
+    return normalized, (scaled - along_ones - normalized * along_normalized) * inverse_deviation

@@ -1,13 +1,14 @@
-"""Common parts of Triton kernels: of the blocks', and after them of attention's.
+"""Shared parts of Triton kernels, first those of the fused blocks, then those of attention.
 
-Blocks: a row of channels is a [groups, 8] tensor, so that one byte of keep bits goes with each
-group. Rows are summed in a fixed order.
+In the kernels of blocks, a row of channels is a [groups, 8] tensor, so that each group has one byte
+of keep bits. Rows are summed in a fixed order.
 
-Attention: tiles of a sequence's rows, rotations, windows, keep bits. R queries, N heads, H head
-size. A span is the rows of a program's sequence: the number of the first, and their count. Places
-count from a span's first row. A program's second number is its head, its third its sequence. The
-turns of rows are their positions (None: their places), and the tables of cosines and sines (None:
-no turn).
+The parts for attention handle tiles of a sequence's rows, rotations, windows and keep bits. The
+shape letters are R queries, N heads, H head size. A span describes the rows of a program's sequence
+by the number of the first row and their count. An offset counts rows from the first row of a span.
+A program's second program ID is its head, and its third is its sequence. The argument `turns`
+describes the rotation of rows by their positions (None if they equal the offsets) and the tables of
+cosines and sines (None if rows are not rotated).
 """
 
 from collections.abc import Callable
@@ -19,67 +20,75 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# All run at once: six of a norm's backward fit on each of an A100's 108 multiprocessors, five on
-# each of an H100's 132 (`tests/unit/model/test_kernel_gate.py` checks the registers for that).
+# With this limit all programs run at once. Six programs of a norm's backward pass fit on each of an
+# A100's 108 multiprocessors, and five on each of an H100's 132.
+# `tests/unit/model/test_kernel_gate.py` checks that they use few enough registers.
 MOST_PROGRAMS = 648
 SUMMED_ROWS, SUMMED_COLUMNS = 64, 32  # partial sums that a program adds at a time
-# A score that is not visible. It is finite because a query may see nothing in its first blocks; the
-# first visible score shrinks to zero what these add. It is a power of two so that a multiple of it
-# is exact, and the maximum of such a block less itself is zero.
+# The score of a key that is not visible. It is finite because a query may see nothing in its first
+# blocks. The first visible score then scales what these blocks have added down to zero. It is a
+# power of two so that multiples of it are exact, and subtracting the maximum of such a block from
+# itself gives zero.
 HIDDEN: tl.constexpr = tl.constexpr(-(2.0**100))
-FAR: tl.constexpr = tl.constexpr(2**30)  # a place behind every sequence
+FAR: tl.constexpr = tl.constexpr(2**30)  # a position past the end of every sequence
 SEARCHED: tl.constexpr = tl.constexpr(1024)  # positions of queries that are searched at once
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """A Triton kernel, or a function that kernels call.
+    """Declare a Triton kernel, or a function that kernels call.
 
-    Machine code does not depend on the number of rows: batches of any size run the code compiled
-    for the first.
+    Machine code is not specialized for the number of rows, so that batches of any size run the code
+    that was compiled for the first one.
     """
     return triton.jit(function, do_not_specialize=("rows", "num_rows"))
 
 
 def computed_in(*tensors: Tensor) -> Any:
-    """Triton's float64 if one of the tensors is float64, else float32."""
+    """Return Triton's float64 if one of the tensors is float64, and float32 otherwise."""
     return tl.float64 if any(each.dtype == torch.float64 for each in tensors) else tl.float32
 
 
 def empty_sums(like: Tensor, *shape: int) -> Tensor:
-    """Uninitialised sums on the device of `like`: float64 if `like` is float64, else float32."""
+    """Allocate sums on the device of `like`, as float64 if `like` is float64, otherwise float32."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.empty(shape, dtype=precise, device=like.device)
 
 
 def num_groups(channels: int) -> int:
-    """Groups of eight that hold `channels`, rounded up to a power of two."""
+    """Return how many groups of eight `channels` fill, rounded up to a power of two."""
     groups: int = triton.next_power_of_2(triton.cdiv(channels, 8))
     return groups
 
 
 def num_warps(groups: int) -> int:
-    """Warps of a program that works on one row: eight channels, 16 bytes in bf16, per thread."""
+    """Return the number of warps for a program that processes one row.
+
+    Each thread has eight channels, which are 16 bytes in bf16.
+    """
     return min(max(groups // 32, 1), 16)
 
 
 def num_programs(rows: int) -> int:
-    """Number of programs that share rows to be summed: at most MOST_PROGRAMS, on every GPU.
+    """Return the number of programs that share the rows of a sum.
 
-    So the order of the sums does not depend on the GPU. Each has at least four rows, or it would
-    write more sums than it reads.
+    It is at most MOST_PROGRAMS on every GPU, so that the order of the sums does not depend on the
+    GPU. Each program has at least four rows, because with fewer it would write more than it reads.
     """
     return min(-(-rows // 4), MOST_PROGRAMS)
 
 
 def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
-    """Number of programs that share blocks of rows: at most `most`, four blocks or more each."""
+    """Return the number of programs that share blocks of rows.
+
+    It is at most `most`, and each program has four blocks or more.
+    """
     return min(-(-rows // (4 * block_rows)), max(most, 1))
 
 
 def sum_programs(partials: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, ...]:
-    """Sum over dimension 0 of [programs, K, C]: K tensors [C], each of its own dtype.
+    """Sum [programs, K, C] over dimension 0, and return K tensors [C], each in its own dtype.
 
-    The order of the sum is fixed, so it repeats bit by bit.
+    The order of the sum is fixed, so the result is reproducible bit for bit.
     """
     programs, count, channels = partials.shape
     widest = reduce(torch.promote_types, dtypes)
@@ -93,7 +102,7 @@ def sum_programs(partials: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Ten
 
 @kernel
 def channels_of(groups: tl.constexpr) -> Any:
-    """Numbers [groups, 8] of a row's channels."""
+    """Return the numbers [groups, 8] of a row's channels."""
     return tl.arange(0, groups)[:, None] * 8 + tl.arange(0, 8)[None, :]
 
 
@@ -101,7 +110,7 @@ def channels_of(groups: tl.constexpr) -> Any:
 def load_channels(
     pointer: tl.tensor, channels: tl.tensor, size: tl.constexpr, dtype: tl.constexpr
 ) -> Any:
-    """Values at the given channels of a row that begins at `pointer`; zero past its end."""
+    """Load the given channels of a row that starts at `pointer`, with zeros past its end."""
     return tl.load(pointer + channels, mask=channels < size, other=0.0).to(dtype)
 
 
@@ -109,7 +118,7 @@ def load_channels(
 def store_channels(
     pointer: tl.tensor, channels: tl.tensor, values: tl.tensor, size: tl.constexpr
 ) -> None:
-    """Write those values of a row that lie before its end, rounded to the dtype written to."""
+    """Write the values of a row up to its end, rounded to the dtype of the destination."""
     tl.store(pointer + channels, values.to(pointer.dtype.element_ty), mask=channels < size)
 
 
@@ -122,7 +131,7 @@ def drop(
     scale: tl.constexpr,
     groups: tl.constexpr,
 ) -> Any:
-    """`values` [groups, 8] of a row, dropped and scaled by its keep bits."""
+    """Apply dropout to a row's `values` [groups, 8] by the row's keep bits, and scale the rest."""
     num_bytes: tl.constexpr = (size + 7) // 8
     group = tl.arange(0, groups)
     kept = tl.load(keep + row * num_bytes + group, mask=group < num_bytes, other=0)
@@ -143,7 +152,7 @@ def _sum_rows(
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)[None, :]
     total = tl.zeros((block_rows, block_columns), dtype)
     first = 0
-    while first < rows:  # not `range`: with numpy 2.4, older interpreters cannot take it
+    while first < rows:  # with numpy 2.4, older interpreters do not support `range` here
         row = first + tl.arange(0, block_rows)[:, None]
         is_there = (row < rows) & (column < columns)
         total += tl.load(values + row * columns + column, mask=is_there, other=0.0)
@@ -154,7 +163,7 @@ def _sum_rows(
 
 @kernel
 def span(bounds: tl.tensor) -> Any:
-    """Rows of the program's sequence: number of the first (int64), and their count."""
+    """Return the span of the program's sequence (first row as int64, and number of rows)."""
     first = tl.load(bounds + tl.program_id(2))
     return first.to(tl.int64), tl.load(bounds + tl.program_id(2) + 1) - first
 
@@ -168,8 +177,8 @@ def load_tile(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> Any:
-    """`x` [.., N, H] at places `first` .. of the span `rows`: [size, H]; zeros past its end."""
-    at, is_real = _of_tile(x, stride, rows, first, size, head_size, head_size)
+    """Load a tile [size, H] of `x` [.., N, H] at the offset `first`, with zeros past the span."""
+    at, is_real = _tile_addresses(x, stride, rows, first, size, head_size, head_size)
     return tl.load(at, mask=is_real, other=0.0)
 
 
@@ -183,8 +192,8 @@ def store_tile(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """Write `x` [.., N, H] at places `first` .. of the span `rows`."""
-    at, is_real = _of_tile(x, stride, rows, first, size, head_size, head_size)
+    """Write a tile of `x` [.., N, H] at the offset `first` of the span `rows`."""
+    at, is_real = _tile_addresses(x, stride, rows, first, size, head_size, head_size)
     tl.store(at, values.to(x.dtype.element_ty), mask=is_real)
 
 
@@ -198,10 +207,10 @@ def load_rotated(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> Any:
-    """`load_tile` with each row rotated by its turn, in float32: [size, H]."""
+    """Load a tile [size, H] like `load_tile`, and rotate each row in float32."""
     half: tl.constexpr = head_size // 2
     cosine, sine = _turns(turns, rows, first, size, half)
-    at, is_real = _of_tile(x, stride, rows, first, size, head_size, half)
+    at, is_real = _tile_addresses(x, stride, rows, first, size, head_size, half)
     one = tl.load(at, mask=is_real, other=0.0).to(tl.float32)
     other = tl.load(at + half, mask=is_real, other=0.0).to(tl.float32)
     rotated = tl.join(one * cosine - other * sine, other * cosine + one * sine)
@@ -219,13 +228,13 @@ def store_rotated(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """`store_tile` of the gradient of what `load_rotated` loaded: rotated back."""
+    """Rotate the gradient of rotated rows back, and store it like `store_tile`."""
     if turns[1] is None:
         store_tile(x, stride, rows, first, values, size, head_size)
     else:
         half: tl.constexpr = head_size // 2
         cosine, sine = _turns(turns, rows, first, size, half)
-        at, is_real = _of_tile(x, stride, rows, first, size, head_size, half)
+        at, is_real = _tile_addresses(x, stride, rows, first, size, head_size, half)
         halves = tl.permute(tl.reshape(values, (size, 2, half)), (0, 2, 1))
         one, other = tl.split(halves)
         dtype: tl.constexpr = x.dtype.element_ty
@@ -237,14 +246,14 @@ def store_rotated(
 def _turns(
     turns: tl.tuple, rows: tl.tuple, first: tl.tensor, size: tl.constexpr, half: tl.constexpr
 ) -> Any:
-    """Cosines and sines [size, H / 2] at places `first` .. of the span `rows`."""
+    """Load the cosines and sines [size, H / 2] of a tile at the offset `first` of a span."""
     positions, cos, sin = turns
-    place = tl.arange(0, size)
-    is_real = (place < rows[1] - first)[:, None]
+    offset = tl.arange(0, size)
+    is_real = (offset < rows[1] - first)[:, None]
     channel = tl.arange(0, half)[None, :]
     if positions is None:
         cos, sin = cos + first * half, sin + first * half
-        at = place[:, None] * half + channel
+        at = offset[:, None] * half + channel
     else:
         at = positions_of(positions, rows, first, size)[0][:, None] * half + channel
     cosine = tl.load(cos + at, mask=is_real, other=0.0)
@@ -253,28 +262,30 @@ def _turns(
 
 @kernel
 def positions_of(positions: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr) -> Any:
-    """Positions int32 [size] of places `first` .. of the span `rows`, and the first and last."""
-    place = tl.arange(0, size)
+    """Return positions int32 [size] of a tile at the offset `first`, and its first and last one."""
+    offset = tl.arange(0, size)
     last = tl.minimum(first + size, rows[1]) - 1
     if positions is None:
-        position, ends = first + place, (first, last)
+        position, ends = first + offset, (first, last)
     else:
         own = positions + rows[0]
-        position = tl.load(own + first + place, mask=place < rows[1] - first, other=0).to(tl.int32)
+        position = tl.load(own + first + offset, mask=offset < rows[1] - first, other=0).to(
+            tl.int32
+        )
         ends = (tl.load(own + first).to(tl.int32), tl.load(own + last).to(tl.int32))
     return position, ends
 
 
 @kernel
 def in_reach(positions: tl.tensor, rows: tl.tuple, lowest: tl.tensor, end: tl.tensor) -> Any:
-    """Places of the span `rows` whose positions, which ascend, are `lowest` .. `end` - 1."""
+    """Find the range of offsets of a span whose ascending positions are `lowest` .. `end` - 1."""
     before, until = tl.maximum(lowest, 0), tl.minimum(end, rows[1])
     if positions is not None:
-        place = tl.arange(0, SEARCHED)
+        offset = tl.arange(0, SEARCHED)
         before, until = rows[1] * 0, rows[1] * 0
         for start in range(0, rows[1], SEARCHED):
-            is_real = place < rows[1] - start
-            position = tl.load(positions + rows[0] + start + place, mask=is_real, other=FAR)
+            is_real = offset < rows[1] - start
+            position = tl.load(positions + rows[0] + start + offset, mask=is_real, other=FAR)
             before += tl.sum((position < lowest).to(tl.int32))
             until += tl.sum((position < end).to(tl.int32))
     return before, until
@@ -291,23 +302,25 @@ def hide(
     size: tl.constexpr,
     in_columns: tl.constexpr,
 ) -> Any:
-    """Scores of queries at `position` and keys `start` ..; HIDDEN where the reach ends.
+    """Set the scores of keys outside the reach of their query to HIDDEN.
 
-    `ends` are the first and last position. `in_columns`: scores are [keys, queries].
+    Queries are at `position`, and the block's first key is `start`. `ends` contains the first and
+    last position. If `in_columns` is set, scores are [keys, queries].
     """
     end = start + size
     if (ends[1] - start > reach) | (end - 1 - ends[0] > reach) | (end > keys[1]):
         key = tl.arange(0, size)
         key = tl.where(key < keys[1] - start, key, FAR)
-        place = position - start + reach
-        # From 0 to twice the reach where it is visible; one comparison, as it has no sign.
-        apart = place[None, :] - key[:, None] if in_columns else place[:, None] - key[None, :]
-        scores = tl.where(apart.to(tl.uint32, bitcast=True) <= 2 * reach, scores, HIDDEN)
+        last = position - start + reach
+        # The distance is between 0 and twice the reach if the key is visible. As an unsigned
+        # integer it needs only one comparison.
+        distance = last[None, :] - key[:, None] if in_columns else last[:, None] - key[None, :]
+        scores = tl.where(distance.to(tl.uint32, bitcast=True) <= 2 * reach, scores, HIDDEN)
     return scores
 
 
 @kernel
-def _of_tile(
+def _tile_addresses(
     x: tl.tensor,
     stride: tl.tensor,
     rows: tl.tuple,
@@ -316,32 +329,32 @@ def _of_tile(
     head_size: tl.constexpr,
     channels: tl.constexpr,
 ) -> Any:
-    """Addresses of a head's first `channels` at each place, and which places are real."""
-    place = tl.arange(0, size)
+    """Return addresses of a head's first `channels` in each row, and which rows are real."""
+    offset = tl.arange(0, size)
     start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
-    # Constant in a loop over `first`, so it stays in registers.
-    within = place[:, None] * stride + tl.arange(0, channels)[None, :]
-    return start + within, (place < rows[1] - first)[:, None]
+    # This part does not change in a loop over `first`, so it stays in registers.
+    within = offset[:, None] * stride + tl.arange(0, channels)[None, :]
+    return start + within, (offset < rows[1] - first)[:, None]
 
 
 @kernel
-def row_numbers(num_rows: tl.tensor, rows: tl.tuple, place: tl.tensor) -> Any:
-    """Indices into [N, num_rows] of the places of the span `rows`, int64."""
-    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + place
+def row_numbers(num_rows: tl.tensor, rows: tl.tuple, offset: tl.tensor) -> Any:
+    """Return int64 indices into [N, num_rows] of rows at these offsets of the span `rows`."""
+    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + offset
 
 
 @kernel
 def load_pairs(
     x: tl.tensor, stride: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr
 ) -> Any:
-    """Two neighbours at `x` of each place `first` .. of the span `rows`: two of [size].
+    """Load two adjacent values per row at the offset `first` of a span, as two vectors [size].
 
-    One load reads both: in Triton 3.6 a vector shorter than a program's threads makes every thread
-    copy what it needs, which is sixteen times as much.
+    One load reads both, because in Triton 3.6 a vector shorter than a program's threads makes every
+    thread copy what it needs, which is sixteen times as much.
     """
-    place = tl.arange(0, size)
-    at = (place * stride)[:, None] + tl.arange(0, 2)[None, :]
-    is_real = (place < rows[1] - first)[:, None]
+    offset = tl.arange(0, size)
+    at = (offset * stride)[:, None] + tl.arange(0, 2)[None, :]
+    is_real = (offset < rows[1] - first)[:, None]
     pairs = tl.load(x + (rows[0] + first) * stride + at, mask=is_real, other=0)
     return tl.split(pairs)
 
@@ -355,18 +368,18 @@ def load_keep(
     size: tl.constexpr,
     first_key: tl.tensor,
 ) -> Any:
-    """Keep bits of 64 keys for each place `first` .. of the span `queries`: two int32 [size]."""
+    """Load the keep bits of 64 keys for each query at the offset `first`, as two int32 [size]."""
     stride = tl.num_programs(1) * num_words
-    of_head = keep + tl.program_id(1) * num_words + first_key // 32
-    return load_pairs(of_head, stride, queries, first, size)
+    head_words = keep + tl.program_id(1) * num_words + first_key // 32
+    return load_pairs(head_words, stride, queries, first, size)
 
 
 @kernel
 def kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
-    """Bool [size, 64] of `load_keep`; `key` is 0 .. 63.
+    """Expand the words of `load_keep` to bool [size, 64], where `key` is 0 .. 63.
 
-    In a product's result, lanes of a warp differ in bits 1 and 2 of a column's number. These are
-    shifted out once for all columns; the remaining shifts are constants.
+    In a product's result, lanes of a warp differ in bits 1 and 2 of a column's number. The words
+    are shifted by these bits once for all columns, so that the remaining shifts are constants.
     """
     halves = tl.where((key < 32)[None, :], words[0][:, None], words[1][:, None])
     return ((halves >> (key & 6)[None, :]) & (1 << (key & 25))[None, :]) != 0
@@ -374,6 +387,9 @@ def kept_in_rows(words: tl.tuple, key: tl.tensor) -> Any:
 
 @kernel
 def kept_in_columns(words: tl.tuple, key: tl.tensor) -> Any:
-    """Bool [64, size] of `load_keep`; a thread's two rows differ in bit 3 of their number."""
+    """Expand the words of `load_keep` to bool [64, size].
+
+    The shifts are split at bit 3, because the numbers of a thread's two rows differ in that bit.
+    """
     halves = tl.where((key < 32)[:, None], words[0][None, :], words[1][None, :])
     return ((halves >> (key & 23)[:, None]) & (1 << (key & 8))[:, None]) != 0

@@ -1,1 +1,1 @@
-"""Word pieces, vocabulary files and tokenizer files."""
+"""Read vocabulary and tokenizer files, and encode text with them."""

@@ -1,8 +1,8 @@
-"""Vocabularies of either kind, word pieces or a tokenizer file: reading, encoding.
+"""Read a vocabulary of either kind, word pieces or a tokenizer file, and encode text with it.
 
-A tokenizer file (tokenizer.json of Hugging Face's library) stands in place of word pieces. Its
-special tokens are found by their role. The `tokenizers` package does the splitting; it is an
-optional extra, and its errors are passed on in one line.
+A tokenizer file (tokenizer.json of Hugging Face's library) can be used instead of word pieces. Its
+special tokens are found by their role. The `tokenizers` package, an optional extra, splits the
+text, and its errors are reported in one line.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from mlperf_bert.vocabulary.word_pieces import (
 if TYPE_CHECKING:
     import tokenizers
 
-# Names of each role's token in BERT's and RoBERTa's families; the first one present is used.
+# Names of each role's token in the BERT and RoBERTa families. The first name present is used.
 ROLES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -34,19 +34,20 @@ ROLES: dict[str, tuple[str, ...]] = {
     "sep": ("[SEP]", "</s>", "<sep>", "<eos>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
-REMEDY = "give the tokenizer.json of a masked language model"
-# `tokenizers` raises plain Exception, and its panics are not even that; the file causes all.
-_NOT_THE_FILES = (KeyboardInterrupt, SystemExit, MemoryError)
-_MAX_BYTES = 64 * 2**20  # the largest in use, of 250,000 words, have 17 MB
-_MOST_TOKENS = 2**22
+REMEDY = "pass the tokenizer.json of a masked language model"
+# `tokenizers` raises plain Exception, and its panics are other BaseExceptions. All of them are
+# caused by the file, except these.
+_NOT_CAUSED_BY_FILE = (KeyboardInterrupt, SystemExit, MemoryError)
+_MAX_BYTES = 64 * 2**20  # the largest files in use, with 250,000 words, have 17 MB
+_MAX_TOKENS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer, and its settings that decide examples; `sha256` digests the file's bytes.
+    """A tokenizer, with the properties that examples depend on and the digest of the file's bytes.
 
-    If no token stands for unknown words, as in byte-level vocabularies, which need none, `unk_id`
-    is `pad_id`: it never occurs.
+    Byte-level vocabularies have no token for unknown words, because they need none. `unk_id` is
+    then `pad_id`, which never occurs in encoded text.
     """
 
     path: Path
@@ -65,10 +66,10 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """An encoder of lines to token ids, like `word_pieces.Tokenizer`."""
+    """Encoder of lines to token ids, like `word_pieces.Tokenizer`."""
 
-    # Between two sentences of a document: the line break stands for white space, and in
-    # vocabularies that keep white space a word after it is a different token.
+    # The text between two sentences of a document. A line break counts as white space, and in
+    # vocabularies that keep white space, a word after a space is a different token.
     joint = " "
 
     def __init__(self, file: TokenizerFile) -> None:
@@ -79,10 +80,13 @@ class FileEncoder:
         self._special = frozenset(ids)
 
     def encode(self, line: str) -> bytes:
-        """Token ids of one line as the bytes of an array of `dtype`.
+        """Encode one line to token ids, as the bytes of an array of `dtype`.
 
-        Special tokens written in the text are text; one that only the vocabulary knows is left out.
-        Raises DataError if the file contradicts itself, which shows only now.
+        Special tokens written in the text are encoded as ordinary text. If the text yields one
+        anyway, because it is in the vocabulary but not among the added tokens, it is dropped.
+
+        Raises DataError if the tokenizer cannot split the line, which can happen if its file is
+        inconsistent.
         """
         ids = self._split(line).ids
         if not self._special.isdisjoint(ids):
@@ -92,19 +96,18 @@ class FileEncoder:
     def _split(self, line: str) -> "tokenizers.Encoding":
         try:
             return self._encode(line, add_special_tokens=False)
-        except _NOT_THE_FILES:
+        except _NOT_CAUSED_BY_FILE:
             raise
         except BaseException as error:
-            problem = f"cannot split text ({in_brief(str(error))})"
+            problem = f"the tokenizer cannot split text ({in_brief(str(error))})"
             raise DataError(str(self._path), problem, REMEDY) from None
 
 
 def load_tokenizer_file(path: Path) -> TokenizerFile:
     """Read a tokenizer.json.
 
-    Raises ConfigError if the `tokenizers` package is not installed. Raises DataError for a file
-    that is missing, too large or no tokenizer, that splits text at random, or that lacks a token
-    for a role.
+    Raises ConfigError if the `tokenizers` package is not installed. Raises DataError if the file is
+    missing, too large or not a tokenizer, if it splits text at random, or if a role has no token.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -112,20 +115,24 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
     except ValueError as error:
-        raise DataError(str(path), f"is not valid JSON ({error})", REMEDY) from None
+        raise DataError(str(path), f"not valid JSON ({error})", REMEDY) from None
     model = values.get("model")
     if not isinstance(model, dict):
-        raise DataError(f"{path}: model", "is not an object", REMEDY)
+        raise DataError(f"{path}: model", "must be a JSON object", REMEDY)
     if model.get("dropout"):
         problem = (
-            f"is {in_brief(model['dropout'])}: the same text would give other tokens each time"
+            f"must be null, not {in_brief(model['dropout'])}, because dropout would split the same "
+            "text differently each time"
         )
         raise DataError(f"{path}: model: dropout", problem, "set it to null")
     tokenizer = _tokenizer(path, contents)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocab_size = max(ids.values(), default=-1) + 1
-    if not len(ROLES) < vocab_size <= _MOST_TOKENS:
-        problem = f"has {vocab_size:,} tokens, not {len(ROLES) + 1} .. {_MOST_TOKENS:,}"
+    if not len(ROLES) < vocab_size <= _MAX_TOKENS:
+        problem = (
+            f"the vocabulary must have {len(ROLES) + 1} to {_MAX_TOKENS:,} tokens, not "
+            f"{vocab_size:,}"
+        )
         raise DataError(str(path), problem, REMEDY)
     return TokenizerFile(
         path=path,
@@ -141,20 +148,22 @@ def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
     try:
         import tokenizers
     except ImportError:
-        remedy = "run in the checkout: tools/venv.sh tokenizers, or give a vocab.txt"
-        raise ConfigError(str(path), "needs the package `tokenizers`", remedy) from None
+        remedy = "run `tools/venv.sh tokenizers` in the checkout, or pass a vocab.txt"
+        problem = "this file needs the package `tokenizers`"
+        raise ConfigError(str(path), problem, remedy) from None
     try:
         found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))
-    except _NOT_THE_FILES:
+    except _NOT_CAUSED_BY_FILE:
         raise
     except BaseException as error:
-        problem = f"is no tokenizer ({in_brief(str(error))})"
+        problem = f"not a tokenizer ({in_brief(str(error))})"
         raise DataError(str(path), problem, REMEDY) from None
     found.no_truncation()
     found.no_padding()
-    # The post-processor adds special tokens, unwanted here, and can repeat the text.
+    # The post-processor would add special tokens, which must not be added here, and it can repeat
+    # the text.
     found.post_processor = None
-    # "</s>" in the text was written by its author and must not end a segment.
+    # If "</s>" occurs in the text, its author wrote it, and it must not end a segment.
     found.encode_special_tokens = True
     return found
 
@@ -166,7 +175,7 @@ def _ids_by_role(path: Path, ids: Mapping[str, int]) -> dict[str, int]:
         if present:
             found[f"{role}_id"] = present[0]
         elif role != "unk":
-            problem = f"has no {role} token ({' or '.join(names[:2])})"
+            problem = f"the {role} token is missing ({' or '.join(names[:2])})"
             raise DataError(str(path), problem, REMEDY)
     found.setdefault("unk_id", found["pad_id"])
     return found
@@ -176,18 +185,18 @@ AnyVocabulary = Vocabulary | TokenizerFile
 
 
 class Encoder(Protocol):
-    """An encoder of lines into token ids."""
+    """Interface of encoders of lines to token ids."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the ids: uint16 or uint32."""
+        """The dtype of the ids, uint16 or uint32."""
 
     @property
     def joint(self) -> str:
-        """The text before a sentence that is not its document's first."""
+        """The text between two sentences of a document."""
 
     def encode(self, line: str) -> bytes:
-        """Token ids of one line as the bytes of an array of `dtype`."""
+        """Encode one line to token ids, as the bytes of an array of `dtype`."""
 
 
 def load_any_vocabulary(path: Path) -> AnyVocabulary:
@@ -199,12 +208,12 @@ def load_any_vocabulary(path: Path) -> AnyVocabulary:
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
-    """The encoder of a vocabulary."""
+    """Create the encoder of a vocabulary."""
     if isinstance(vocabulary, TokenizerFile):
         return FileEncoder(vocabulary)
     return Tokenizer(vocabulary)
 
 
 def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
-    """The file name under which a prepared set keeps a vocabulary."""
+    """Return the file name that a vocabulary has in a prepared dataset."""
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"

@@ -1,10 +1,12 @@
-"""Word pieces: the vocabulary file, one token a line, and text to ids, as in the reference.
+"""Read word-piece vocabularies and encode text with them, as in the reference.
 
-A line's number is the token's id. `PlainTokenizer` is the readable definition. `Tokenizer` gives
-the same ids much faster, because most words of a text are repeated. The `tokenizers` library is not
-used: it differs from the reference on some characters, and one differing word would change every
-example after it. For a new word it takes about as long as the definition does (5 and 7
-microseconds, measured together).
+The vocabulary file has one token per line, and a line's number is the token's id. `PlainTokenizer`
+is the readable definition. `Tokenizer` yields the same ids much faster, because most words of a
+text are repeated.
+
+The `tokenizers` library is not used, because it differs from the reference on some characters, and
+a single different word would change every example after it. For a new word it also takes about as
+long as the definition does (5 microseconds compared with 7, measured together).
 """
 
 import codecs
@@ -19,20 +21,20 @@ import numpy as np
 from mlperf_bert.errors import DataError
 from mlperf_bert.files import in_brief, read_regular_file
 
-# The file that holds a set's vocabulary: word pieces, or a tokenizer of `tokenizers`.
+# The file with a dataset's vocabulary, which is either word pieces or a tokenizer of `tokenizers`.
 VocabularyFile = Literal["vocab.txt", "tokenizer.json"]
 VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_REMEDY = "give the model's vocab.txt, one token a line"
-_MAX_BYTES = 64 * 2**20  # the largest in use, of several languages, have 5 MB
+_REMEDY = "pass the model's vocab.txt, with one token per line"
+_MAX_BYTES = 64 * 2**20  # the largest files in use, for several languages, have 5 MB
 
-_OPENS_A_WORD = "\u2581"  # SentencePiece's mark of a space
-_MOST_OF_SENTENCE_PIECE = 0.1  # share of the tokens
+_SPACE_MARK = "\u2581"  # SentencePiece's mark of a space
+_MAX_SPACE_MARKS = 0.1  # fraction of tokens with the mark above which a list is SentencePiece's
 
 MAX_WORD_CHARS = 200
-# About 50 MB for words of usual length, about 240 MB for the longest that are kept (text without
-# spaces); at this number all are forgotten.
+# When the cache has this many words, it is emptied. It then takes about 50 MB if words have usual
+# lengths, and about 240 MB if all have the maximum length (text without spaces).
 MAX_KNOWN_WORDS = 2**18
 _CJK_RANGES = (
     (0x4E00, 0x9FFF),
@@ -53,7 +55,7 @@ _ASCII_PUNCTUATION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens in file order and their ids; `sha256` is the digest of the file's bytes."""
+    """Tokens in file order and their ids, with the digest of the file's bytes in `sha256`."""
 
     tokens: tuple[str, ...]
     ids: dict[str, int]
@@ -74,10 +76,10 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    r"""Read a vocabulary; lines end at \n only, white space around a token is dropped.
+    r"""Read a vocabulary file. Only \n ends a line, and white space around a token is removed.
 
-    Raises DataError when the file is missing, not UTF-8, has an empty or repeated token, lacks one
-    of the five special tokens or has no other, or is a list for SentencePiece.
+    Raises DataError if the file is missing or not UTF-8, has an empty or repeated token, lacks one
+    of the five special tokens, has no other tokens, or is a SentencePiece vocabulary.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -87,43 +89,43 @@ def load_vocabulary(path: Path) -> Vocabulary:
 
 
 def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
-    """Parse a file's contents as in `load_vocabulary`; `where` opens every error message."""
-    contents = contents.removeprefix(codecs.BOM_UTF8)  # an editor's, and no part of a token
+    """Parse a file's contents as in `load_vocabulary`. Error messages start with `where`."""
+    contents = contents.removeprefix(codecs.BOM_UTF8)  # some editors add this mark
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(where, f"is not UTF-8 at byte {error.start}", _REMEDY) from None
+        raise DataError(where, f"not UTF-8 at byte {error.start}", _REMEDY) from None
     tokens = tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):
         if not token:
-            raise DataError(f"{where}: line {number + 1}", "is empty", _REMEDY)
+            raise DataError(f"{where}: line {number + 1}", "the line is empty", _REMEDY)
         if token in ids:
-            problem = f"repeats {in_brief(token)} of line {ids[token] + 1}"
+            problem = f"token {in_brief(token)} is already on line {ids[token] + 1}"
             raise DataError(f"{where}: line {number + 1}", problem, _REMEDY)
         ids[token] = number
     for token in SPECIAL_TOKENS:
         if token not in ids:
-            raise DataError(where, f"has no token {token}", _REMEDY)
+            raise DataError(where, f"the special token {token} is missing", _REMEDY)
     if len(tokens) == len(SPECIAL_TOKENS):
-        raise DataError(where, "has only the special tokens", _REMEDY)
-    words = sum(token.startswith(_OPENS_A_WORD) for token in tokens)
-    if words > _MOST_OF_SENTENCE_PIECE * len(tokens):
+        raise DataError(where, "there are no tokens except the special ones", _REMEDY)
+    marked = sum(token.startswith(_SPACE_MARK) for token in tokens)
+    if marked > _MAX_SPACE_MARKS * len(tokens):
         problem = (
-            f"is a list for SentencePiece ({words:,} of its tokens open with {_OPENS_A_WORD!a}"
+            f"this is a SentencePiece vocabulary ({marked:,} of its tokens start with "
+            f"{_SPACE_MARK!a}), with which word pieces would be [UNK]"
         )
-        problem += "), with which word pieces would be [UNK]"
-        raise DataError(where, problem, "give the tokenizer.json of that model")
+        raise DataError(where, problem, "pass the tokenizer.json of that model")
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The dtype of token ids: uint16 if they fit, else uint32."""
+    """Return the dtype of token ids, which is uint16 if they fit and uint32 otherwise."""
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
 class PlainTokenizer:
-    """The definition of word pieces, step by step, by Python's string methods and `unicodedata`."""
+    """Step-by-step definition of word pieces with Python's string methods and `unicodedata`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = vocabulary.ids
@@ -131,21 +133,24 @@ class PlainTokenizer:
         self._longest = max(len(token) for token in vocabulary.tokens)
 
     def encode(self, line: str) -> list[int]:
-        """Word-piece ids of one line."""
+        """Encode one line to word-piece ids."""
         ids: list[int] = []
         for word in basic_words(line):
             ids += self.word_pieces(word)
         return ids
 
     def word_pieces(self, word: str) -> list[int]:
-        """Ids of a word of `basic_words`, its longest pieces first, or the unknown word's."""
+        """Split a word of `basic_words` into the longest possible pieces, and return their ids.
+
+        If that is not possible, return only the id of the unknown word.
+        """
         if len(word) > MAX_WORD_CHARS:
             return [self._unk_id]
         pieces = []
         start = 0
         while start < len(word):
             prefix = "##" if start else ""
-            # No piece can be longer than the longest token, so longer ones need not be tried.
+            # No piece can be longer than the longest token, so longer pieces are not tried.
             end = min(len(word), start + self._longest)
             while end > start and prefix + word[start:end] not in self._ids:
                 end -= 1
@@ -157,13 +162,13 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """A fast tokenizer with the ids of `PlainTokenizer`: words met before are looked up.
+    """Fast tokenizer with the same ids as `PlainTokenizer`, which looks up words it has seen.
 
-    It is exact for any text: a space ends a word in the definition, and a word's pieces depend on
-    nothing outside it.
+    It is exact for any text, because a space ends a word in the definition, and a word's pieces do
+    not depend on the text around it.
     """
 
-    joint = ""  # a word's pieces are the same wherever it stands
+    joint = ""  # nothing is needed, because a word's pieces do not depend on its position
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -171,12 +176,12 @@ class Tokenizer(dict[str, bytes]):
         self.dtype = token_dtype(len(vocabulary))
 
     def encode(self, line: str) -> bytes:
-        """Word-piece ids of one line as the bytes of an array of `dtype`, uint16 or uint32."""
+        """Encode one line to word-piece ids, as the bytes of a uint16 or uint32 array (`dtype`)."""
         return b"".join(map(self.__getitem__, line.split(" ")))
 
     def __missing__(self, word: str) -> bytes:
         ids = np.array(self._plain.encode(word), dtype=self.dtype).tobytes()
-        if len(word) <= MAX_WORD_CHARS:  # longer ones hardly recur and cost memory
+        if len(word) <= MAX_WORD_CHARS:  # longer words rarely recur and would cost memory
             if len(self) == MAX_KNOWN_WORDS:
                 self.clear()
             self[word] = ids
@@ -184,7 +189,7 @@ class Tokenizer(dict[str, bytes]):
 
 
 def basic_words(text: str) -> list[str]:
-    """Lower-cased words without accents; every punctuation character is a word of its own."""
+    """Split text into lower-case words without accents. Each punctuation character is one word."""
     words = []
     for word in _cleaned(text).split():
         decomposed = unicodedata.normalize("NFD", word.lower())
@@ -208,20 +213,20 @@ def _cleaned(text: str) -> str:
 
 
 def is_space(char: str) -> bool:
-    """True for white space of the reference; `str.split` knows a few characters more."""
+    """Return True for white space of the reference, which has fewer characters than `str.split`."""
     return char in "\t\n\r" or unicodedata.category(char) == "Zs"
 
 
 def is_dropped(char: str) -> bool:
-    """True for a character that is no part of any word: control, format, and U+FFFD."""
+    """Return True for characters that are dropped (control and format characters, and U+FFFD)."""
     return char == "\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
 def is_cjk(code: int) -> bool:
-    """True for a Chinese character, which is a word of its own."""
+    """Return True for a Chinese character, which is a separate word."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """True if a character is a word of its own: Unicode's class P, and ASCII's symbols."""
+    """Return True for punctuation, which is Unicode's class P and the symbols of ASCII."""
     return char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")
