@@ -131,7 +131,9 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
         "eval": {"target_accuracy": CLOSED_TARGET_ACCURACY},
         "mlperf": {"division": "closed"},
     }
-    if ranks > 1:  # no futures, which a capture would have to follow (docs/concepts/captured_step.md)
+    if (
+        ranks > 1
+    ):  # no futures, which a capture would have to follow (docs/concepts/captured_step.md)
         sections["parallel"]["data_parallel"] = "flat"
     if ranks * micro_batches > 1:
         sections["data"]["balance"] = "presort_global"
