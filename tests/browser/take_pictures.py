@@ -1,4 +1,4 @@
-"""Take docs/guides/watch_and_report.md's pictures: `take_pictures.py PAGE_OF_ONE PAGE_OF_TWO DIRECTORY`."""
+"""Take the pictures of docs/guides/watch_and_report.md: `take_pictures.py ONE TWO DIRECTORY`."""
 
 import sys
 from pathlib import Path

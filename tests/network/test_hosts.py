@@ -69,7 +69,7 @@ def on_host(host, *words, output=subprocess.PIPE, **environ):
 
 
 def start(hosts, tiny, run_dir, *settings):
-    """docs/guides/clusters.md's torchrun line on each host, with one CPU rank and a small config."""
+    """Start the torchrun line of docs/guides/clusters.md on each host, with one CPU rank."""
     line = PAGE_LINE
     for theirs, ours in {
         "--nproc-per-node 8": "--nproc-per-node 1",

@@ -1,4 +1,4 @@
-"""Every corruption of prepared data is found, where the table in docs/guides/prepare_data.md says so."""
+"""Each corruption of prepared data is found as the table in docs/guides/prepare_data.md says."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""docs/guides/clusters.md, launch/jobset.yaml: commands that parse, as many ranks as their configs."""
+"""Commands of docs/guides/clusters.md and jobset.yaml parse, with the ranks of their configs."""
 
 import re
 import shlex
