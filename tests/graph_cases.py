@@ -68,7 +68,7 @@ def evaluator_of(data, num_tokens=600, **changes):
     index = LengthIndex.open(data / "eval")
     reader = SampleReader(data / "eval", index.manifest)
     alone = {"rank": 0, "world_size": 1, "device": CPU, "precision": "fp32"}
-    return Evaluator(index, reader, tokens_per_forward=num_tokens, **{**alone, **changes})
+    return Evaluator(index, reader, tokens_per_micro_batch=num_tokens, **{**alone, **changes})
 
 
 def batch_of(step):

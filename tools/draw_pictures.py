@@ -87,7 +87,7 @@ def policies() -> None:
 def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
     """Stack the sequences of each rank; the dashed line is the mean of the ranks."""
     assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
-    of_ranks = np.split(lengths[assignment.places], np.cumsum(assignment.counts)[:-1])
+    of_ranks = np.split(lengths[assignment.indices], np.cumsum(assignment.counts)[:-1])
     loads = np.array([of_rank.sum() for of_rank in of_ranks])
     figure = new_figure(4.2, 2.6)
     axes = figure.subplots()

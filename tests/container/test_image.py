@@ -179,7 +179,7 @@ def test_term_ends_python(builder, container):
         os.kill(first, signal.SIGTERM)
         rest = process.stdout.read()
     print(rest)
-    assert "SIGTERM received: stopped after step" in rest
+    assert "received SIGTERM and stopped after step" in rest
     assert process.returncode == 75, "the status of a run that was asked to stop"
     deadline = time.monotonic() + 60
     while inside(root) and time.monotonic() < deadline:

@@ -152,7 +152,8 @@ def test_an_error_in_a_reader_is_its_trainers(seen):
 def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(seen):
     *batches, said = seen[0]["left alone"]
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
-    assert said == "reader of rank 0: ended because another rank's did; see that rank's message"
+    problem = "stopped because another rank's reader stopped"
+    assert said == f"reader of rank 0: {problem}; see that rank's error message"
     assert len(seen[1]["left alone"]) == 2
 
 

@@ -49,7 +49,7 @@ def test_the_shell_passes_ctrl_c_on(tiny, run):
         await_steps(job)
         job.process.send_signal(signal.SIGINT)
         assert job.ended(ENDS_WITHIN_S) == 75, job.printed()
-        assert job.says(r"^SIGINT received: stopped after step \d+")
+        assert job.says(r"^received SIGINT and stopped after step \d+")
         assert job.says("^mlperf_bert: Ctrl-C: saving and ending; again to end at once$")
         assert job.says(GO_ON.format(re.escape(str(run.root))))
     assert '"status": "aborted"' in run.log.read_text().splitlines()[-1]
@@ -98,7 +98,7 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(tiny, run):
         os.close(ours)
         assert job.ended(ENDS_WITHIN_S) == 75
     said = (run.directory / "stdout.log").read_text()
-    assert re.search(r"SIGHUP received: stopped after step (\d+)$", said, re.MULTILINE)
+    assert re.search(r"received SIGHUP and stopped after step (\d+)$", said, re.MULTILINE)
     assert re.search(GO_ON.format(re.escape(str(run.root))), said, re.MULTILINE)
     assert b"arning" not in shown and b"Traceback" not in shown
     checkpoint = run.newest_step()
@@ -107,5 +107,5 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(tiny, run):
         await_steps(job)
         kill(job.process.pid)
         job.ended(ENDS_WITHIN_S)
-        assert job.says("^SIGTERM received: stopped after step")  # as if it had been asked to end
+        assert job.says("^received SIGTERM and stopped after step")  # as if it had been asked to end
     assert run.newest_step() > checkpoint

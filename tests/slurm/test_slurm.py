@@ -181,7 +181,7 @@ def test_a_signal_ends_the_run_in_order(cluster, tiny, scancel, name, ended):
 
 def check_stopped(cluster, job, name, run_dir, log="result_0.txt"):
     output = cluster.output(job)
-    assert re.search(rf"^{name} received: stopped after step \d+", output, re.MULTILINE), output
+    assert re.search(rf"^received {name} and stopped after step \d+", output, re.MULTILINE), output
     assert "Traceback" not in output
     stops = mlperf_records(run_dir / log, "run_stop")
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]

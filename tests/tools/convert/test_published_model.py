@@ -45,7 +45,7 @@ def test_a_run_begins_with_the_published_weights(tmp_path, monkeypatch):
     run = Path("continued/run/run_0")
     first = Path(load_config(run / "config.toml").run.init_checkpoint)
     assert first.name == "first_weights"
-    assert f"begun with the weights of {first}" in (run / "stdout.log").read_text()
+    assert f"starting from the weights in {first}" in (run / "stdout.log").read_text()
     origin = "huggingface, all-MiniLM-L6-v2, BertModel, masked-LM head"
     card = Path("continued/exported/README.md").read_text()
     assert f"{origin}, whose license applies too" in " ".join(card.split())

@@ -307,7 +307,7 @@ def test_a_large_set_that_has_changed_is_refused(
         capsys.readouterr()
         assert resumed(data=data, resume=checkpoint) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"{data}: has changed since the run began" in line
+        assert f"{data}: the data has changed since the run started" in line
         assert metrics_losses(killed) == []
         assert list((killed / "run_0/checkpoints").iterdir()) == []
         shutil.rmtree(killed)

@@ -28,7 +28,7 @@ def drawn_costs(draw):
 def of_ranks(assignment):
     """The places of each micro-batch, micro-batches of rank 0 first."""
     ends = np.cumsum(assignment.counts.ravel())[:-1]
-    return [part.tolist() for part in np.split(assignment.places, ends)]
+    return [part.tolist() for part in np.split(assignment.indices, ends)]
 
 
 def loads(cost, assignment):

@@ -26,7 +26,7 @@ def manifest(**changes):
 
 
 def test_round_trip(tmp_path):
-    with pytest.raises(DataError, match="has 5 lengths and 6 masked counts"):
+    with pytest.raises(DataError, match="got 5 lengths and 6 masked counts"):
         write_index(tmp_path, manifest(), LENGTHS[:5], COUNTS)
     baseline = Baseline(
         context_free_accuracy=0.25, mask_only_accuracy=0.125, masked_tokens=9, mask_inputs=8
@@ -88,8 +88,8 @@ def test_an_interrupted_rewrite_leaves_no_manifest(tmp_path, monkeypatch):
     [
         ("format_version", 9, "format_version is 9"),
         ("format_version", 1, "this program reads 2 or 3; delete index/dataset.json .* prepare"),
-        ("vocab_size", None, "manifest_sha256 is not that of the contents"),
-        ("mask_id", 99, "manifest_sha256 is not that of the contents"),
+        ("vocab_size", None, "manifest_sha256 does not match the contents"),
+        ("mask_id", 99, "manifest_sha256 does not match the contents"),
         ("manifest_sha256", None, "has no key 'manifest_sha256'"),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_count_above_the_most_is_one_line(pair, tmp_path, config):
     path = spoiled / "train" / "index" / "masked_counts.u16"
     path.write_bytes(b"\x9b\x09" + path.read_bytes()[2:])  # 2,459
     sign(spoiled / "train")
-    problem = "masked_counts.u16: holds numbers outside 1 .. 2458"
+    problem = "masked_counts.u16: contains numbers outside 1 .. 2458"
     with pytest.raises(DataError, match=problem):
         open_data(config, spoiled, 0)
     assert problem in problems(spoiled / "train", full=True)

@@ -163,8 +163,9 @@ def test_left_overs_in_words():
     sampler = PublishedStrataSampler(strata_of([30, 20, 7, 18]), (6, 3, 2, 5), 16, seed=1)
     # Mean lengths are 1 to 4: (6 + 6 + 6 + 20) / 16, and of the data (30 + 40 + 21 + 72) / 75.
     assert sampler.in_words() == (
-        "mean length drawn 2.38, +9.3% against the data's 2.17; a pass of 3 steps leaves "
-        "12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens, which come first in the next"
+        "the sampler draws 2.38 tokens per sample on average, +9.3% compared with 2.17 in the "
+        "data. A pass of 3 steps leaves samples for the next pass: "
+        "12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens"
     )
 
 
@@ -187,18 +188,18 @@ def test_a_run_reports_what_its_counts_do_to_the_data(
     words = ["train", "--config", tiny_config, "--data", synthetic_data]
     words += ["--run-dir", tmp_path / "run", "--set", "run.max_steps=1", "--set"]
     error = refusal(capsys, *words, "data.sampler=stratified_4_2_2_4")
-    assert "multiple of 12 samples; the global batch is 16" in error
+    assert "global batch that is a multiple of 12, not 16" in error
     assert not (tmp_path / "run").exists()
     monkeypatch.setitem(PUBLISHED_COUNTS, "stratified_6_3_2_5", (6, 3, 7))  # no sample is in 1-8
     assert main([*map(str, words), "data.sampler=stratified_6_3_2_5"]) == TARGET_MISSED
-    assert "mean length drawn" in capsys.readouterr().out
+    assert "tokens per sample on average" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("sizes", "counts", "batch", "words"),
     [
-        ([99, 99, 99], (6, 3, 2, 5), 16, "samples of 0-0, 1-1, 2-2 tokens only; use 'quantile'"),
-        ([99, 99, 3, 99], (6, 3, 2, 5), 32, r"32 needs more .*: 99, 99, 3, 99\); lower the batch"),
+        ([99, 99, 99], (6, 3, 2, 5), 16, "only samples of 0-0, 1-1, 2-2 tokens; use 'quantile'"),
+        ([99, 99, 3, 99], (6, 3, 2, 5), 32, r"32 needs more .*: 99, 99, 3, 99\); lower parallel"),
     ],
 )
 def test_strata_that_do_not_fit_the_batch_are_refused(sizes, counts, batch, words):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlperf_bert.data.balance import Balance
-from mlperf_bert.data.exchange import dealt
-from mlperf_bert.data.mpi_readers import wanted_places
+from mlperf_bert.data.exchange import samples_of_rank
+from mlperf_bert.data.mpi_readers import wanted_indices
 from mlperf_bert.data.shards import Samples
 from mlperf_bert.data.token_packets import (
     gathered_bytes,
@@ -110,9 +110,9 @@ def test_bytes_are_told_from_the_index(token):
 def test_hands_are_those_of_the_single_process_definition(lengths):
     drawn = [narrowed(make_samples(each), SMALL) for each in lengths]
     cost = np.array(lengths, dtype=np.float64)[:, np.newaxis]
-    places = Balance(policy="exchange_global")(cost).places
+    places = Balance(policy="exchange_global")(cost).indices
     for rank, each in enumerate(np.split(places, len(lengths))):
-        assert_equal(dealt(drawn, rank), take(join(drawn), each))
+        assert_equal(samples_of_rank(drawn, rank), take(join(drawn), each))
 
 
 def plan_of(num_samples, policy, step):
@@ -128,7 +128,7 @@ def plan_of(num_samples, policy, step):
 def test_routes_lead_to_the_plan(policy, ranks, num_samples):
     for plan in [plan_of(num_samples, policy, step) for step in (1, 2, 3)]:
         drawn = plan.drawn_ids[ranks.start : ranks.stop]
-        wanted = wanted_places(plan, ranks)
+        wanted = wanted_indices(plan, ranks)
         assert sorted(np.concatenate(wanted).tolist()) == list(range(drawn.size))
         for rank, places in zip(ranks, wanted, strict=True):
             planned = [plan.ids_of(rank, forward) for forward in range(2)]
@@ -138,4 +138,4 @@ def test_routes_lead_to_the_plan(policy, ranks, num_samples):
 def test_a_group_that_is_not_the_plans_is_refused():
     plan = plan_of(1000, "exchange_global", 1)
     with pytest.raises(AssertionError, match="beyond this group"):
-        wanted_places(plan, range(2))
+        wanted_indices(plan, range(2))

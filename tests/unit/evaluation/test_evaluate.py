@@ -19,7 +19,7 @@ from mlperf_bert.evaluation.evaluate import (
     Accuracy,
     HeldOutBatches,
     cut_by_tokens,
-    tokens_per_forward,
+    tokens_per_micro_batch,
 )
 from shard_sets import MAX_LENGTH, assert_same_batch, write_set
 
@@ -111,9 +111,9 @@ def test_a_wrong_index_is_one_clear_error(index, reader):
 def test_a_forward_is_a_share_of_the_set_where_ranks_are_many(index):
     total = int(index.lengths.sum(dtype=np.int64))
     assert TOKENS_CPU < total < TOKENS_CUDA
-    assert tokens_per_forward(index, 1, CPU) == TOKENS_CPU
-    assert tokens_per_forward(index, 1, torch.device("cuda")) == total
-    assert len(cut_by_tokens(index, tokens_per_forward(index, 8, CPU))) == 8
+    assert tokens_per_micro_batch(index, 1, CPU) == TOKENS_CPU
+    assert tokens_per_micro_batch(index, 1, torch.device("cuda")) == total
+    assert len(cut_by_tokens(index, tokens_per_micro_batch(index, 8, CPU))) == 8
 
 
 @pytest.fixture(scope="module")

@@ -313,5 +313,5 @@ def test_apex_that_is_missing_too_old_or_without_kernels(apex, monkeypatch):
     with pytest.raises(ConfigError, match=r"refuses \(requires cuda extensions\)"):
         _make("adamw", "apex")
     monkeypatch.setitem(sys.modules, "apex.optimizers", None)
-    with pytest.raises(ConfigError, match="'apex' and apex is not installed"):
+    with pytest.raises(ConfigError, match="'apex' needs NVIDIA apex, which is not installed"):
         _make("adamw", "apex")

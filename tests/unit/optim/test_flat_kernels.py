@@ -16,7 +16,7 @@ from kernel_cases import (
 )
 from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim import cpu_kernels
-from mlperf_bert.optim.cpu_kernels import BLOCKS_OF_A_THREAD
+from mlperf_bert.optim.cpu_kernels import MIN_BLOCKS_PER_THREAD
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_cpu_kernels(check, rule, dtypes):
 
 @pytest.mark.usefixtures("threads")
 def test_lamb_does_not_depend_on_the_number_of_threads():
-    numel = {1: 2 * BLOCKS_OF_A_THREAD * BLOCK, 0: 5, 2: BLOCKS_OF_A_THREAD * BLOCK}
+    numel = {1: 2 * MIN_BLOCKS_PER_THREAD * BLOCK, 0: 5, 2: MIN_BLOCKS_PER_THREAD * BLOCK}
     found = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

@@ -16,9 +16,9 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
 from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
-from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalised, orthogonalised_stack
+from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalize, orthogonalize_stack
 from mlperf_bert.optim.muon_plan import (
-    deal_matrices,
+    assign_matrices,
     newton_schulz_flops,
 )
 from mlperf_bert.optim.optimizers import adamw_update, make_optimizer_alone
@@ -65,7 +65,7 @@ def test_the_reference_is_torchs_bit_for_bit(shape):
 def test_newton_schulz_is_the_polynomial_of_singular_values(shape):
     matrix = random(*shape)
     expected = by_singular_values(matrix)
-    for found in (orthogonalised(matrix), orthogonalised_stack(matrix[None])[0]):
+    for found in (orthogonalize(matrix), orthogonalize_stack(matrix[None])[0]):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     values = torch.linalg.svdvals(expected)
     assert float(values.median()) > 0.65 and float(values.max()) < 1.25
@@ -75,18 +75,18 @@ def test_newton_schulz_is_the_polynomial_of_singular_values(shape):
 def test_a_stack_in_bfloat16_is_as_near_as_its_roundings(shape):
     """Three products a step and the norm are rounded; errors add up like independent ones."""
     stack = random(5, *shape, dtype=torch.bfloat16)
-    found = orthogonalised_stack(stack).double()
+    found = orthogonalize_stack(stack).double()
     for matrix, update in zip(stack, found, strict=True):
-        reference = orthogonalised(matrix).double()
+        reference = orthogonalize(matrix).double()
         largest = (3 * muon_plan.NEWTON_SCHULZ_STEPS + 1) * BF16_UNIT * reference.norm()
         assert float((update - reference).norm()) <= float(largest)
-        exact = orthogonalised(matrix.double())
+        exact = orthogonalize(matrix.double())
         assert float((reference - exact).norm()) <= float(largest)
 
 
 def test_no_gradient_gives_no_update():
-    assert not orthogonalised(torch.zeros(4, 8)).any()
-    assert not orthogonalised_stack(torch.zeros(2, 8, 4)).any()
+    assert not orthogonalize(torch.zeros(4, 8)).any()
+    assert not orthogonalize_stack(torch.zeros(2, 8, 4)).any()
 
 
 ODD = replace(TINY, hidden_size=20, intermediate_size=52)  # matrices fill no block of the buffers
@@ -138,7 +138,7 @@ def test_joined_matrices_that_begin_inside_a_block_are_refused():
     rule = OptimSection(name="muon", learning_rate=RATE)
     for sizes in ({"hidden_size": 40}, {"intermediate_size": 40}):
         model = BertForPretraining(replace(MODERN, **sizes), torch.device("cpu"))
-        with pytest.raises(ConfigError, match=r"model\.hidden_size: makes .* multiples of 32"):
+        with pytest.raises(ConfigError, match=r"model\.hidden_size: each of .* multiples of 32"):
             make_optimizer_alone(rule, model)
 
 
@@ -148,10 +148,10 @@ def test_the_cost_is_counted_and_dealt_evenly():
     by_hand = 5 * (24 * 4 * 6 * 1024**3 + 24 * 2 * 18 * 1024**3)
     assert sum(map(newton_schulz_flops, matrices)) == by_hand
     assert by_hand == pytest.approx(7.7e12, rel=0.01)
-    assert deal_matrices(matrices, 1) == [0] * len(matrices)
+    assert assign_matrices(matrices, 1) == [0] * len(matrices)
     shares = [0] * 8
-    for owner, shape in zip(deal_matrices(matrices, 8), matrices, strict=True):
+    for owner, shape in zip(assign_matrices(matrices, 8), matrices, strict=True):
         shares[owner] += newton_schulz_flops(shape)
     assert shares == [by_hand / 8] * 8
-    assert max(Counter(deal_matrices(matrices, 1024)).values()) == 1
-    assert deal_matrices([(8, 8)] * 9, 8) == [*range(8), 0]
+    assert max(Counter(assign_matrices(matrices, 1024)).values()) == 1
+    assert assign_matrices([(8, 8)] * 9, 8) == [*range(8), 0]

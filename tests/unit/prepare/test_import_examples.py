@@ -75,16 +75,16 @@ def test_a_vocabulary_of_more_than_sixteen_bits(from_text, tmp_path):
 def test_the_same_examples_twice_are_found_in_any_form(foreign, tmp_path):
     path = foreign["fixed.hdf5"][0]
     twin = Path(shutil.copy(path, tmp_path / "twin.hdf5"))
-    with pytest.raises(DataError, match="was made from the same text as part-0"):
+    with pytest.raises(DataError, match="was prepared from the same text as part-0"):
         bring([path, twin], tmp_path / "twice")
     kinds = ("fixed.hdf5", "fixed_gzip.hdf5")
     twins = [Path(shutil.copy(foreign[kind][0], tmp_path / kind)) for kind in kinds]
-    with pytest.raises(DataError, match=r"holds the same examples as fixed\.hdf5"):
+    with pytest.raises(DataError, match=r"has the same examples as fixed\.hdf5"):
         bring(twins, tmp_path / "set")
     for kind, part in zip(kinds, ("train", "eval"), strict=True):
         bring(foreign[kind][:1], tmp_path / "pair" / part)
     (problem,) = verify(tmp_path / "pair", full=False, workers=1, quiet=True).problems
-    assert "holds the same examples as train's part-0" in str(problem)
+    assert "has the same examples as train's part-0" in str(problem)
 
 
 @pytest.mark.parametrize(

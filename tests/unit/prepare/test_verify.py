@@ -61,7 +61,7 @@ def test_the_command_lists_the_problems_and_raises_the_first(pair, capsys):
 def test_a_shard_of_longer_limits_is_not_read(pair):
     spoil(shard(pair), lambda arrays: None, max_seq_length=128)
     (found,) = problems(pair, full=True).splitlines()
-    assert f"{shard(pair)}: was made with max_seq_length = 128" in found
+    assert f"{shard(pair)}: was prepared with max_seq_length = 128" in found
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_flipped_bits_of_the_other_files_are_found(pair):
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"dupe_factor": 3}, "dupe_factor = 3 (not "),
-        ({"pick_eval": 20}, "pick_eval = 20 (not None)"),
+        ({"dupe_factor": 3}, "dupe_factor = 3 instead of "),
+        ({"pick_eval": 20}, "pick_eval = 20 instead of None"),
     ],
 )
 def test_a_shard_of_another_preparation(made, pair, tmp_path, changes, wrong):
@@ -141,7 +141,7 @@ def test_a_shard_of_another_preparation(made, pair, tmp_path, changes, wrong):
     assert str(sidecar_path(shard(pair))) in problems(pair)
     # Even where a forged manifest fits:
     mend_digests(pair / "train")
-    assert problems(pair).startswith(f"{shard(pair)}: was made with {wrong}")
+    assert problems(pair).startswith(f"{shard(pair)}: was prepared with {wrong}")
 
 
 def test_what_is_no_set_and_a_held_out_one_that_does_not_fit(made, pair):

@@ -102,7 +102,10 @@ def test_offsets_that_lead_out_of_the_shard(pair):
             array.flush()
             sign(pair / "train")
             found = problems(pair / "train", full=True)
-            assert f"{shard(pair)}: {name}: has steps outside 1 .. {limit}" in found
+            assert (
+                f"{shard(pair)}: {name}: contains samples whose size is outside 1 .. {limit}"
+                in found
+            )
         array[1] = before
 
 

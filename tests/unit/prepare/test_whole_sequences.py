@@ -104,7 +104,9 @@ def test_what_is_no_sequence_is_found(pair, tmp_path, name, more, words):
     assert words in problems(set_dir, full=True)
     if name == "segment_b_start":
         reader = SampleReader(set_dir, LengthIndex.open(set_dir).manifest)
-        with pytest.raises(DataError, match=r"segment_b_start: is out of range in sample 3"):
+        with pytest.raises(
+            DataError, match=r"segment_b_start: sample 3 has a value that is out of range"
+        ):
             reader.read(np.arange(2, 5))
 
 

@@ -62,7 +62,7 @@ def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Arra
     """The windows of an update as [M, B], similar tokens in each row."""
     tokens = lengths[drawn].astype(np.float64)
     assignment = _BY_TOKENS(tokens.reshape(microbatches, 1, -1))
-    return drawn[assignment.places].reshape(microbatches, -1)
+    return drawn[assignment.indices].reshape(microbatches, -1)
 
 
 def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:

@@ -1,6 +1,6 @@
-"""Training, read from top to bottom: set-up (untimed), the loop (timed), the end.
+"""Train a model: untimed setup, timed training loop, and end of the run, in this order.
 
-`cli/train.py` has read the config, joined the ranks and decided where the run starts.
+The caller, `cli/train.py`, reads the config, connects the ranks and decides where the run starts.
 """
 
 import time
@@ -67,10 +67,10 @@ from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
 
-MAX_SKIPPED_IN_A_ROW = 10  # looked at whenever metrics are written
+MAX_SKIPPED_IN_A_ROW = 10  # checked whenever metrics are written
 
 
-def train(  # noqa: C901 (one run, in its order)
+def train(  # noqa: C901 (the steps of one run, in their order)
     config: RunConfig,
     info: RankInfo,
     device: torch.device,
@@ -85,24 +85,24 @@ def train(  # noqa: C901 (one run, in its order)
     shown: ProgressLines | None = None,
     hints: Hints | None = None,
 ) -> RunOutcome:
-    """Train until the target accuracy or `run.max_steps`; every rank returns the same outcome.
+    """Train until the target accuracy or `run.max_steps`, and return the same outcome on all ranks.
 
-    A run without a target has succeeded when its last step is done. The process group exists
-    already. Raises UserError on contradictions between config, data, checkpoint and machine.
+    A run without a target succeeds when its last step is done. The process group must already
+    exist. Raises UserError if config, data, checkpoint and machine do not match.
 
     Args:
-        config: of the run.
+        config: config of the run.
         info: this rank.
-        device: of this rank.
-        directory: receives logs, metrics and checkpoints.
+        device: device of this rank.
+        directory: where logs, metrics and checkpoints are written.
         data_dir: directory with the prepared sets train/ and eval/.
-        seed: the same on every rank.
-        start: where the run starts, if from a checkpoint.
-        process: this rank among trainers and readers, if there are readers.
-        cache_cleared: the page cache was dropped before, as the log says.
-        whereabouts: kept up to date with what this rank is doing.
-        shown: already tells a person about the start.
-        hints: what the person may type next.
+        seed: seed of the run, the same on every rank.
+        start: where the run starts: a new run, or a checkpoint.
+        process: this rank's process among trainers and reader processes, if there are readers.
+        cache_cleared: whether the page cache was dropped before the run, for the log.
+        whereabouts: is updated with what this rank is doing.
+        shown: the console that already shows the progress of the start.
+        hints: commands that the user can type next.
     """
     whereabouts = whereabouts or Whereabouts()
     at = whereabouts.at
@@ -110,9 +110,9 @@ def train(  # noqa: C901 (one run, in its order)
     if config.run.step_mode == "captured":
         use_capturable_stream(device)
 
-    # The data. No sample is read before the clock starts: only sidecars, manifest and index.
+    # Open the data. Before the clock starts, only sidecars, manifests and indexes may be read.
     data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
-    # What every checkpoint of this run says of it; each adds its own step and accuracy.
+    # These entries are the same in all checkpoints of this run, except step and accuracy.
     identity = CheckpointState(
         step=0,
         samples=0,
@@ -123,8 +123,8 @@ def train(  # noqa: C901 (one run, in its order)
         world_size=info.world_size,
     )
     on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
-    # The planner decides which samples each rank gets in each step; the loader brings them. The
-    # shapes are those that a captured step is recorded for; an eager one has none.
+    # The planner decides which samples each rank gets in each step, and the loader provides them.
+    # `shapes` are the shapes that a captured step is captured with. An eager step has none.
     planner = make_planner(config, data.train, seed)
     loader, shapes = make_loader(
         config, planner, data.train_reader, seed, info, device, process, start.step + 1
@@ -155,9 +155,9 @@ def train(  # noqa: C901 (one run, in its order)
         if isinstance(planner.sampler, PublishedStrataSampler):
             reporter.line(planner.sampler.in_words())
 
-        # The model: weights drawn from the seed, or those of `run.init_checkpoint`. Its optimizer's
-        # state belongs to it if the run is a further phase (run.init_state); a resumed run takes
-        # both from its own checkpoint. These two are read below, once there is an optimizer.
+        # Build the model, with weights drawn from the seed or those of `run.init_checkpoint`. A new
+        # phase (run.init_state) also loads the optimizer state from there, and a resumed run loads
+        # both from its own checkpoint. Both happen below, after the optimizer has been built.
         model = on_every_rank(info, lambda: make_model(config, seed, device))
         agree_on_kernels(info, model)
         if shapes:
@@ -172,18 +172,18 @@ def train(  # noqa: C901 (one run, in its order)
         begins_phase = start.checkpoint is None and config.run.init_state == "training"
         if first is not None and start.checkpoint is None and not begins_phase:
             on_every_rank(info, partial(load_weights, model, first, digest))
-            reporter.line(f"begun with the weights of {first}")
+            reporter.line(f"starting from the weights in {first}")
 
-        # Dropout has keys of its own; this is for what other libraries' kernels draw. By the step
-        # too, because a run that goes on with another number of ranks has no streams to resume.
+        # Dropout has its own keys, so this seeds only other libraries' kernels. The seed depends on
+        # the step, because a run that resumes with other ranks has no random streams to restore.
         torch.manual_seed(derive_seed(seed, f"others' kernels from {start.step}", info.rank))
-        # Gradients are averaged over the ranks and clipped, in the order that clip.policy says:
-        # distributed/clipping.py. The optimizer is that of optim.name; the step drives both.
+        # Set up averaging and clipping of gradients, whose order depends on clip.policy
+        # (distributed/clipping.py), then the optimizer, and the step that calls both.
         averaged, initial = make_data_parallel(model, config, info, device)
         optimizer = make_optimizer(
             config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
         )
-        del initial  # a sharded optimizer keeps a part of its own
+        del initial  # a sharded optimizer has copied its part
         eager = EagerStep(
             averaged.model,
             optimizer,
@@ -200,10 +200,10 @@ def train(  # noqa: C901 (one run, in its order)
             state = load_checkpoint(optimizer, start.checkpoint, digest, info, is_verified=True)
             restore_rank_states(start.checkpoint, state, model, info, device)
         elif begins_phase:
-            assert first is not None  # `check_first_weights` refuses it
+            assert first is not None  # guaranteed by `check_first_weights`
             reporter.line(load_phase(optimizer, model, first, digest, info, device))
 
-        # Evaluation, metrics and checkpoints.
+        # Set up evaluation, metrics and checkpoints.
         evaluator = Evaluator.of_run(config, data.held_out, data.held_out_reader, info, device)
         is_checking = info.rank == 0 or info.local_rank == 0
         contents = ContentsCheck(
@@ -244,12 +244,17 @@ def train(  # noqa: C901 (one run, in its order)
             reporter=reporter,
             write_outcome=partial(directory.write_outcome, info),
         )
-        stop = StopRequest(info.world_size, device)  # notes signals; the ranks agree on the step
+        stop = StopRequest(info.world_size, device)  # the ranks agree on the step after a signal
 
-    patience = timedelta(seconds=config.run.hang_timeout_s)
-    saying = saying_failures(info, whereabouts, patience)  # left first
-    with reporter, closing(metrics_file), closing(log), _hinting(reporter, directory, hints):
-        reporter.line(_in_words(config, info, device, seed, directory, model))
+    hang_timeout = timedelta(seconds=config.run.hang_timeout_s)
+    failure_report = saying_failures(info, whereabouts, hang_timeout)  # the innermost context
+    with (
+        reporter,
+        closing(metrics_file),
+        closing(log),
+        _hint_on_failure(reporter, directory, hints),
+    ):
+        reporter.line(_describe_run(config, info, device, seed, directory, model))
         for line in hints.at_start() if hints else ():
             reporter.line(line)
 
@@ -258,17 +263,17 @@ def train(  # noqa: C901 (one run, in its order)
         warm_up(config, step, model, optimizer, device)
         evaluator.prepare(model)
         saving.prepare()
-        _settle(info, device)  # the init phase ends when the last rank is ready
+        _wait_for_ranks(info, device)  # the init phase ends when the last rank is ready
         log.init_stop()
         log.run_start()  # the clock starts
-        _settle(info, device)  # no rank may open a shard before rank 0 has written that line
+        _wait_for_ranks(info, device)  # no rank may open a shard before rank 0 has logged this
         saving.start()
 
         number, samples = start.step, start.samples
         latest: Evaluated | None = None
         stopped_by: str | None = None
         diverged = False
-        with stop, contents, step, evaluator, saving, loader as batches, saying:
+        with stop, contents, step, evaluator, saving, loader as batches, failure_report:
             at("batch", number + 1)
             for batch in batches:
                 number = batch.plan.step
@@ -277,14 +282,14 @@ def train(  # noqa: C901 (one run, in its order)
                 metrics.add(batch, step(number, batch.micro_batches))
                 samples += config.parallel.global_batch_size
                 is_last = number == config.max_steps
-                # After a signal to any rank, all end after the same step.
+                # After a signal to any rank, all ranks stop after the same step.
                 stopped_by = None if is_last else stop.agreed(number)
 
                 evaluated: Evaluated | None = None
                 if is_last or config.evaluation_is_due(samples):
-                    _await_contents(contents, info, data_dir, saving)
+                    _wait_for_contents(contents, info, data_dir, saving)
                     at("evaluation", samples)
-                    finish_queued_work(device)  # not part of the evaluation
+                    finish_queued_work(device)  # so that the time excludes training
                     began = time.perf_counter()
                     log.eval_start(samples)
                     optimizer.wait_for_weights()
@@ -300,7 +305,7 @@ def train(  # noqa: C901 (one run, in its order)
                     )
 
                 if is_last or stopped_by or evaluated or metrics.interval_is_full:
-                    _await_contents(contents, info, data_dir, saving)
+                    _wait_for_contents(contents, info, data_dir, saving)
                     record = metrics.record(
                         samples, _accuracy_of(evaluated), slowest_rank.compare()
                     )
@@ -308,14 +313,14 @@ def train(  # noqa: C901 (one run, in its order)
                     reporter.progress(record, _accuracy_of(latest))
                     if evaluated:
                         log.tracked_stats(samples, metrics.throughput_since_evaluation())
-                    # A row of skipped steps that has ended does not count: the run has recovered.
+                    # Only skipped steps at the end count. After earlier ones the run has recovered.
                     skipped = metrics.skipped_in_a_row()
                     diverged = skipped >= MAX_SKIPPED_IN_A_ROW
                     if diverged:
                         reporter.line(
-                            f"the last {skipped} steps in a row had a gradient that is not finite "
-                            f"and were skipped, seen at step {number}: stopped; lower "
-                            "optim.learning_rate or lengthen schedule.warmup_steps"
+                            f"stopped at step {number}, because the last {skipped} steps had a "
+                            "non-finite gradient and were skipped; lower optim.learning_rate, or "
+                            "raise schedule.warmup_steps"
                         )
                 if is_last or stopped_by or diverged or _reached(config, latest):
                     break
@@ -327,8 +332,8 @@ def train(  # noqa: C901 (one run, in its order)
             at_samples = latest.samples if latest and status == "success" else samples
             log.run_stop(at_samples, evaluator.num_samples, status)  # the clock stops
             if status == "aborted" and stopped_by:
-                reporter.line(f"{stopped_by} received: stopped after step {number}")
-            # MLPerf's status is about the target; a run without one has done all it was asked for.
+                reporter.line(f"received {stopped_by} and stopped after step {number}")
+            # MLPerf's status depends on the target. Without one, a complete run is a success.
             if config.eval.target is None and not diverged and number == config.max_steps:
                 status = "success"
 
@@ -342,14 +347,14 @@ def train(  # noqa: C901 (one run, in its order)
 
 
 def _check_world_size(config: RunConfig, info: RankInfo) -> None:
-    """Raise ConfigError unless as many ranks were started as the config asks for."""
+    """Raise ConfigError if the number of started ranks differs from the config."""
     parallel = config.parallel
     if parallel.world_size != info.world_size:
         raise ConfigError(
             "parallel.ranks_per_node",
-            f"the config asks for {parallel.nodes} x {parallel.ranks_per_node} ranks, "
-            f"{info.world_size} were started ({info.launcher})",
-            "start that many, or change parallel.nodes and parallel.ranks_per_node",
+            f"the config needs {parallel.nodes} x {parallel.ranks_per_node} ranks, but "
+            f"{info.world_size} were started (launcher: {info.launcher})",
+            f"start {parallel.world_size}, or change parallel.nodes and parallel.ranks_per_node",
         )
 
 
@@ -361,26 +366,27 @@ def _begin_log(
     start: Start,
     cache_cleared: bool,
 ) -> MlperfLog:
-    """The MLPerf log, with all records that come before training."""
-    begins_with = config.run.init_checkpoint
-    if start.checkpoint is not None and info.rank == 0:  # a resumed run began with its own
-        begins_with = read_config(start.checkpoint).run.init_checkpoint
+    """Open the MLPerf log, and write all records that come before training."""
+    init_checkpoint = config.run.init_checkpoint
+    if start.checkpoint is not None and info.rank == 0:  # the log states what the run started with
+        init_checkpoint = read_config(start.checkpoint).run.init_checkpoint
     log = MlperfLog(directory.mlperf_log if info.rank == 0 else None)
     log.init_start(cache_cleared=cache_cleared)
     log.submission(config)
     log.hyperparameters(config, seed)
     log.conditions(
         config,
-        # By the start, not the config: ranks that it spreads over nodes may all be on this one.
+        # These come from the launcher, because it may have started all ranks on this node, even if
+        # the config has several nodes.
         number_of_nodes=-(-info.world_size // info.local_world_size),
         number_of_ranks=info.world_size,
         resumed_from=({"step": start.step, "samples": start.samples} if start.is_resumed else None),
-        initial_weights="checkpoint" if begins_with else "random",
+        initial_weights="checkpoint" if init_checkpoint else "random",
     )
     return log
 
 
-def _in_words(
+def _describe_run(
     config: RunConfig,
     info: RankInfo,
     device: torch.device,
@@ -388,18 +394,20 @@ def _in_words(
     directory: RunDirectory,
     model: nn.Module,
 ) -> str:
-    """The run in one line, for the person who started it."""
+    """Describe the run in one line for the console."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
     return (
         f"{num_parameters:,} parameters, {ranks} on {device.type}, global batch "
-        f"{config.parallel.global_batch_size}, seed {seed}, in {directory.run}"
+        f"{config.parallel.global_batch_size}, seed {seed}, run directory {directory.run}"
     )
 
 
 @contextmanager
-def _hinting(reporter: Reporter, directory: RunDirectory, hints: Hints | None) -> Iterator[None]:
-    """Say how to go on if the body fails when there is a checkpoint."""
+def _hint_on_failure(
+    reporter: Reporter, directory: RunDirectory, hints: Hints | None
+) -> Iterator[None]:
+    """If the body fails and there is a checkpoint, print how to resume."""
     try:
         yield
     except Exception:
@@ -408,29 +416,29 @@ def _hinting(reporter: Reporter, directory: RunDirectory, hints: Hints | None) -
         raise
 
 
-def _settle(info: RankInfo, device: torch.device) -> None:
-    """Wait until every rank has arrived and its device has finished all queued work."""
+def _wait_for_ranks(info: RankInfo, device: torch.device) -> None:
+    """Wait until all ranks have called this and their devices have finished all queued work."""
     finish_queued_work(device)
     if info.world_size > 1:
         dist.barrier()
 
 
-def _await_contents(
+def _wait_for_contents(
     contents: ContentsCheck, info: RankInfo, data_dir: Path, saving: Saving
 ) -> None:
-    """Wait, before the first result, until the shards are known to be right.
+    """Wait for the check of the shards' bytes before the first result of the run.
 
-    Raises DataError on every rank if one of them found a wrong shard, or if the nodes have copies
-    that differ. The wait is no training, but the clock goes on.
+    Raises DataError on every rank if one found a wrong shard, or if the nodes' copies differ. The
+    wait does not count as training in the metrics, but MLPerf's clock keeps running.
     """
     if contents.was_asked:
         return
     began = time.perf_counter()
     found = on_every_rank(info, contents.result)
-    of_nodes = set(filter(None, from_all_ranks(info, found or "")))
-    if len(of_nodes) > 1:
-        remedy = "find the shards that are wrong with `mlperf_bert verify --full` on each node"
-        error = DataError(str(data_dir), "is not the same on all nodes", remedy)
+    digests = set(filter(None, from_all_ranks(info, found or "")))
+    if len(digests) > 1:
+        remedy = "run `mlperf_bert verify --full` on each node to find the wrong shards"
+        error = DataError(str(data_dir), "the data is not the same on all nodes", remedy)
         error.is_of_all_ranks = True
         raise error
     saving.identity = replace(saving.identity, blocks_sha256=found)

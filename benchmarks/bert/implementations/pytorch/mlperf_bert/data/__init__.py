@@ -1,1 +1,1 @@
-"""Prepared data: formats, sampling and loading of unpadded batches."""
+"""Formats of prepared data, and sampling and loading of unpadded batches."""

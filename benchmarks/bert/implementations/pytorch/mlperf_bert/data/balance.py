@@ -1,11 +1,11 @@
-"""Step plans: the samples of each micro-batch, and the denominators of its loss.
+"""Plan each step: which samples every micro-batch gets, and the denominators of its loss.
 
-A balance policy turns the lengths of a global batch in the order drawn, [R ranks, A accumulation
-steps, b sequences a micro-batch], into an `Assignment`: a pure function without communication. The
-exchange policies of the published runs (data/exchange.py) communicate to get exactly what their
-functions here compute (docs/reference/glossary.md: balance policy). Every rank computes the whole
-plan of a step from the length index, so denominators and imbalance are known everywhere without a
-collective.
+A balance policy is a pure function without communication. It turns the lengths of a global batch in
+the order drawn, [R ranks, A accumulation steps, b sequences per micro-batch], into an `Assignment`.
+The exchange policies of the published runs (data/exchange.py) do communicate, but the samples that
+they deliver are exactly those that the functions here compute. (docs/reference/glossary.md explains
+"balance policy".) Every rank computes the whole plan of a step from the length index, so that all
+ranks know all denominators and the imbalance without a collective.
 """
 
 import heapq
@@ -23,50 +23,51 @@ from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 from mlperf_bert.seeds import derive_seed
 
 Float64Array = NDArray[np.float64]
-RESOLUTION = 2048  # steps in which longer lengths are counted
+RESOLUTION = 2048  # number of integer steps to which longer lengths are rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The places of the global batch that each micro-batch gets.
+    """The samples of the global batch that each micro-batch gets.
 
-    `places` holds every place 0 .. n - 1 once: first those of rank 0's first micro-batch, then of
-    its second, and so on; `counts` holds the number for each micro-batch.
+    `indices` contains each index 0 .. n - 1 into the global batch once. Those of rank 0's first
+    micro-batch come first, then those of its second, and so on. `counts` is the number of samples
+    of each micro-batch.
     """
 
-    places: Int64Array  # [n]
+    indices: Int64Array  # [n]
     counts: Int64Array  # [R, A]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """A policy with its options; calling it assigns the samples of one step."""
+    """A balance policy with its options. Call it to assign the samples of one step."""
 
     policy: BalancePolicy = "none"
     ranks_per_node: int = 1
     counts: CountsPerRank = "equal"
 
     def __call__(self, cost: Float64Array) -> Assignment:
-        """Assign a global batch, given the tokens of its samples in the order drawn, [R, A, b]."""
+        """Assign a global batch, given the tokens per sample in the order drawn, [R, A, b]."""
         ranks, micro_batches, size = cost.shape
         if self.policy == "none":
             return Assignment(np.arange(cost.size), np.full((ranks, micro_batches), size))
         if self.policy == "presort_global":
-            give = _least_loaded_rows if self.counts == "equal" else even_slots
-            order, slot = give(cost.ravel(), ranks * micro_batches)
-            slot = _dealt_to_ranks(cost.ravel()[order], slot, ranks, micro_batches)
+            assign = _least_loaded_rows if self.counts == "equal" else even_slots
+            order, slot = assign(cost.ravel(), ranks * micro_batches)
+            slot = _even_out_ranks(cost.ravel()[order], slot, ranks, micro_batches)
             counts = np.bincount(slot, minlength=ranks * micro_batches).reshape(
                 ranks, micro_batches
             )
             return Assignment(order[np.argsort(slot, kind="stable")], counts)
         group_size = ranks if self.policy == "exchange_global" else self.ranks_per_node
-        return _dealt_in_groups(cost, group_size)
+        return _assign_within_groups(cost, group_size)
 
 
 AS_DRAWN = Balance()
 
 
-def deal(cost: Float64Array, num_ranks: int) -> Int64Array:
+def assign_serpentine(cost: Float64Array, num_ranks: int) -> Int64Array:
     """Assign the samples of each group to its ranks in serpentine order.
 
     Samples are sorted by descending cost and assigned one row at a time. Every second row is
@@ -79,41 +80,47 @@ def deal(cost: Float64Array, num_ranks: int) -> Int64Array:
     return table.transpose(0, 2, 1)
 
 
-def _dealt_in_groups(cost: Float64Array, group_size: int) -> Assignment:
-    """Deal each micro-batch among neighbouring ranks, as the ranks would exchange it."""
+def _assign_within_groups(cost: Float64Array, group_size: int) -> Assignment:
+    """Assign each micro-batch of a group of consecutive ranks to these ranks in serpentine order.
+
+    The result equals what the ranks of each group get if they exchange their samples.
+    """
     ranks, micro_batches, size = cost.shape
     in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, micro_batches, size)
     drawn = in_order.transpose(0, 2, 1, 3).reshape(-1, group_size * size)
-    by_group = deal(cost.ravel()[drawn], group_size)
-    places = np.take_along_axis(drawn[:, np.newaxis, :], by_group, axis=2)
-    by_rank = places.reshape(ranks // group_size, micro_batches, group_size, size)
+    by_group = assign_serpentine(cost.ravel()[drawn], group_size)
+    indices = np.take_along_axis(drawn[:, np.newaxis, :], by_group, axis=2)
+    by_rank = indices.reshape(ranks // group_size, micro_batches, group_size, size)
     by_rank = by_rank.transpose(0, 2, 1, 3)
     return Assignment(by_rank.ravel(), np.full((ranks, micro_batches), size))
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Longest processing time first, row by row: the longest of a row to the least loaded slot.
+    """Assign equally many samples to each slot, longest processing time first.
 
-    Returns places by cost, the largest first, and the slot of each; all slots get equally many.
+    Samples are sorted by descending cost and assigned one row of `num_slots` at a time. Within a
+    row, the costliest sample goes to the slot with the smallest load so far. Returns the sample
+    indices by descending cost, and the slot of each.
     """
     order = np.argsort(-cost, kind="stable")
     slot = np.empty_like(order)
     load = np.zeros(num_slots)
     for start in range(0, len(order), num_slots):
         row = order[start : start + num_slots]
-        to = np.argsort(load, kind="stable")[: len(row)]
-        slot[start : start + num_slots] = to
-        load[to] += cost[row]
+        targets = np.argsort(load, kind="stable")[: len(row)]
+        slot[start : start + num_slots] = targets
+        load[targets] += cost[row]
     return order, slot
 
 
-def _dealt_to_ranks(
+def _even_out_ranks(
     cost: Float64Array, slot: Int64Array, ranks: int, micro_batches: int
 ) -> Int64Array:
-    """The slots renumbered so that what a rank has in all its micro-batches is even too.
+    """Renumber the slots so that each rank's total over its micro-batches is even, too.
 
-    Ranks wait for each other once per update, not once per micro-batch. A rank's micro-batches come
-    largest first, so that those of one number are alike.
+    Totals matter because ranks wait for each other once per update, not once per micro-batch. Each
+    rank's largest micro-batch comes first, so that micro-batches with the same number have similar
+    sizes.
     """
     if micro_batches == 1:
         return slot
@@ -125,27 +132,32 @@ def _dealt_to_ranks(
 
 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Places by cost, int64 [n], the largest first, and the slot of each, int64 [n].
+    """Assign samples to slots so that the largest load is as small as possible.
 
-    The number of samples of a slot varies, at least one, to make the largest load small. The
-    function searches for the smallest capacity at which all fit (MULTIFIT: Coffman, Garey, Johnson,
-    SIAM J. Comput. 7, 1978), and fills a slot exactly if one or two samples can (close to minimum
-    bin slack: Gupta, Ho, Production Planning & Control 10, 1999). At 1024 slots of 3 samples on
-    average and published lengths the result is 1.004 of the mean; with best-fit decreasing, 1.007.
-    Integers decide, so every machine gets the same. `cost` is [n], whole numbers above zero, at
-    least as many as slots.
+    Slots may get different numbers of samples, but at least one each. The function searches for the
+    smallest capacity at which all samples fit (MULTIFIT: Coffman, Garey, Johnson, SIAM J. Comput.
+    7, 1978). It fills a slot exactly if one or two samples can do so (similar to minimum bin slack:
+    Gupta, Ho, Production Planning & Control 10, 1999). With 1024 slots, 3 samples per slot on
+    average and the published lengths, the largest load is 1.004 times the mean. Best-fit decreasing
+    reaches 1.007. All decisions use integers, so that every machine gets the same result.
+
+    `cost` is [n], positive whole numbers, with n >= `num_slots`. Returns the sample indices by
+    descending cost, int64 [n], and the slot of each, int64 [n].
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
-    # Samples of equal cost are interchangeable: the k-th largest sample takes the k-th largest
-    # cost's row.
+    # Samples of equal cost are interchangeable, so the k-th largest sample can be assigned to the
+    # row of the k-th largest cost.
     slot = np.repeat(np.arange(num_slots), [len(row) for row in rows])
     largest_first = np.argsort([-step for row in rows for step in row], kind="stable")
     return order, slot[largest_first]
 
 
 def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
-    """Costs as integers: unchanged up to RESOLUTION, else in so many steps, rounded up."""
+    """Convert costs to integers.
+
+    If the largest is above RESOLUTION, costs are scaled to RESOLUTION steps and rounded up.
+    """
     largest = cost.max()
     if largest > RESOLUTION:
         cost = np.ceil(cost * (RESOLUTION / largest))
@@ -153,13 +165,13 @@ def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
 
 
 def _even_rows(steps: list[int], num_rows: int) -> list[list[int]]:
-    """Divide costs, the largest first, into `num_rows` rows, none of them empty."""
+    """Divide costs, sorted in descending order, into `num_rows` non-empty rows."""
     best = _largest_to_least_loaded(steps, num_rows)
     high = max(map(sum, best))
     low = max(steps[0], -(-sum(steps) // num_rows))
     while low < high - high // RESOLUTION:
         capacity = (low + high) // 2
-        rows = _filled(steps, capacity, num_rows)
+        rows = _fill_rows(steps, capacity, num_rows)
         if rows is None:
             low = capacity + 1
         else:
@@ -170,7 +182,7 @@ def _even_rows(steps: list[int], num_rows: int) -> list[list[int]]:
 
 
 def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]:
-    """Longest processing time first: the next cost goes to the row with the least load so far."""
+    """Assign each cost, in descending order, to the row with the smallest load so far."""
     rows = [[step] for step in steps[:num_rows]]
     load = [(step, number) for number, step in enumerate(steps[:num_rows])]
     heapq.heapify(load)
@@ -181,16 +193,16 @@ def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]
     return rows
 
 
-def _filled(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] | None:
-    """Rows with a load of at most `capacity` each, or None if `num_rows` are too few.
+def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] | None:
+    """Fill rows up to a load of `capacity`; return None if `num_rows` rows are not enough.
 
-    A row begins with the largest cost left. Next comes one that fills it exactly, else two that do,
-    else the largest that fits, and so on.
+    Each row starts with the largest remaining cost. After that it gets one cost that fills it
+    exactly, or two that do, or otherwise the largest cost that fits, until nothing fits.
     """
     top = steps[0]
     count = np.bincount(steps).tolist()
-    left = sum(1 << step for step in set(steps))  # bit s: a cost of s is left
-    mirrored = sum(1 << (top - step) for step in set(steps))  # bit top - s: the same
+    left = sum(1 << step for step in set(steps))  # bit s is set if a cost of s remains
+    mirrored = sum(1 << (top - step) for step in set(steps))  # the same for bit top - s
     spare = num_rows * capacity - sum(steps)
     rows = []
     while left:
@@ -201,7 +213,7 @@ def _filled(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] |
             if row and step < space:
                 shift = top - space
                 others = mirrored >> shift if shift >= 0 else mirrored << -shift
-                first = (left & others).bit_length() - 1  # both it and `space - first` are left
+                first = (left & others).bit_length() - 1  # it and `space - first` both remain
                 if first > 0 and (2 * first != space or count[first] > 1):
                     step = first
             row.append(step)
@@ -219,54 +231,55 @@ def _filled(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """One step of the whole job."""
+    """The plan of one step for all ranks."""
 
     step: int
     sample_ids: Int64Array  # [n]: rank 0's first micro-batch, then its second, and so on
-    counts: Int64Array  # [R, A]: samples of each micro-batch
+    counts: Int64Array  # [R, A]: number of samples of each micro-batch
     drawn_ids: Int64Array  # [R, A, b]: as the sampler drew them, before balancing
-    lengths: Int64Array  # [n]: tokens of each sample, as the index has them
-    stored_masked: Int64Array  # [n]: masked positions that `prepare` stored for it
+    lengths: Int64Array  # [n]: tokens per sample, from the index
+    stored_masked: Int64Array  # [n]: masked positions per sample that `prepare` stored
     mlm_denominators: Float64Array  # [R, A]
     nsp_denominators: Float64Array  # [R, A]
     num_tokens: Int64Array  # [R, A]
-    num_masked: Int64Array  # [R, A]: positions that are trained on
-    imbalance_tokens: float  # largest over mean of the ranks' tokens
+    num_masked: Int64Array  # [R, A]: masked positions to train on
+    imbalance_tokens: float  # largest token count of a rank over the mean of all
 
-    def ids_of(self, rank: int, forward: int) -> Int64Array:
-        """Sample ids, int64 [counts[rank, forward]], of one micro-batch."""
-        return self.sample_ids[self._places_of(rank, forward)]
+    def ids_of(self, rank: int, micro_batch: int) -> Int64Array:
+        """Return the sample ids of one micro-batch, int64 [counts[rank, micro_batch]]."""
+        return self.sample_ids[self._slice_of(rank, micro_batch)]
 
-    def sizes_of(self, rank: int, forward: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and stored masked positions of each sample of one micro-batch."""
-        places = self._places_of(rank, forward)
-        return tuple(self.lengths[places].tolist()), tuple(self.stored_masked[places].tolist())
+    def sizes_of(self, rank: int, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens and the stored masked positions per sample of one micro-batch."""
+        part = self._slice_of(rank, micro_batch)
+        return tuple(self.lengths[part].tolist()), tuple(self.stored_masked[part].tolist())
 
     def micro_batches_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
-        """The sample ids of each micro-batch, and its denominators by the names in its batch."""
-        for forward in range(self.counts.shape[1]):
+        """Yield each micro-batch's sample ids, and its denominators as arguments of a batch."""
+        for micro_batch in range(self.counts.shape[1]):
             yield (
-                self.ids_of(rank, forward),
+                self.ids_of(rank, micro_batch),
                 {
-                    "mlm_denominator": float(self.mlm_denominators[rank, forward]),
-                    "nsp_denominator": float(self.nsp_denominators[rank, forward]),
+                    "mlm_denominator": float(self.mlm_denominators[rank, micro_batch]),
+                    "nsp_denominator": float(self.nsp_denominators[rank, micro_batch]),
                 },
             )
 
-    def _places_of(self, rank: int, forward: int) -> slice:
-        """The places of one micro-batch among the n samples."""
-        number = rank * self.counts.shape[1] + forward
+    def _slice_of(self, rank: int, micro_batch: int) -> slice:
+        """Return the slice of one micro-batch in the arrays of all n samples."""
+        number = rank * self.counts.shape[1] + micro_batch
         stop = int(self.counts.ravel()[: number + 1].sum())
-        return slice(stop - int(self.counts[rank, forward]), stop)
+        return slice(stop - int(self.counts[rank, micro_batch]), stop)
 
 
 class StepPlanner:
-    """A planner that turns a sampler's global batches into step plans.
+    """Turns a sampler's global batches into step plans.
 
-    A rank's loss is its summed cross-entropy over a denominator, and DDP averages over ranks. With
-    `global` normalisation the denominator is the whole update's count divided by the world size,
-    so that average is the exact mean over the update, however samples are assigned; with `per_rank`
-    it is the forward's own count times the accumulation steps, as the published runs do.
+    A rank's loss is its summed cross-entropy divided by a denominator, and DDP averages the losses
+    of all ranks. With `global` normalization the denominator is the count of the whole update
+    divided by the world size. The average is then the exact mean over the update, however samples
+    are assigned. With `per_rank` normalization, which the published runs use, it is the
+    micro-batch's own count times the accumulation steps.
     """
 
     def __init__(
@@ -281,10 +294,17 @@ class StepPlanner:
         balance: Callable[[Float64Array], Assignment] = AS_DRAWN,
         stored_masked: MaskedCounts | None = None,
     ) -> None:
-        """Plan over the length index; the arrays are [N] and may be memory maps.
+        """Plan over the arrays of the length index, which are [N] and may be memory maps.
 
-        `balance` assigns a global batch, given its tokens [R, A, b] (`Balance`). `masked_counts`
-        are trained on; `stored_masked` are those of the stored masks, if they are others.
+        Args:
+            sampler: draws the global batches.
+            lengths: tokens per sample.
+            masked_counts: masked positions per sample to train on.
+            world_size: number of ranks.
+            grad_accum_steps: micro-batches per rank and step.
+            loss_normalization: see above.
+            balance: assigns a global batch, given the tokens per sample [R, A, b] (`Balance`).
+            stored_masked: stored masked positions per sample, if they differ from `masked_counts`.
         """
         self.sampler = sampler
         self._lengths = lengths
@@ -295,12 +315,12 @@ class StepPlanner:
         self._balance = balance
 
     def plan(self, step: int) -> StepPlan:
-        """The plan of a step counted from 1."""
+        """Return the plan of a step. Steps count from 1."""
         drawn = self.sampler.global_batch(step)
         drawn_lengths = self._lengths[drawn]
         assignment = self._balance(drawn_lengths.astype(np.float64).reshape(self._shape))
-        lengths = drawn_lengths[assignment.places]
-        sample_ids = drawn[assignment.places]
+        lengths = drawn_lengths[assignment.indices]
+        sample_ids = drawn[assignment.indices]
         counts = assignment.counts
         num_tokens = _sums(lengths, counts).astype(np.int64)
         num_masked = _sums(self._masked_counts[sample_ids], counts).astype(np.int64)
@@ -327,7 +347,7 @@ class StepPlanner:
 
 
 def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
-    """Sums over the samples of each micro-batch, float64 [R, A]; each has at least one sample."""
+    """Sum `values` over each micro-batch, which has at least one sample; float64 [R, A]."""
     flat = counts.ravel()
     starts = np.cumsum(flat) - flat
     sums: Float64Array = np.add.reduceat(values.astype(np.float64), starts).reshape(counts.shape)
@@ -340,7 +360,7 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """The step planner of the whole job."""
+    """Make the step planner of a run."""
     masked_counts: MaskedCounts | CountsByLength = index.masked_counts
     longest, data = index.manifest.max_seq_length, config.data
     if data.masking == "dynamic":
@@ -362,7 +382,11 @@ def planner_of_lengths(
     length_histogram: Sequence[int],
     stored_masked: MaskedCounts | None = None,
 ) -> StepPlanner:
-    """The step planner from an index's arrays, all [N], and the number of samples of k tokens."""
+    """Make a step planner from the arrays of an index.
+
+    All arrays are [N], except `length_histogram`, whose element k is the number of samples with k
+    tokens.
+    """
     data, parallel = config.data, config.parallel
     return StepPlanner(
         make_sampler(
@@ -384,7 +408,7 @@ def planner_of_lengths(
 
 
 def balance_of(config: RunConfig) -> Balance:
-    """The balance policy of a config."""
+    """Return the balance policy of a config."""
     return Balance(
         policy=config.data.balance,
         ranks_per_node=config.parallel.ranks_per_node,

@@ -1,11 +1,12 @@
-"""The batch in which sequences reach the model: real tokens only, or padded to a capacity.
+"""Batches for the model: sequences with real tokens only, or padded to a capacity.
 
-With padding, every step has the same shapes. Padding tokens form dummy sequences after the real
-ones, so that attention covers every row and no real token sees a dummy. Unused masked positions and
-sentence pairs have the label IGNORED. Padding adds exactly zero to loss, gradients and accuracy.
+Padding gives every step the same shapes. The padding tokens form dummy sequences after the real
+ones, so that attention covers every row and no real token attends to a dummy. Unused masked
+positions and sentence pairs have the label IGNORED. Padding adds exactly zero to the loss, the
+gradients and the accuracy.
 
-Shape letters: B sequences (with padding: those that may be real), T tokens of all of them, P masked
-positions of all of them.
+Shape letters: B sequences (in a padded batch, the slots for real sequences), T tokens in total, P
+masked positions in total.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,9 @@ from torch import Tensor
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import IntArray, Samples
 
-IGNORED = -100  # label of a slot that only padding fills
-DUMMY_LENGTH = 128  # a tile of the attention kernels: shorter sequences would cost as much
-NO_SAMPLE = -1  # a dummy sequence's sample id
+IGNORED = -100  # label of a slot that holds only padding
+DUMMY_LENGTH = 128  # one tile of the attention kernels; shorter sequences would cost the same
+NO_SAMPLE = -1  # sample id of a dummy sequence
 PADDING_WORD = 0
 
 
@@ -29,47 +30,47 @@ PADDING_WORD = 0
 class UnpaddedBatch:
     """B sequences laid end to end.
 
-    The loss of the batch is its summed cross-entropies over the two denominators, which come from
-    the step plan (`data/balance.py`): averaged over ranks and summed over accumulation steps, it
-    is the mean over the whole update.
+    The loss of the batch is the sum of two cross-entropies, each divided by its denominator from
+    the step plan (`data/balance.py`). Averaged over ranks and summed over accumulation steps, it is
+    the mean over the whole update.
     """
 
     input_ids: Tensor  # int64 [T]
     position_ids: Tensor  # int64 [T]
     token_type_ids: Tensor  # int64 [T]
     cu_seqlens: Tensor  # int32 [B + 1]: sequence i is tokens cu_seqlens[i] .. cu_seqlens[i + 1]
-    lengths: tuple[int, ...]  # host copy of the B lengths, so no layer reads the device
-    masked_counts: tuple[int, ...]  # on the host: masked positions of each sequence
-    sample_ids: Tensor  # int64 [B]: sample ids; keys of dropout
-    masked_token_index: Tensor  # int64 [P]: rows of the T tokens
+    lengths: tuple[int, ...]  # host copy of the B lengths, so that no layer must read the device
+    masked_counts: tuple[int, ...]  # host copy: masked positions per sequence
+    sample_ids: Tensor  # int64 [B]: sample ids, which are also dropout keys
+    masked_token_index: Tensor  # int64 [P]: indices of the masked tokens among all T
     labels: Tensor  # int64 [P], IGNORED in unused slots
-    next_sentence_label: Tensor  # int64 [B], or of the first sequences only
+    next_sentence_label: Tensor  # int64 [B], or fewer if only the first sequences have one
     mlm_denominator: Tensor  # float32 scalar
     nsp_denominator: Tensor  # float32 scalar
-    shape: StaticShape | None = None  # the shape it was padded to (`pad`); None: not padded
+    shape: StaticShape | None = None  # the shape that `pad` padded to; None if not padded
 
     @property
     def max_seqlen(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return max(self.lengths)
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on another device; copies from pinned memory do not block the host."""
+        """Copy the batch to another device. Copies from pinned memory do not block the host."""
         if device == self.input_ids.device:
             return self
         return self.map_blocks(lambda block: block.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """The same batch in page-locked host memory.
+        """Copy the batch to page-locked host memory.
 
-        torch reuses such memory only after every copy queued from it has finished, so the batch may
-        be dropped as soon as its copy is queued.
+        The batch may be deleted as soon as a copy to the device is queued, because torch reuses
+        page-locked memory only after every copy queued from it has finished.
         """
         return self.map_blocks(Tensor.pin_memory)
 
     @property
     def block(self) -> Tensor:
-        """The whole memory of a batch made by `empty_batch`, uint8 [bytes]."""
+        """The whole memory block of a batch made by `empty_batch`, uint8 [bytes]."""
         storage = self.input_ids.untyped_storage()
         memory = torch.empty(0, dtype=torch.uint8, device=self.input_ids.device).set_(storage)
         start = self.input_ids.storage_offset() * self.input_ids.element_size()
@@ -77,10 +78,10 @@ class UnpaddedBatch:
         return memory[start : (last.storage_offset() + 1) * last.element_size()]
 
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same batch with each memory block under its tensors replaced by `change(block)`.
+        """Return the batch with each memory block under its tensors replaced by `change(block)`.
 
-        `change` gets a block as uint8 [bytes] and returns one of equal contents. A batch of
-        `empty_batch` lies in a single block, so it takes one copy instead of ten.
+        `change` gets a block as uint8 [bytes] and must return one with the same contents. A batch
+        made by `empty_batch` has a single block, so that it needs one copy instead of ten.
         """
         changed: dict[int, Tensor] = {}
         tensors: dict[str, Any] = {}
@@ -105,16 +106,20 @@ def empty_batch(
     num_pairs: int | None = None,
     device: torch.device | None = None,
 ) -> UnpaddedBatch:
-    """An uninitialised batch of B sequences and P masked positions in one block of memory.
+    """Allocate an uninitialized batch of B sequences and P masked positions in one memory block.
 
-    The first `num_pairs` sequences (None: all) have a next-sentence label. Without a `device` the
-    block is on the host.
+    Args:
+        lengths: tokens per sequence, B numbers.
+        masked_counts: masked positions per sequence, B numbers with the sum P.
+        num_pairs: number of sequences, from the first one on, that have a next-sentence label. None
+            means all.
+        device: device of the block. None means the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
     num_pairs = num_sequences if num_pairs is None else num_pairs
     words = [num_tokens] * 3 + [sum(masked_counts)] * 2 + [num_pairs, num_sequences]
-    words += [num_sequences // 2 + 1, 1]  # 8-byte words of B + 1 int32, of two float32
-    # Each begins at a multiple of 16 bytes, which compiled kernels expect.
+    words += [num_sequences // 2 + 1, 1]  # 8-byte words for B + 1 int32 and two float32
+    # Each tensor starts at a multiple of 16 bytes, because compiled kernels expect that.
     padded = [count + count % 2 for count in words]
     block = torch.empty(sum(padded), dtype=torch.int64, device=device)
     tokens, positions, types, index, labels, next_labels, ids, ends, denominators = (
@@ -140,7 +145,7 @@ def empty_batch(
 def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Lay samples of any integer type, with ids int64 [n], end to end, in order, on the host."""
+    """Make a batch on the host from samples of any integer type with ids int64 [n], in order."""
     batch = empty_batch(tuple(samples.lengths.tolist()), tuple(samples.masked_counts.tolist()))
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
@@ -161,11 +166,11 @@ def make_batch(
 
 
 def pad(batch: UnpaddedBatch, shape: StaticShape) -> UnpaddedBatch:
-    """A host batch padded to a shape that holds it, in one block of memory.
+    """Pad a host batch to a shape that it fits into, in one new memory block.
 
-    Sequences keep their order, and so do masked positions, with unused ones between them. An unused
-    masked position is the last token of its sequence; no sequence has more than `shape.max_masked`
-    positions.
+    Sequences and masked positions keep their order, with unused positions between the real ones. An
+    unused masked position points at the last token of its sequence. No sequence gets more than
+    `shape.max_masked` positions.
     """
     lengths = _padded_lengths(batch.lengths, shape)
     real_counts = _fill_up(np.array(batch.masked_counts), len(lengths))
@@ -180,25 +185,25 @@ def pad(batch: UnpaddedBatch, shape: StaticShape) -> UnpaddedBatch:
     _copy(batch.input_ids, padded.input_ids, PADDING_WORD)
     _copy(batch.token_type_ids, padded.token_type_ids, 0)
     padded.position_ids.numpy()[:num_tokens] = batch.position_ids.numpy()
-    places = np.arange(num_tokens, shape.tokens)
-    padded.position_ids.numpy()[num_tokens:] = places - np.repeat(starts, lengths)[num_tokens:]
+    rows = np.arange(num_tokens, shape.tokens)
+    padded.position_ids.numpy()[num_tokens:] = rows - np.repeat(starts, lengths)[num_tokens:]
     padded.cu_seqlens[0] = 0
     padded.cu_seqlens.numpy()[1:] = np.cumsum(lengths)
     _copy(batch.sample_ids, padded.sample_ids, NO_SAMPLE)
     _copy(batch.next_sentence_label, padded.next_sentence_label, IGNORED)
-    places = np.arange(batch.labels.shape[0]) + np.repeat(np.cumsum(unused) - unused, real_counts)
+    slots = np.arange(batch.labels.shape[0]) + np.repeat(np.cumsum(unused) - unused, real_counts)
     ends = starts + lengths - 1
     padded.masked_token_index.numpy()[:] = np.repeat(ends, real_counts + unused)
-    padded.masked_token_index.numpy()[places] = batch.masked_token_index.numpy()
+    padded.masked_token_index.numpy()[slots] = batch.masked_token_index.numpy()
     padded.labels.fill_(IGNORED)
-    padded.labels.numpy()[places] = batch.labels.numpy()
+    padded.labels.numpy()[slots] = batch.labels.numpy()
     padded.mlm_denominator.copy_(batch.mlm_denominator)
     padded.nsp_denominator.copy_(batch.nsp_denominator)
     return replace(padded, shape=shape)
 
 
 def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBatch:
-    """An uninitialised batch of a shape in one block of memory; `device` None means the host."""
+    """Allocate an uninitialized batch of a shape in one memory block, by default on the host."""
     slots = shape.sequences + shape.dummies
     lengths, masked = ((total, *(0,) * (slots - 1)) for total in (shape.tokens, shape.masked))
     batch = empty_batch(lengths, masked, num_pairs=shape.sequences, device=device)
@@ -206,10 +211,11 @@ def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBat
 
 
 def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
-    """The real lengths, dummy lengths of about the same size, and zeros: [B + dummies]."""
+    """Return the real lengths, then nearly equal dummy lengths, then zeros; [B + dummies]."""
     padding = shape.tokens - sum(lengths)
     most = shape.sequences - len(lengths) + shape.dummies
-    # As short as slots and tiles allow, because attention costs the square of a length.
+    # Dummies are as short as the slots and the kernels' tiles allow, because the cost of attention
+    # grows with the square of a length.
     length = max(-(-padding // most), min(DUMMY_LENGTH, shape.max_seqlen))
     count = max(int(shape.least_padding(np.array(len(lengths)))), -(-padding // length))
     padded = _fill_up(np.array(lengths), shape.sequences + shape.dummies)
@@ -221,14 +227,15 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
 
 
 def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
-    """Unused masked positions to add to each sequence, starting with the last of B."""
-    room = np.where(lengths > 0, shape.max_masked - real_counts, 0)
-    room[shape.sequences :] = 0
+    """Return how many unused masked positions each sequence gets, filling the last of B first."""
+    free = np.where(lengths > 0, shape.max_masked - real_counts, 0)
+    free[shape.sequences :] = 0
     if empty := int((lengths[: shape.sequences] == 0).sum()):
-        room[shape.sequences - empty - 1] -= empty  # their first tokens are the last sequence's
+        # The last non-empty sequence also holds the first tokens of the empty ones.
+        free[shape.sequences - empty - 1] -= empty
     left = shape.masked - int(real_counts.sum())
-    behind = np.cumsum(room[::-1])[::-1] - room  # room in the sequences after each
-    unused: IntArray = np.clip(left - behind, 0, room)
+    free_after = np.cumsum(free[::-1])[::-1] - free  # free positions in the sequences after each
+    unused: IntArray = np.clip(left - free_after, 0, free)
     return unused
 
 
@@ -238,6 +245,6 @@ def _fill_up(values: IntArray, size: int) -> IntArray:
     return filled
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor, otherwise: int) -> None:
+def _copy(source: torch.Tensor, target: torch.Tensor, padding: int) -> None:
     target[: len(source)] = source
-    target[len(source) :] = otherwise
+    target[len(source) :] = padding

@@ -1,7 +1,7 @@
 """Capacities of tokens, sequences and masked positions for every micro-batch of a run.
 
-A captured step is replayed with the shapes it was captured with, so its batches are padded to a
-capacity. Capacities come from step plans, before the run: a plan needs only the length index, so no
+A captured step is replayed with the shapes of its capture, so its batches are padded to a capacity.
+Capacities are computed from step plans before the run. A plan needs only the length index, so no
 sample is read.
 """
 
@@ -18,13 +18,13 @@ from mlperf_bert.data.sampler import Int64Array
 RISK = 0.01  # probability that a bound is too low for at least one step of the run
 LADDER_CAPACITIES = 12
 TOKEN_MULTIPLE = 16  # so that FP8 transposes need no zeros
-PLANNED_STEPS = 256  # steps planned of a longer run; the others have a bound
-WASTE = 0.01  # waste of tokens above which another capacity is worth its graph
+PLANNED_STEPS = 256  # first steps of a longer run that are planned; a bound covers the others
+WASTE = 0.01  # fraction of padding tokens above which another capacity is worth its graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPlan:
-    """Room of one micro-batch."""
+    """Upper limits for the sizes of one micro-batch."""
 
     tokens: int
     sequences: int
@@ -32,10 +32,11 @@ class CapacityPlan:
 
     @classmethod
     def of_sizes(cls, sizes: Int64Array, num_steps: int) -> Self:
-        """Capacities for a run of `num_steps`: exact if `sizes` has that many, so that all fit.
+        """Compute the capacity for a run of `num_steps` steps.
 
-        Otherwise they are a bound from some steps, so a step may still not fit. `sizes` are those
-        of the steps' micro-batches, int64 [3, steps, R * A] (`micro_batch_sizes`).
+        `sizes` are the sizes of the steps' micro-batches, int64 [3, steps, R * A]
+        (`micro_batch_sizes`). If they cover all steps of the run, every step fits. Otherwise the
+        capacity is a statistical bound from these steps, and a later step may not fit.
         """
         exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
@@ -46,23 +47,23 @@ class CapacityPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticShape:
-    """Every size of a micro-batch that is padded to a capacity (`data/batch.py`).
+    """All sizes of a micro-batch that is padded to a capacity (`data/batch.py`).
 
-    After the `sequences` that may be real come `dummies`, which hold the padding tokens. Both
-    numbers are constant, and sequences that are not needed are empty.
+    The slots for real `sequences` are followed by those for `dummies`, which hold the padding
+    tokens. Both numbers are constant, and slots that are not needed have empty sequences.
     """
 
     tokens: int
     sequences: int
     masked: int
     max_seqlen: int
-    max_masked: int  # masked positions of one sequence
+    max_masked: int  # largest number of masked positions of one sequence
 
     @classmethod
     def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
-        """The shape with that room, or as much as its sequences can fill.
+        """Make the shape of a capacity, but no larger than its sequences can fill.
 
-        Tokens are a multiple of TOKEN_MULTIPLE.
+        The number of tokens is rounded up to a multiple of TOKEN_MULTIPLE.
         """
         tokens = min(capacity.tokens, capacity.sequences * max_seqlen)
         return cls(
@@ -75,37 +76,39 @@ class StaticShape:
 
     @property
     def dummies(self) -> int:
-        """Dummies, enough for any padding: sequences of `max_seqlen` that fill all tokens."""
+        """Number of dummy slots, enough for sequences of `max_seqlen` tokens to fill all tokens."""
         return -(-self.tokens // self.max_seqlen)
 
     def least_padding(self, sequences: Int64Array) -> Int64Array:
-        """Padding tokens that micro-batches of so many sequences need, in the same array shape.
+        """Return how many padding tokens micro-batches with these numbers of sequences need.
 
-        Each is a dummy in a slot that may be real. No sequence has more than 1 + `max_masked` rows
-        in the last layer (`last_rows`): its first token, its masked positions, used or not, and in
-        the last non-empty sequence the first tokens of the empty slots.
+        Each of these tokens is a dummy in a slot for real sequences. They are needed because no
+        sequence has more than 1 + `max_masked` rows in the last layer (`last_rows`). These rows are
+        its first token, its used and unused masked positions and, in the last non-empty sequence,
+        the first tokens of the empty slots. The result has the shape of `sequences`.
         """
         rows = self.masked + self.sequences
         filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """True if micro-batches of these sizes (arrays of one shape) fit, with padding."""
+        """Return whether all micro-batches of these sizes fit; the arrays have the same shape."""
         fits = (sequences <= self.sequences) & (masked <= self.masked)
         return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
 
 def micro_batch_sizes(plan: StepPlan) -> Int64Array:
-    """Tokens, sequences and masked positions of every micro-batch of a step: int64 [3, R * A]."""
+    """Return tokens, sequences and masked positions per micro-batch of a step, int64 [3, R * A]."""
     return np.stack([plan.num_tokens, plan.counts, plan.num_masked]).reshape(3, -1)
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
-    """A bound, from some steps, that the largest of `num_steps` exceeds in about 1 % of runs.
+    """Estimate a bound that the maximum over `num_steps` steps exceeds in about 1% of runs.
 
-    A Pearson type III distribution is fitted to the steps' maxima (its tail runs from a normal to
-    an exponential one with the skewness), and its quantile 1 - RISK / num_steps taken by Wilson and
-    Hilferty's formula (PNAS 17, 1931). The fitted skewness is raised by two standard errors.
+    The function fits a Pearson type III distribution to the maxima of some steps. With increasing
+    skewness its tail changes from a normal to an exponential one. The bound is the quantile
+    1 - RISK / num_steps, computed by Wilson and Hilferty's formula (PNAS 17, 1931). To be safe, the
+    fitted skewness is raised by two standard errors.
     """
     count, deviation = len(maxima), float(maxima.std())
     if not deviation:
@@ -120,11 +123,13 @@ def _bound(maxima: Int64Array, num_steps: int) -> int:
 def plan_shapes(
     planner: StepPlanner, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """Shapes for the micro-batches of all ranks, the smallest first, in a run of `num_steps` steps.
+    """Compute the shapes for all micro-batches of a run of `num_steps` steps, smallest first.
 
     Args:
-        max_seqlen: most tokens of a sequence.
-        max_masked: most masked positions of a sequence.
+        planner: plans the first steps of the run.
+        num_steps: steps of the run.
+        max_seqlen: largest number of tokens of a sequence.
+        max_masked: largest number of masked positions of a sequence.
     """
     steps = range(1, min(num_steps, PLANNED_STEPS) + 1)
     sizes = np.stack([micro_batch_sizes(planner.plan(step)) for step in steps], axis=1)
@@ -134,34 +139,37 @@ def plan_shapes(
 def shapes_of_sizes(
     sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """Shapes from the sizes of some steps' micro-batches, int64 [3, steps, R * A]."""
+    """Compute shapes from the sizes of some steps' micro-batches, int64 [3, steps, R * A]."""
     largest = CapacityPlan.of_sizes(sizes, num_steps)
-    # Unequal counts leave slots without a sequence, which together need a token or two.
+    # If counts differ, some slots have no sequence. Together these need a few padding tokens.
     largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
     padding = int(largest_shape.least_padding(sizes[1]).max())
     largest = replace(largest, tokens=largest.tokens + padding)
-    # A step takes the capacity that its largest micro-batch needs, on all ranks (`shape_of`).
+    # All ranks use the capacity that the largest micro-batch of the step needs (`shape_of`).
     tokens, _, masked = sizes.max(axis=2)
     shapes = (
         StaticShape.of(capacity, max_seqlen=max_seqlen, max_masked=max_masked)
         for capacity in _fewest_capacities(largest, tokens + padding, masked)
     )
-    # If several round to the same number of tokens, keep the last, which has the most masked.
+    # If several are rounded to the same number of tokens, keep the last, because it has the most
+    # masked positions.
     return tuple({shape.tokens: shape for shape in shapes}.values())
 
 
 def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
-    """The smallest of `shapes` (ascending) that holds a step's micro-batches; None if none does.
+    """Return the smallest of `shapes` (ascending) that fits all micro-batches of a step, or None.
 
-    All ranks count, because NCCL requires them to replay graphs that were captured together.
+    The micro-batches of all ranks count, because NCCL requires all ranks to replay graphs that were
+    captured together.
     """
     return _first_that_holds(micro_batch_sizes(plan), shapes)
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
-    """Padding for each real token, as in a captured run; `sizes` int64 [3, steps, R * A].
+    """Return the padding tokens per real token of a captured run; `sizes` int64 [3, steps, R * A].
 
-    A step that no shape holds runs without padding, as fast as its largest micro-batch.
+    A step that fits into no shape runs without padding and takes as long as its largest
+    micro-batch.
     """
     padded = [
         shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
@@ -172,21 +180,23 @@ def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
 
 def _first_that_holds(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
     tokens, sequences, masked = sizes
-    of_all = {"tokens": tokens, "sequences": sequences, "masked": masked}
-    return next((shape for shape in shapes if shape.holds(**of_all)), None)
+    fitting = (
+        shape for shape in shapes if shape.holds(tokens=tokens, sequences=sequences, masked=masked)
+    )
+    return next(fitting, None)
 
 
 def _fewest_capacities(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array
 ) -> tuple[CapacityPlan, ...]:
-    """One capacity, or enough to bring the waste under WASTE, at most LADDER_CAPACITIES.
+    """Choose the fewest capacities that bring the padding below WASTE, up to LADDER_CAPACITIES.
 
     `tokens` and `masked` are the sizes of each step's largest micro-batches.
     """
     for number in range(1, LADDER_CAPACITIES + 1):
         capacities = _by_quantiles(largest, tokens, masked, number)
-        room = np.array([capacity.tokens for capacity in capacities])
-        if room[np.searchsorted(room, tokens)].sum() <= (1 + WASTE) * tokens.sum():
+        limits = np.array([capacity.tokens for capacity in capacities])
+        if limits[np.searchsorted(limits, tokens)].sum() <= (1 + WASTE) * tokens.sum():
             break
     return capacities
 
@@ -194,9 +204,10 @@ def _fewest_capacities(
 def _by_quantiles(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array, number: int
 ) -> tuple[CapacityPlan, ...]:
-    """`number` capacities: the largest, that of the largest step seen, the others at quantiles.
+    """Return `number` capacities in ascending order, or fewer if some are equal.
 
-    There are fewer if some are equal.
+    They are the largest one, that of the largest planned step, and others at quantiles of the
+    steps' tokens.
     """
     shares = np.arange(1, number) / max(number - 1, 1)
     limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))

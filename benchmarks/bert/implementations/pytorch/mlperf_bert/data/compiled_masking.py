@@ -1,9 +1,9 @@
 """Compiled code that draws the masked tokens of a sequence and their replacements.
 
-Every draw is a function of (seed, round, sample id, number of the draw), by Philox 4x32
-(model/dropout_keys.py is its readable form), so nothing depends on ranks, workers or earlier draws.
-It is one file because of numba's cache (see compiled.py); the readable reference of the rule is
-tests/plain_masking.py.
+Every draw is a function of (seed, round, sample id, number of the draw), computed by Philox 4x32,
+so nothing depends on ranks, workers or earlier draws. A readable form of Philox is in
+model/dropout_keys.py, and one of the masking rule is in tests/plain_masking.py. All compiled code
+is in this one file because of numba's cache (see compiled.py).
 
 Shape letters: B sequences, T tokens, P masked positions.
 """
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from mlperf_bert.compiled import compiled
 
-# Of unsigned 64 bits, because numba makes floats of signed and unsigned ones together.
+# These are unsigned 64-bit integers, because numba converts mixed signed and unsigned operands to
+# floats.
 WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
 MULTIPLIER_A, MULTIPLIER_C = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 KEY_STEP_0, KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 ROUNDS = 7
-# Of the 2**32 values of a word: [MASK], the token itself, and otherwise a random one.
+# A 32-bit word below the first limit selects [MASK]. Below the second it selects the token itself,
+# and otherwise a random token.
 BELOW_IS_MASK = np.uint64(8 * 2**32 // 10)
 BELOW_IS_KEPT = np.uint64(9 * 2**32 // 10)
 
@@ -42,26 +44,26 @@ def draw_masks(
     positions: NDArray[Any],
     labels: NDArray[Any],
 ) -> int:
-    """Mask sequences in place, their original tokens to `labels`.
+    """Mask sequences in place, and write the original tokens to `labels`.
 
-    Any choice of positions is equally likely. Each becomes independently [MASK] (80 %), stays the
-    same (10 %) or becomes any non-special token of the vocabulary (10 %).
+    All choices of positions are equally likely. Independently of the others, each chosen token
+    becomes [MASK] (80%), stays the same (10%) or becomes a random non-special token (10%).
 
     Args:
-        tokens: integers [T], written.
-        offsets: integers [B + 1]: sequence i is tokens offsets[i] .. offsets[i + 1].
+        tokens: integers [T], overwritten.
+        offsets: integers [B + 1]; sequence i is tokens offsets[i] .. offsets[i + 1].
         sample_ids: [B].
-        counts: [B], tokens to mask in each; their sum is P.
-        special: special tokens' ids, ascending, each once: never masked, never inserted.
+        counts: [B], number of tokens to mask per sequence, with the sum P.
+        special: distinct ids of special tokens, ascending. These are never masked or inserted.
         mask_id: id of [MASK].
-        vocab_size: ids are below it.
-        number: number of the round: the same seed, sample and round give the same masks.
+        vocab_size: size of the vocabulary.
+        number: number of the round. The same seed, sample and round give the same masks.
         seed: seed of the run, 64 bits.
-        positions: [P], written: positions within their sequence, ascending.
-        labels: [P], written.
+        positions: [P], output: positions within their sequence, ascending.
+        labels: [P], output: original tokens.
 
     Returns:
-        ALL_DRAWN, or the first sequence that has fewer tokens to mask than `counts` asks for.
+        ALL_DRAWN, or the index of the first sequence with fewer maskable tokens than its count.
     """
     longest = np.diff(offsets).max() if len(sample_ids) else 0
     candidates = np.empty(longest, np.int64)
@@ -74,10 +76,10 @@ def draw_masks(
             return i
         for draw in range(counts[i]):
             where, how, what = _words(draw, sample_ids[i], number, seed)
-            # Only the first places of a shuffle are needed.
-            place = draw + np.int64((where * np.uint64(available - draw)) >> WORD_BITS)
-            position = candidates[place]
-            candidates[place] = candidates[draw]
+            # This is a Fisher-Yates shuffle that stops after the first `counts[i]` elements.
+            chosen = draw + np.int64((where * np.uint64(available - draw)) >> WORD_BITS)
+            position = candidates[chosen]
+            candidates[chosen] = candidates[draw]
             originals[position] = sequence[position]
             if how < BELOW_IS_MASK:
                 sequence[position] = mask_id
@@ -92,7 +94,7 @@ def draw_masks(
 def _find_candidates(
     sequence: NDArray[Any], special: NDArray[np.int64], candidates: NDArray[np.int64]
 ) -> int:
-    """Write the positions that may be masked to the front of `candidates`; return their number."""
+    """Write the maskable positions to the start of `candidates`, and return their number."""
     available = 0
     for position in range(len(sequence)):
         candidates[available] = position
@@ -102,7 +104,7 @@ def _find_candidates(
 
 @compiled
 def _collect(originals: NDArray[np.int64], positions: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Write the masked positions and their labels in ascending order, and clear the marks."""
+    """Write the masked positions and their labels in ascending order, and reset `originals`."""
     masked = 0
     for position in range(len(originals)):
         if originals[position] >= 0:
@@ -122,7 +124,7 @@ def _is_special(token: int, special: NDArray[np.int64]) -> bool:
 
 @compiled
 def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
-    """One of the non-special tokens, all equally likely."""
+    """Map a random word to one of the non-special tokens, all equally likely."""
     token = np.int64((word * np.uint64(vocab_size - len(special))) >> WORD_BITS)
     for i in range(len(special)):
         token += token >= special[i]
@@ -133,7 +135,7 @@ def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
 def _words(
     draw: int, sample: int, number: int, seed: int
 ) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Three random words of a draw, 32 bits each."""
+    """Return the three random 32-bit words of a draw."""
     a, b = np.uint64(draw), np.uint64(sample) & WORD
     c, d = np.uint64(number) & WORD, np.uint64(sample) >> WORD_BITS
     key_0, key_1 = np.uint64(seed) & WORD, np.uint64(seed) >> WORD_BITS

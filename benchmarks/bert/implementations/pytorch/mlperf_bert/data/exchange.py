@@ -1,7 +1,7 @@
-"""Batches by a real exchange: ranks read their drawn samples, swap tokens, sort and deal.
+"""Balance batches by exchange: ranks read their own draws, swap them, and assign them by length.
 
-The published runs do this on the GPU, on the way to every step (arXiv 2402.02447). Here the
-loader's thread does it steps ahead, over a process group of its own (distributed/session.py).
+The published runs do this on the GPU before every step (arXiv 2402.02447). Here the loader's thread
+does it some steps ahead, over its own process group (distributed/session.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlperf_bert.data.balance import StepPlan, deal
+from mlperf_bert.data.balance import StepPlan, assign_serpentine
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.loader import BatchSource
 from mlperf_bert.data.masking import DynamicMasks
@@ -21,16 +21,17 @@ from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
 from mlperf_bert.errors import DataError, UserError
 
-_LEAVING = -1  # sent in place of a message's size
+_LEAVING = -1  # sent in place of a message's size by a rank that stops
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 
 
 class ExchangeSource(BatchSource):
-    """A source that reads this rank's draws and gets its share of the group's by exchange.
+    """Reads the samples drawn for this rank and exchanges them with the other ranks of its group.
 
-    Every exchange begins with the sizes of the messages. They could be computed from the index, but
-    gathering them (8 bytes a rank, off the critical path) also tells the others that a rank could
-    not read, or leaves, before they wait for its tokens. Denominators are the plan's.
+    Every exchange starts by gathering the sizes of the messages. The sizes could be computed from
+    the index, but gathering them (8 bytes per rank, off the critical path) also tells the other
+    ranks that one could not read its samples or is stopping, before they wait for its tokens. The
+    denominators come from the step plan.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class ExchangeSource(BatchSource):
         token: np.dtype[Any],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """Exchange over `group`, of CPU tensors; `token` is the type of a token id on the wire."""
+        """Exchange CPU tensors over `group`; `token` is the dtype of a token id in messages."""
         super().__init__(rank, reader.set_dir, masks)
         self._reader = reader
         self._group = group
@@ -49,7 +50,7 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """See `BatchSource`. All ranks must call it; DataError too if another rank cannot go on."""
+        """See `BatchSource`. Collective. Also raises DataError if another rank stops."""
         try:
             return super().micro_batches(plan)
         except UserError:
@@ -58,40 +59,40 @@ class ExchangeSource(BatchSource):
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
         messages = self._all_gather(self._read(plan))
-        drawn_by_forward = zip(*map(unpack, messages), strict=True)
+        drawn_by_micro_batch = zip(*map(unpack, messages), strict=True)
         for drawn, (ids, denominators) in zip(
-            drawn_by_forward, plan.micro_batches_of(self._rank), strict=True
+            drawn_by_micro_batch, plan.micro_batches_of(self._rank), strict=True
         ):
-            samples = dealt(drawn, self._group.rank())
+            samples = samples_of_rank(drawn, self._group.rank())
             yield make_batch(samples, ids, **denominators)
 
     def close(self) -> None:
-        """Release the others from an exchange that they may have begun, which would never end.
+        """Tell the other ranks not to wait for this rank in an exchange that they may have started.
 
-        They answer at once if they stop as well; after an error of this rank they may not.
+        They answer at once if they stop as well. After an error of this rank they may not answer.
         """
         if self._is_over:
             return
         self._is_over = True
         _, work = self._gather_sizes(_LEAVING)
-        with suppress(RuntimeError):  # a time-out, or the others have left
+        with suppress(RuntimeError):  # a timeout, or the other ranks have stopped
             work.wait(_LEAVE_TIMEOUT)
 
     def _read(self, plan: StepPlan) -> Bytes:
-        """One message: a packet for every micro-batch of what the sampler drew for this rank."""
+        """Read the samples drawn for this rank into one message with a packet per micro-batch."""
         drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
         return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
     def _all_gather(self, message: Bytes) -> list[Bytes]:
-        """The messages of all ranks of the group, padded to the largest on the way."""
+        """Return the messages of all ranks of the group, which travel padded to the largest."""
         sizes_tensor, work = self._gather_sizes(len(message))
         work.wait()
         sizes = sizes_tensor.tolist()
         if _LEAVING in sizes:
             self._is_over = True
             which = dist.get_process_group_ranks(self._group)[sizes.index(_LEAVING)]
-            problem = f"rank {which} could not read its samples or has ended"
-            raise DataError("exchange of samples", problem, "see that rank's message")
+            problem = f"rank {which} could not read its samples or has stopped"
+            raise DataError("exchange of samples", problem, "see that rank's error message")
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
@@ -107,12 +108,13 @@ class ExchangeSource(BatchSource):
         return sizes.squeeze(1), work
 
 
-def dealt(drawn: Sequence[Samples], rank: int) -> Samples:
-    """The samples that `rank` gets of those its group drew for one micro-batch, longest first.
+def samples_of_rank(drawn: Sequence[Samples], rank: int) -> Samples:
+    """Select the samples that `rank` gets from its group's draws for one micro-batch.
 
-    All ranks have drawn equally many. They are sorted by the received lengths; ties keep the order
-    of the ranks, then that of their draws, as in `data/balance.py`.
+    All ranks have drawn equally many samples. They are sorted by descending length and assigned in
+    serpentine order. As in `data/balance.py`, ties keep the order of the ranks and then of their
+    draws.
     """
     together = join(drawn)
-    (places,) = deal(together.lengths.astype(np.float64)[np.newaxis], len(drawn))
-    return take(together, places[rank])
+    (indices,) = assign_serpentine(together.lengths.astype(np.float64)[np.newaxis], len(drawn))
+    return take(together, indices[rank])

@@ -1,13 +1,15 @@
 """Index of a prepared set: manifest, lengths, order by length, and each shard's sidecar.
 
-`DIR/index/` holds `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
-element a sample) and `dataset.json`, the manifest, written last: a set without it is incomplete.
-The manifest holds a digest of every other file of the set and, as its last key, of itself. A set
-whose samples may have more than 255 masked positions has version 3, with `masked_counts.u16`; all
-others have version 2, as ever. Version 1 had no digests of sidecars and of itself; `prepare` writes
-it anew and keeps the shards.
+`DIR/index/` contains `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
+element per sample) and the manifest `dataset.json`. The manifest is written last, so that a set
+without it is known to be incomplete. It contains a digest of every other file of the set and, as
+its last key, of itself.
 
-A sidecar describes its shard's contents, their places in the file, and their source.
+Sets whose samples may have more than 255 masked positions have format version 3, with
+`masked_counts.u16`. All others have version 2. Version 1 had no digests of the sidecars and of the
+manifest itself. `prepare` replaces a manifest of version 1 and keeps the shards.
+
+A sidecar describes the contents of its shard, their offsets in the file, and their source.
 """
 
 import hashlib
@@ -41,11 +43,11 @@ SHARD_FORMAT_VERSION = 1
 
 # Kinds of example: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without a next sentence.
 Segments = Literal["pair", "single"]
-SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first is the default of a file
+SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first is the default in files
 
 SIDECAR_REMEDY = "prepare this shard again with `mlperf_bert prepare`"
 
-# Dataset name -> dtypes it may have, little endian. Token ids are 16 bits wide where they fit.
+# Dataset name -> allowed dtypes, little endian. Token ids have 16 bits if the vocabulary is small.
 DATASET_DTYPES = (
     ("input_ids", ("<u2", "<u4")),
     ("offsets", ("<i8",)),
@@ -56,12 +58,15 @@ DATASET_DTYPES = (
     ("next_sentence_label", ("|u1",)),
 )
 
-REMEDY = "delete index/dataset.json and run the same `mlperf_bert prepare` again: shards are kept"
-MISSING_REMEDY = "make the set with `mlperf_bert prepare`, or give its directory"
+REMEDY = (
+    "delete index/dataset.json and run the same `mlperf_bert prepare` command again "
+    "(finished shards are kept)"
+)
+MISSING_REMEDY = "create the set with `mlperf_bert prepare`, or pass an existing one's directory"
 
 OWN_DIGEST = "manifest_sha256"  # digest of the manifest's JSON without this key
 
-# Keys that the manifest leaves out at these values.
+# The manifest leaves out keys with these values.
 _DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 
 # Format version -> file name and dtype of each of the three arrays.
@@ -74,7 +79,7 @@ MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class DatasetLocation:
-    """One contiguous array inside the shard: numpy dtype, elements, offset in bytes."""
+    """One contiguous array in a shard: numpy dtype, number of elements, offset in bytes."""
 
     dtype: str
     count: int
@@ -82,13 +87,13 @@ class DatasetLocation:
 
     @property
     def end(self) -> int:
-        """The first byte after the array."""
+        """Offset of the first byte after the array."""
         return self.offset + self.count * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSettings:
-    """Settings that decide a shard's examples besides its text; compared at a restart."""
+    """Settings that determine a shard's examples, next to its text; compared when resuming."""
 
     vocabulary_sha256: str = ""  # empty until the vocabulary is known
     max_seq_length: int
@@ -102,10 +107,10 @@ class ShardSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sidecar:
-    """Everything training needs to map a shard without opening HDF5.
+    """Everything that training needs to map a shard without the HDF5 library.
 
-    `examples_sha256` is the digest of the arrays alone, independent of the file around them, so
-    that two machines can compare their results. Older shards have none.
+    `examples_sha256` is the digest of the arrays only and does not depend on the rest of the file,
+    so that results of two machines can be compared. It is None for older shards.
     """
 
     shard_bytes: int
@@ -118,14 +123,14 @@ class Sidecar:
     examples_sha256: str | None = None
 
     def to_json(self) -> bytes:
-        """The file's contents."""
+        """Return the contents of the sidecar file."""
         values = {"format_version": SHARD_FORMAT_VERSION, **asdict(self)}
         values["settings"] = without_defaults(values["settings"], {"segments": SEGMENTS[0]})
         return write_json(without_defaults(values, {"examples_sha256": None}))
 
 
 def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
-    """The digest of all examples of shards, in their order; None if one of them has none."""
+    """Combine the digests of the shards' examples in order; None if a shard has no digest."""
     digests = [sidecar.examples_sha256 for sidecar in sidecars]
     known = [digest for digest in digests if digest is not None]
     if len(known) < len(digests):
@@ -134,12 +139,12 @@ def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
 
 
 def sidecar_path(shard_path: Path) -> Path:
-    """`<shard>.json` beside the shard."""
+    """Return the path `<shard>.json` next to the shard."""
     return shard_path.with_name(shard_path.name + ".json")
 
 
 def read_sidecar(shard_path: Path) -> Sidecar:
-    """Parse and check the sidecar of `shard_path`; the shard itself is not touched.
+    """Parse and check the sidecar of `shard_path` without opening the shard itself.
 
     Raises DataError if a key is missing or wrong, or if the arrays do not fit into the file.
     """
@@ -161,8 +166,8 @@ def read_sidecar(shard_path: Path) -> Sidecar:
 
 
 def _check_arrays(sidecar: Sidecar) -> None:
-    """Raise ValueError unless the arrays fit each other and the shard."""
-    count = {name: place.count for name, place in sidecar.datasets.items()}
+    """Raise ValueError if the arrays are inconsistent with each other or with the shard."""
+    count = {name: location.count for name, location in sidecar.datasets.items()}
     expected = {
         "offsets": sidecar.num_samples + 1,
         "segment_b_start": sidecar.num_samples,
@@ -172,18 +177,21 @@ def _check_arrays(sidecar: Sidecar) -> None:
     }
     for name, wanted in expected.items():
         if count[name] != wanted:
-            raise ValueError(f"{name} has {count[name]} elements where {wanted} belong")
+            raise ValueError(f"{name} has {count[name]} elements instead of {wanted}")
     for name, dtypes in DATASET_DTYPES:
-        place = sidecar.datasets[name]
-        if place.dtype not in dtypes:
-            raise ValueError(f"{name} is {in_brief(place.dtype)}, not {' or '.join(dtypes)}")
-        if place.end > sidecar.shard_bytes:
-            raise ValueError(f"{name} ends at byte {place.end} of a shard of {sidecar.shard_bytes}")
+        location = sidecar.datasets[name]
+        if location.dtype not in dtypes:
+            allowed = " or ".join(dtypes)
+            raise ValueError(f"{name} must have dtype {allowed}, not {in_brief(location.dtype)}")
+        if location.end > sidecar.shard_bytes:
+            raise ValueError(
+                f"{name} ends at byte {location.end}, but the shard has {sidecar.shard_bytes} bytes"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """One shard of the set: bare file name under `shards/`, samples, digests of both its files."""
+    """One shard of the set: file name in `shards/`, number of samples, digests of its two files."""
 
     file: str
     num_samples: int
@@ -192,7 +200,7 @@ class ShardEntry:
 
     @classmethod
     def of(cls, shard_path: Path) -> Self:
-        """The entry of a finished shard, from its sidecar. Raises DataError when that is wrong."""
+        """Make the entry of a finished shard. Raises DataError if its sidecar is wrong."""
         sidecar = read_sidecar(shard_path)
         digest = file_digest(sidecar_path(shard_path), REMEDY)
         return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
@@ -200,7 +208,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One array file of the index: bare file name under `index/`, bytes, digest."""
+    """One array file of the index: file name in `index/`, size in bytes, digest."""
 
     file: str
     size_bytes: int
@@ -209,7 +217,7 @@ class IndexFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """The accuracy of a model without context on the set's masked positions; see prepare/build."""
+    """Accuracy of the context-free baseline on a set's masked positions; see prepare/build.py."""
 
     context_free_accuracy: float
     mask_only_accuracy: float
@@ -219,10 +227,10 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`index/dataset.json`: the contents of the set and the settings that made it.
+    """Contents of `index/dataset.json`: what is in the set, and the settings that it was made with.
 
-    Sample ids run over the shards in the order of `shards`. `length_histogram[k]` counts the
-    samples of k tokens, k = 0 .. max_seq_length.
+    Sample ids count the samples of all shards in the order of `shards`. `length_histogram[k]` is
+    the number of samples with k tokens, k = 0 .. max_seq_length.
     """
 
     num_samples: int
@@ -247,9 +255,9 @@ class Manifest:
 
     @classmethod
     def load(cls, set_dir: Path) -> Self:
-        """Parse `set_dir/index/dataset.json`. Raises DataError if it is not as it was written."""
+        """Parse `set_dir/index/dataset.json`. Raises DataError if it is missing or was changed."""
         path = set_dir / "index" / "dataset.json"
-        missing = f"is missing, so {set_dir} is not a prepared set"
+        missing = f"no such file, so {set_dir} is not a prepared set"
         remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
         values = read_json(path, missing=missing, remedy=remedy)
         with reading(path, remedy):
@@ -257,13 +265,14 @@ class Manifest:
             rest = {key: value for key, value in values.items() if key != OWN_DIGEST}
             if values[OWN_DIGEST] != _digest_of(rest):
                 raise ValueError(
-                    f"{OWN_DIGEST} is not that of the contents, so the file was changed"
+                    f"{OWN_DIGEST} does not match the contents, so the file was changed"
                 )
             for entry in (*values["shards"], *values["index_files"]):
                 bare_name(entry["file"])
             for key, known in (("vocabulary_file", VOCABULARY_FILES), ("segments", SEGMENTS)):
                 if values.get(key, known[0]) not in known:
-                    raise ValueError(f"{key} is {in_brief(values[key])}, not {' or '.join(known)}")
+                    allowed = " or ".join(known)
+                    raise ValueError(f"{key} must be {allowed}, not {in_brief(values[key])}")
             baseline = values.get("baseline")
             return parse(
                 cls,
@@ -276,7 +285,7 @@ class Manifest:
 
     @property
     def format_version(self) -> int:
-        """The version in which a set of so many masked positions is written."""
+        """Format version, which depends on how many masked positions a sample may have."""
         return 2 if self.max_predictions <= 255 else 3
 
     @property
@@ -285,7 +294,7 @@ class Manifest:
         return INDEX_ARRAYS[self.format_version]
 
     def to_json(self) -> bytes:
-        """The file's contents."""
+        """Return the contents of the manifest file."""
         values = {"format_version": self.format_version, **asdict(self)}
         values = without_defaults(values, _DEFAULTS)
         return write_json({**values, OWN_DIGEST: _digest_of(values)})
@@ -293,16 +302,16 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class LengthIndex:
-    """The mapped index: N samples; the arrays are read-only and shared by the ranks of a node."""
+    """The index of N samples, memory-mapped read-only and shared by the ranks of a node."""
 
     manifest: Manifest
     lengths: NDArray[np.uint16]  # [N]
     masked_counts: MaskedCounts  # [N]
-    order_by_length: NDArray[np.uint32]  # [N]: sample ids by length, ties by id
+    order_by_length: NDArray[np.uint32]  # [N]: sample ids by ascending length, then by id
 
     @classmethod
     def open(cls, set_dir: Path) -> Self:
-        """Map the index of a prepared set. Raises DataError when a file is missing or cut short."""
+        """Map the index of a prepared set. Raises DataError if a file is missing or truncated."""
         manifest = Manifest.load(set_dir)
         arrays = []
         for name, dtype in manifest.index_arrays:
@@ -313,12 +322,12 @@ class LengthIndex:
 
 
 def manifest_sha256(set_dir: Path) -> str:
-    """Digest of the manifest file. Raises DataError when it cannot be read."""
+    """Compute the digest of the manifest file. Raises DataError if it cannot be read."""
     return file_digest(set_dir / "index" / "dataset.json", REMEDY)
 
 
 def sets_sha256(*set_dirs: Path) -> str:
-    """Digest of several sets, by their manifests. Raises DataError when one cannot be read."""
+    """Combine the digests of several sets' manifests. Raises DataError if one cannot be read."""
     return hashlib.sha256(" ".join(map(manifest_sha256, set_dirs)).encode()).hexdigest()
 
 
@@ -328,18 +337,19 @@ def write_index(
     lengths: NDArray[np.uint16],
     masked_counts: MaskedCounts,
 ) -> Manifest:
-    """Write the arrays by sample, both [N], then the manifest that completes the set; return it.
+    """Write the arrays of the index, then the manifest, which completes the set.
 
-    `length_histogram` and `index_files` are filled in here. Raises DataError if a file cannot be
-    written, or there are more samples than 32 bits can number.
+    `lengths` and `masked_counts` are [N]. Returns the manifest with `length_histogram` and
+    `index_files` filled in. Raises DataError if a file cannot be written, or if there are more
+    samples than 32-bit ids.
     """
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:
-        problem = f"has {len(lengths)} lengths and {len(masked_counts)} masked counts"
-        raise DataError(str(set_dir), problem, f"give {num_samples} of each, at most 2**32")
+        problem = f"got {len(lengths)} lengths and {len(masked_counts)} masked counts"
+        raise DataError(str(set_dir), problem, f"pass {num_samples} of each, up to 2**32")
     index_dir = set_dir / "index"
     make_directory(index_dir)
-    # Remove it first, so that a crash between two arrays cannot leave a manifest over a mixture.
+    # Remove the manifest first, so that no manifest is left if a crash leaves old and new arrays.
     (index_dir / "dataset.json").unlink(missing_ok=True)
     order = np.argsort(lengths, kind="stable")
     arrays: tuple[NDArray[Any], ...] = (lengths, masked_counts, order)
@@ -363,11 +373,11 @@ def _digest_of(values: Mapping[str, Any]) -> str:
 def masked_count_table(
     max_seq_length: int, max_predictions: int, rate: float
 ) -> NDArray[np.uint16]:
-    """Masked positions by length, uint16 [max_seq_length + 1]: the MLPerf reference's formula.
+    """Return the number of masked positions by length, uint16 [max_seq_length + 1].
 
-    min(max_predictions, max(1, round(rate * length))), where length counts special tokens and
-    round() is half to even. So every rank knows the masked positions of all others without reading
-    a sample or communicating.
+    The formula is the MLPerf reference's: min(max_predictions, max(1, round(rate * length))). The
+    length includes special tokens, and round() rounds half to even. With this table every rank
+    knows the numbers of all others without communication and without reading a sample.
     """
     counts = [
         min(max_predictions, max(1, round(rate * length))) for length in range(max_seq_length + 1)
@@ -376,23 +386,24 @@ def masked_count_table(
 
 
 class CountsByLength:
-    """The masked counts of an index, computed on access."""
+    """The masked counts of an index, computed from the lengths on access."""
 
     def __init__(self, lengths: NDArray[np.uint16], table: NDArray[np.uint16]) -> None:
-        """Look up `lengths` [N], which may be a memory map, in `table`, which is by length."""
+        """Look up `lengths` [N], which may be a memory map, in `table`, indexed by length."""
         self._lengths = lengths
         self._table = table
 
     def __getitem__(self, ids: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Masked positions of some samples, uint16 [n]."""
+        """Return the number of masked positions of the samples `ids` [n], uint16 [n]."""
         counts: NDArray[np.uint16] = self._table[self._lengths[ids]]
         return counts
 
 
 def special_ids(manifest: Manifest) -> NDArray[np.int64]:
-    """Ids that stand for no text, int64, ascending, each once: never masked, never inserted.
+    """Return the distinct ids of special tokens in ascending order, int64.
 
-    [UNK] stands for text that the vocabulary lacks, so it counts as an ordinary token, as in BERT.
+    Special tokens represent no text, so they are never masked or inserted. [UNK] is not among them,
+    because it represents text that the vocabulary lacks. BERT treats it as an ordinary token, too.
     """
     ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
     return np.unique(np.array(ids, dtype=np.int64))

@@ -1,11 +1,11 @@
-"""Step plans to batches on the device, prepared by a thread ahead of the training loop.
+"""Turn step plans into batches on the device, in a thread that runs ahead of the training loop.
 
-Batches travel on a stream of their own, ahead of the step. On a CPU the calls are the same, but
-nothing is copied and nothing waits. For a captured step, batches are padded to a capacity first.
+Batches are copied to the device on a separate stream, ahead of their step. On a CPU the calls are
+the same, but nothing is copied and nothing waits. For a captured step, batches are first padded to
+a capacity. `data.loader = "dali"` sends the same batches through nvidia-dali's external source.
 
-`data.loader = "dali"` sends the same batches there by nvidia-dali's external source.
-Nothing is read before the first batch is requested, so building a loader in the untimed init phase
-touches no sample.
+Nothing is read before the first batch is requested, so that the untimed init phase can build a
+loader without touching a sample.
 """
 
 import importlib
@@ -29,28 +29,29 @@ from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, size_error
 from mlperf_bert.errors import ConfigError
 
-# Copies a host block, uint8 [bytes], into as much device memory; work queued later on the current
-# stream sees it.
+# Copies a host block, uint8 [bytes], into device memory of the same size. Work that is queued later
+# on the current stream sees the copy.
 Copy = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StagedBatches:
-    """Batches on the device, or on their way to it."""
+    """Batches that are on the device or being copied to it."""
 
     batches: tuple[UnpaddedBatch, ...]
-    copied: torch.cuda.Event | None  # None: nothing to wait for
+    copied: torch.cuda.Event | None  # None if there is nothing to wait for
 
 
 class Staging:
-    """A sender of batches to one device in the loader's thread; the loop's thread receives them.
+    """Sends batches to a device from the loader's thread, and receives them in the loop's thread.
 
-    Batches of a step that no capacity holds stay unpadded.
+    Batches of a step that fits into no capacity stay unpadded.
 
     Args:
-        device: where the batches go.
-        copy: sends them, on a CPU too; if None, they travel from page-locked memory.
-        shapes: shapes of the capacities, the smallest first; empty if no step is captured.
+        device: the device to send batches to.
+        copy: copies a memory block, also on a CPU. None means an asynchronous copy from page-locked
+            memory.
+        shapes: shapes of the capacities, smallest first. Empty if no step is captured.
     """
 
     def __init__(
@@ -67,14 +68,14 @@ class Staging:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def thread_context(self) -> AbstractContextManager[object]:
-        """The loader thread's context: CUDA calls go to this device and the side stream.
+        """Return a context in which the thread's CUDA calls use this device and the side stream.
 
-        A new thread starts on GPU 0, whatever the rank's GPU.
+        The loader's thread needs it because a new thread always starts on GPU 0.
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
-        """Queue the copies without waiting for them; called within `thread_context`."""
+        """Queue the copies without waiting for them. Call it within `thread_context`."""
         shape = shape_of(plan, self._shapes)
         if shape is not None:
             batches = tuple(pad(batch, shape) for batch in batches)
@@ -83,32 +84,32 @@ class Staging:
         return StagedBatches(on_device, copied)
 
     def _on_device(self, batch: UnpaddedBatch) -> UnpaddedBatch:
-        """The batch in device memory of its own."""
+        """Copy the batch into its own device memory."""
         if self._copy is not None:
             return batch.map_blocks(self._copied)
         if self._stream is None:
             return batch
-        return batch.pin_memory().to(self._device)  # from pageable memory the host would wait
+        return batch.pin_memory().to(self._device)  # the host would wait for pageable memory
 
     def _copied(self, block: Tensor) -> Tensor:
-        """The block in new memory on the device, by `copy`."""
+        """Copy the block into new device memory with `copy`."""
         assert self._copy is not None
         memory = torch.empty_like(block, device=self._device)
         self._copy(block, memory)
         return memory
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
-        """The batches, ready for work queued later on the current stream; the host does not wait.
+        """Make the batches usable by work queued later on the current stream, and return them.
 
-        Called by the loop's thread.
+        The loop's thread calls this. The host does not wait for the copies.
         """
         if staged.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(staged.copied)
 
             def used_on_stream(block: Tensor) -> Tensor:
-                # The memory belongs to the side stream; its next copy must not get it while a
-                # kernel queued here may still read it.
+                # The memory was allocated on the side stream. The stream's next copy must not
+                # reuse it while a kernel queued here may still read it.
                 block.record_stream(stream)
                 return block
 
@@ -123,53 +124,54 @@ _DALI_INPUT = "block"
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One rank's work in one step: `micro_batches` holds one batch per micro-batch."""
+    """One rank's work in one step."""
 
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
-    data_wait_ms: float  # time that the loop waited for it
-    planning_ms: float  # time of its plan, in the loader's thread
-    received_bytes: int  # received from other processes for this rank's batches
+    data_wait_ms: float  # time that the loop waited for the batches
+    planning_ms: float  # time that the loader's thread needed for the plan
+    received_bytes: int  # bytes received from other processes for these batches
 
 
 class BatchSource:
-    """Source of a rank's batches, called by the loader's thread step after step."""
+    """Provides a rank's batches; the loader's thread calls it once per step."""
 
-    received_bytes = 0  # sent by other processes for the batches so far
+    received_bytes = 0  # bytes received from other processes so far
 
     def __init__(self, rank: int, set_dir: Path, masks: DynamicMasks | None = None) -> None:
-        """Get the batches of `rank` from the set in `set_dir`.
+        """Provide the batches of `rank` from the set in `set_dir`.
 
-        Without `masks` they keep their stored masks.
+        If `masks` is None, batches keep their stored masks.
         """
         self._rank = rank
         self._set_dir = set_dir
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """This rank's batches of a step, one per micro-batch, on the host.
+        """Return this rank's batches of a step on the host, one per micro-batch.
 
-        Raises DataError if they cannot be read, or if a sample has another size than in the plan:
-        then loss, balance and capacities would be wrong, and ids could belong to other samples.
+        Raises DataError if they cannot be read, or if the size of a sample differs from the plan.
+        In that case loss, balance and capacities would be wrong, and ids could belong to other
+        samples.
         """
         batches = tuple(self._stored(plan))
-        for forward, batch in enumerate(batches):
-            if (batch.lengths, batch.masked_counts) != plan.sizes_of(self._rank, forward):
+        for number, batch in enumerate(batches):
+            if (batch.lengths, batch.masked_counts) != plan.sizes_of(self._rank, number):
                 raise size_error(self._set_dir)
         if self._masks is None:
             return batches
         return tuple(self._masks.of(batch, plan.step) for batch in batches)
 
     def close(self) -> None:
-        """Free its resources; called once, after the last batch."""
+        """Free all resources. Called once, after the last batch."""
 
     def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
-        """The batches with their stored masks."""
+        """Return the batches with their stored masks."""
         raise NotImplementedError
 
 
 class DirectSource(BatchSource):
-    """A source that reads the samples that the plan gives to this rank."""
+    """Reads the samples that the plan assigns to this rank."""
 
     def __init__(self, reader: SampleReader, rank: int, masks: DynamicMasks | None = None) -> None:
         super().__init__(rank, reader.set_dir, masks)
@@ -181,21 +183,22 @@ class DirectSource(BatchSource):
 
 
 class DaliCopy:
-    """A copier of memory blocks to a device through nvidia-dali, for `Staging`.
+    """Copies memory blocks to a device through nvidia-dali, for `Staging`.
 
-    The pipeline holds one block and runs when called: the loader's thread makes batches ahead of
-    the loop. On a GPU (not run) DALI copies from its own page-locked memory to its own device
-    memory, for which the loader's thread waits, and from there on the current stream.
+    The pipeline contains one block and runs only when called, because the loader's thread already
+    makes batches ahead of the loop. On a GPU (never run) DALI copies from its own page-locked
+    memory to its own device memory, and the loader's thread waits for that. From there the block is
+    copied on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Build the pipeline; read nothing. Raises ConfigError if nvidia-dali is missing."""
+        """Build the pipeline without reading data. Raises ConfigError if nvidia-dali is missing."""
         try:
             dali: Any = importlib.import_module("nvidia.dali")
             plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
         except ImportError as error:
-            problem = f"'dali' needs nvidia-dali ({error})"
-            remedy = "run in the checkout: tools/venv.sh dali, or use 'thread'"
+            problem = f"'dali' needs nvidia-dali, which cannot be imported ({error})"
+            remedy = "run `tools/venv.sh dali` in the checkout, or set data.loader to 'thread'"
             raise ConfigError("data.loader", problem, remedy) from None
         self._feed = plugin.feed_ndarray
         self._pipeline = dali.Pipeline(
@@ -212,14 +215,15 @@ class DaliCopy:
         self._pipeline.build()
 
     def __call__(self, block: Tensor, memory: Tensor) -> None:
-        """Copy uint8 [bytes] on the host into `memory`, as many bytes on the device."""
+        """Copy a host block, uint8 [bytes], into device memory of the same size."""
         self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
         (outputs,) = self._pipeline.run()
-        self._feed(outputs[0], memory)  # given no stream, it waits: the next block overwrites this
+        # Without a stream argument this waits, because the next block overwrites the output.
+        self._feed(outputs[0], memory)
 
 
 class Loader:
-    """An endless iterator over the steps of one rank, from `first_step` on."""
+    """Iterates endlessly over the steps of one rank, starting with `first_step`."""
 
     def __init__(
         self,
@@ -230,15 +234,15 @@ class Loader:
         first_step: int = 1,
         staging: Staging | None = None,
     ) -> None:
-        """Load onto `device`.
+        """Load batches onto `device`.
 
-        `staging` brings the batches there; None means one that leaves them unpadded.
+        `staging` sends the batches there. None means a staging that leaves them unpadded.
         """
         self._planner = planner
         self._source = source
         self._staging = staging or Staging(device)
         self._next_step = first_step
-        self._queue: queue.Queue[_Made | BaseException] = queue.Queue(PREFETCHED_STEPS)
+        self._queue: queue.Queue[_StagedStep | BaseException] = queue.Queue(PREFETCHED_STEPS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
 
@@ -251,10 +255,10 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the thread; batches made ahead are dropped.
+        """Stop the thread, and drop batches that were made ahead.
 
-        After an error nothing is waited for: the thread may wait for other ranks, which wait for
-        this one. They learn of it when this process ends.
+        After an error this does not wait for the thread, because the thread may be waiting for
+        other ranks, which wait for this one. They notice when this process exits.
         """
         self._stop.set()
         if error is not None:
@@ -264,14 +268,14 @@ class Loader:
         self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yield step batches on the device; an error of the thread is raised here."""
+        """Yield step batches on the device. Raises any error of the loader's thread."""
         self._thread.start()
         while True:
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             item = self._queue.get()
             if isinstance(item, BaseException):
                 raise item
-            data_wait_ms = 1e3 * (time.perf_counter() - asked)
+            data_wait_ms = 1e3 * (time.perf_counter() - requested)
             yield StepBatch(
                 item.plan,
                 self._staging.receive(item.staged),
@@ -284,7 +288,7 @@ class Loader:
         try:
             with self._staging.thread_context():
                 self._make_steps()
-        except BaseException as error:  # handed to the loop, which raises it
+        except BaseException as error:  # passed to the loop, which raises it
             self._put(error)
 
     def _make_steps(self) -> None:
@@ -295,9 +299,10 @@ class Loader:
             planning_ms = 1e3 * (time.perf_counter() - started)
             before = self._source.received_bytes
             staged = self._staging.send(self._source.micro_batches(plan), plan)
-            self._put(_Made(plan, planning_ms, staged, self._source.received_bytes - before))
+            received_bytes = self._source.received_bytes - before
+            self._put(_StagedStep(plan, planning_ms, staged, received_bytes))
 
-    def _put(self, item: "_Made | BaseException") -> None:
+    def _put(self, item: "_StagedStep | BaseException") -> None:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -307,8 +312,8 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A step as the loader's thread passes it on."""
+class _StagedStep:
+    """A step as the loader's thread passes it to the loop."""
 
     plan: StepPlan
     planning_ms: float

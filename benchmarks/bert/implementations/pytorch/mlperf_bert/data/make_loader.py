@@ -1,4 +1,4 @@
-"""The loader of a rank, as the config says: who reads, who exchanges, masks, shapes."""
+"""Build a rank's loader from the config: its batch source, dynamic masks and padded shapes."""
 
 from pathlib import Path
 
@@ -37,10 +37,10 @@ def make_loader(
     process: MpiProcess | None,
     first_step: int,
 ) -> tuple[Loader, tuple[StaticShape, ...]]:
-    """The loader of this rank, and the shapes that it pads to, which are those of a captured step.
+    """Make the loader of this rank, and the shapes that it pads batches of a captured step to.
 
-    `process` is this rank among trainers and readers, if there are readers. Every rank must call it
-    at the same time.
+    Collective: all ranks must call it. `process` is this rank's process among trainers and reader
+    processes, or None if there are no readers.
     """
     data = config.data
     masks: DynamicMasks | None = None
@@ -77,9 +77,9 @@ def _make_source(
     process: MpiProcess | None,
     masks: DynamicMasks | None,
 ) -> BatchSource:
-    """Who reads this rank's batches: a reader process, a group by exchange, or it alone.
+    """Make this rank's batch source: a reader process, an exchange, or direct reading.
 
-    Every rank must call it at the same time.
+    Collective: all ranks must call it.
     """
     check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
@@ -95,12 +95,12 @@ def _make_source(
 
 
 def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
-    """Be a reader process: read for one trainer until it stops."""
+    """Run this process as a reader, which reads for one trainer until the trainer stops."""
     info = process.role.info
     peers = None
-    if (among := process.peers(config.data.balance)) is not None:
+    if (readers := process.peers(config.data.balance)) is not None:
         is_local = config.data.balance == "exchange_local"
-        peers = PeerExchange(among, info.rank - info.local_rank if is_local else 0)
+        peers = PeerExchange(readers, info.rank - info.local_rank if is_local else 0)
 
     def open_reader(seed: int) -> StepReader:
         index = open_index(data_dir / "train", config)
@@ -116,5 +116,5 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
 
 
 def dismiss_reader(process: MpiProcess) -> None:
-    """End the reader process of a trainer that has nothing to train."""
+    """Stop the reader process of a trainer that has nothing to train."""
     Pair(process.world, process.role.partner).send(Tag.STOP)

@@ -1,7 +1,7 @@
-"""Dynamic masks: drawn anew for each training batch, in place of those that `prepare` stored.
+"""Dynamic masks, which are drawn for each training batch and replace those that `prepare` stored.
 
-RoBERTa introduced them (arXiv 1907.11692, section 4.1). They are drawn once a batch has reached its
-rank, however its samples travelled. Keys: (seed, step, sample id).
+RoBERTa introduced them (arXiv 1907.11692, section 4.1). A rank draws them when it has received a
+batch, however the samples got there. The random numbers depend on (seed, step, sample id).
 """
 
 from dataclasses import fields
@@ -17,14 +17,15 @@ from mlperf_bert.data.index import Manifest, masked_count_table, special_ids
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.errors import DataError
 
-_DRAWN = ("masked_token_index", "labels")  # the rest of a batch does not change
+_DRAWN = ("masked_token_index", "labels")  # the other tensors of a batch do not change
 
 
 class DynamicMasks:
-    """New masks each time a sample is trained on.
+    """Draws new masks each time a sample is trained on.
 
-    A step in which an epoch ends may have a sample twice; only then do its masks repeat.
-    Construction compiles, and reads nothing. Raises ConfigError if numba's cache cannot be used.
+    Masks repeat only if a step contains a sample twice, which can happen at the end of an epoch.
+    The constructor compiles the kernel and reads no sample. It raises ConfigError if numba's cache
+    cannot be used.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class DynamicMasks:
         max_predictions: int,
         seed: int,
     ) -> None:
-        """Mask `rate` of the tokens of a set's samples, at most `max_predictions` each."""
+        """Mask the fraction `rate` of each sample's tokens, up to `max_predictions` per sample."""
         self._set_dir = set_dir
         self._counts = masked_count_table(manifest.max_seq_length, max_predictions, rate)
         self._special = special_ids(manifest)
@@ -47,9 +48,9 @@ class DynamicMasks:
             self._draw(empty_batch((), ()), np.zeros(0, dtype=np.int64), 0)
 
     def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
-        """A batch with its stored masks undone and new ones drawn.
+        """Return a copy of a batch with new masks in place of the stored ones.
 
-        Raises DataError for a sample with fewer words than are to be masked.
+        Raises DataError if a sample has fewer maskable tokens than the number to mask.
         """
         counts = self._counts[list(batch.lengths)].astype(np.int64)
         drawn = empty_batch(batch.lengths, tuple(counts.tolist()))
@@ -61,15 +62,15 @@ class DynamicMasks:
         wrong = self._draw(drawn, counts, step)
         if wrong != ALL_DRAWN:
             number, count = int(batch.sample_ids[wrong]), int(counts[wrong])
-            problem = f"sample {number} has fewer than the {count} tokens that are to be masked"
-            remedy = "run `mlperf_bert verify --full` on it, or lower data.masking_rate"
+            problem = f"sample {number} has fewer maskable tokens than the {count} to mask"
+            remedy = "run `mlperf_bert verify --full` on this set, or lower data.masking_rate"
             raise DataError(str(self._set_dir), problem, remedy)
         return drawn
 
     def _draw(self, batch: UnpaddedBatch, counts: Int64Array, step: int) -> int:
         offsets, index = batch.cu_seqlens.numpy(), batch.masked_token_index.numpy()
         if not len(counts):
-            offsets[:] = 0  # synthetic, to compile
+            offsets[:] = 0  # an empty batch, which only compiles the kernel
         wrong = draw_masks(
             batch.input_ids.numpy(),
             offsets,

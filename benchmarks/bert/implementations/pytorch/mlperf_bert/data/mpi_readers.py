@@ -1,10 +1,11 @@
-"""Reader processes: read, exchange and send the batches of one trainer, some steps ahead.
+"""Reader processes, which read, exchange and send the batches of one trainer some steps ahead.
 
-CPU-assisted padding exchange (arXiv 2208.08124), with tokens instead of padded rows. Protocol (the
-tags are all of it) and threads: docs/decisions/0007-reader-processes.md. Waits for messages
-poll and sleep, because MPI's own blocking calls spin and would take a core from the trainer.
+This is the CPU-assisted padding exchange of arXiv 2208.08124, but with tokens instead of padded
+rows. `Tag` lists all messages of the protocol. docs/decisions/0007-reader-processes.md explains the
+protocol and the threads. Code that waits for messages polls and sleeps, because MPI's own blocking
+calls spin and would take a core away from the trainer.
 
-Shapes: G ranks of a group, A micro-batches, b sequences drawn for each.
+Shape letters: G ranks of a group, A micro-batches, b sequences drawn per micro-batch.
 """
 
 import json
@@ -30,56 +31,56 @@ if TYPE_CHECKING:
 
 POLL_S = 1e-3
 CLOSE_TIMEOUT_S = 10
-STEPS_AHEAD = 8  # that a reader sends before its trainer has taken the first of them
+STEPS_AHEAD = 8  # how many steps a reader sends before its trainer has received the first of them
 
 
 class Tag(IntEnum):
-    """Kinds of message; contents are bytes of JSON, except those of a packet."""
+    """Kinds of message. Contents are JSON, except those of a packet."""
 
     # From the trainer.
-    SETUP = 1  # the run's seed; no sample may be read yet
-    START = 2  # the first step: its first batch is requested
-    CREDIT = 3  # a step's packets have been taken
+    SETUP = 1  # contains the run's seed; no sample may be read yet
+    START = 2  # contains the first step, whose batches are requested
+    CREDIT = 3  # all packets of a step have been received
     STOP = 4  # the last message
     # From the reader.
     READY = 11
     PACKET = 12  # samples of one micro-batch
-    FAILED = 13  # where, problem and remedy of its error; the last message
-    END = 14  # nothing follows
+    FAILED = 13  # contains the three parts of the reader's error; the last message
+    END = 14  # the last message
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
-    """Return when `is_done()` is true, polling with sleeps between."""
+    """Poll until `is_done()` is true, and sleep in between."""
     while not is_done():
         time.sleep(POLL_S)
 
 
 class Pair:
-    """One end of the connection; used by one thread at a time."""
+    """One end of the connection between a trainer and its reader; used by one thread at a time."""
 
     def __init__(self, world: "MPI.Comm", partner: int) -> None:
-        """Talk to rank `partner` of all processes."""
+        """Connect to the process with rank `partner` in `world`."""
         self._world = world
         self._partner = partner
-        self._sending: list[tuple[MPI.Request, Any]] = []  # with what must not be freed yet
+        self._sending: list[tuple[MPI.Request, Any]] = []  # arrays stay alive until they are sent
 
     def send(self, tag: Tag, contents: Bytes | None = None) -> None:
-        """Send without waiting; the array must not change afterwards."""
+        """Send without waiting. The array must not change afterwards."""
         array = np.empty(0, dtype=np.uint8) if contents is None else contents
         self._sending.append((self._world.Isend(array, self._partner, tag), array))
         self.progress()
 
     def send_json(self, tag: Tag, value: Any) -> None:
-        """Send a value that JSON can hold."""
+        """Send a JSON-serializable value."""
         self.send(tag, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
     def has_message(self) -> bool:
-        """True if `receive` would return at once."""
+        """Return whether `receive` would return at once."""
         self.progress()
         return bool(self._world.Iprobe(self._partner))
 
     def receive(self) -> tuple[Tag, Bytes]:
-        """Wait for the next message, in the order sent."""
+        """Wait for the next message. Messages arrive in the order in which they were sent."""
         from mpi4py import MPI
 
         wait_until(self.has_message)
@@ -91,26 +92,26 @@ class Pair:
         return Tag(status.Get_tag()), contents
 
     def progress(self) -> None:
-        """Let MPI make progress with messages, and free those that have arrived."""
+        """Let MPI make progress, and release messages that have been sent."""
         self._sending = [sending for sending in self._sending if not sending[0].Test()]
 
     def flush(self) -> None:
-        """Wait until all messages have left."""
+        """Wait until all messages have been sent."""
         while self._sending:
             self.progress()
             time.sleep(POLL_S)
 
 
 def from_json(contents: Bytes) -> Any:
-    """The value that `send_json` sent."""
+    """Decode a value that `send_json` sent."""
     return json.loads(contents.tobytes())
 
 
 class MpiSource(BatchSource):
-    """A source of batches that a reader process has read, and exchanged, ahead of time.
+    """Receives batches from a reader process, which reads and exchanges them ahead of time.
 
-    `set_up` and `close` run in the main thread before and after the loader's thread, so that one
-    thread at a time calls MPI.
+    The main thread calls `set_up` before the loader's thread starts, and `close` after it has
+    ended, so that only one thread at a time calls MPI.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class MpiSource(BatchSource):
         self._is_over = False
 
     def set_up(self, seed: int) -> None:
-        """Make the reader open index and sidecars. Raises DataError if it cannot."""
+        """Let the reader open the index and the sidecars. Raises DataError if that fails."""
         self._pair.send_json(Tag.SETUP, seed)
         self._receive()
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        """The batches of consecutive steps; the first call starts the reader."""
+        """Yield the batches of consecutive steps. The first call starts the reader."""
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
@@ -138,10 +139,11 @@ class MpiSource(BatchSource):
         self._pair.send(Tag.CREDIT)
 
     def close(self) -> None:
-        """Tell the reader to end, and drop what it sent ahead.
+        """Tell the reader to stop, and drop batches that it sent ahead.
 
-        It waits some seconds at most, since other readers may block its own. After an error of this
-        rank nobody calls it: the launcher ends the readers.
+        This waits no longer than CLOSE_TIMEOUT_S seconds, because other readers may block this
+        rank's reader. It is not called after an error of this rank. In that case the launcher stops
+        the readers.
         """
         self._pair.send(Tag.STOP)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -159,26 +161,27 @@ class MpiSource(BatchSource):
             where, problem, remedy = from_json(contents)
             raise DataError(f"reader of rank {self._rank}: {where}", problem, remedy)
         if tag is Tag.END:
-            problem = "ended because another rank's did"
-            raise DataError(f"reader of rank {self._rank}", problem, "see that rank's message")
+            problem = "stopped because another rank's reader stopped"
+            remedy = "see that rank's error message"
+            raise DataError(f"reader of rank {self._rank}", problem, remedy)
         return tag, contents
 
 
 class PeersEndedError(Exception):
-    """Raised when another reader of the group has left: its trainer has stopped, or failed."""
+    """Raised if another reader of the group has left, because its trainer stopped or it failed."""
 
 
 class PeerExchange:
-    """Messages among the readers of a group; all must call the same methods in the same order."""
+    """Messages among the readers of a group. All must call the same methods in the same order."""
 
     def __init__(self, readers: "MPI.Comm", first_rank: int) -> None:
-        """Exchange among `readers`, which serve the ranks from `first_rank` on."""
+        """Exchange among `readers`, which serve consecutive ranks that start at `first_rank`."""
         self._readers = readers
         self.ranks = range(first_rank, first_rank + readers.size)
         self.number = readers.rank
 
     def all_to_all(self, messages: list[Bytes]) -> list[Bytes]:
-        """Send a message to each reader; return what each has sent to this one.
+        """Send one message to each reader, and return the messages from each reader.
 
         Raises PeersEndedError if one of them has called `leave`.
         """
@@ -193,13 +196,13 @@ class PeerExchange:
         return np.split(received, np.cumsum(their_sizes)[:-1])
 
     def leave(self) -> None:
-        """Release the others from an exchange that they may have begun."""
+        """Tell the other readers not to wait for this one in an exchange they may have started."""
         sizes = np.full(len(self.ranks), -1, dtype=np.int64)
         wait_until(self._readers.Ialltoall(sizes, np.empty_like(sizes)).Test)
 
 
 class StepReader:
-    """A reader of one trainer's samples, step by step, exchanged if the policy says so."""
+    """Reads the samples of one trainer step by step, and exchanges them if the policy needs it."""
 
     def __init__(
         self,
@@ -209,9 +212,10 @@ class StepReader:
         peers: PeerExchange | None,
         token: np.dtype[Any],
     ) -> None:
-        """Read for `rank`: without `peers` its samples in the plan, else those drawn for it.
+        """Read for `rank`.
 
-        `token` is the type of a token id on the wire.
+        Without `peers` the samples that the plan assigns to the rank are read. Otherwise those
+        drawn for it are read and exchanged. `token` is the dtype of a token id in messages.
         """
         self._planner = planner
         self._reader = reader
@@ -220,9 +224,9 @@ class StepReader:
         self._token = token
 
     def packets(self, step: int) -> list[Samples]:
-        """The samples of each micro-batch of a step, in the types of the wire.
+        """Return the samples of each micro-batch of a step, with the dtypes used in messages.
 
-        Raises DataError if they cannot be read, PeersEndedError if another reader has left.
+        Raises DataError if they cannot be read, and PeersEndedError if another reader has left.
         """
         plan = self._planner.plan(step)
         if self._peers is None:
@@ -231,24 +235,25 @@ class StepReader:
         drawn = narrowed(self._reader.read(plan.drawn_ids[self._rank].ravel()), self._token)
         number, drawn_by_each = self._peers.number, len(drawn.lengths)
         wanted = [
-            np.divmod(places, drawn_by_each) for places in wanted_places(plan, self._peers.ranks)
+            np.divmod(index, drawn_by_each) for index in wanted_indices(plan, self._peers.ranks)
         ]
         messages = [pack(take(drawn, row[drawer == number])) for drawer, row in wanted]
         received = join([unpack(message)[0] for message in self._peers.all_to_all(messages)])
-        # Packets arrive by drawer, each in the wanted order: undo the sorting by drawer.
+        # Packets are sorted by the rank that drew them. Restore the wanted order.
         by_drawer = np.argsort(wanted[number][0], kind="stable")
         return split(take(received, np.argsort(by_drawer)), plan.counts[self._rank])
 
     def leave(self) -> None:
-        """Tell the other readers that this one takes part no longer."""
+        """Tell the other readers that this one has stopped."""
         if self._peers is not None:
             self._peers.leave()
 
 
 def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
-    """Serve one trainer from its first message to its last; `open_reader` gets the run's seed.
+    """Serve one trainer from its first message to its last.
 
-    A UserError becomes a message to the trainer, which ends the run.
+    `open_reader` is called with the run's seed. A UserError is sent to the trainer, which then
+    raises it.
     """
     is_stopped = False
     try:
@@ -270,7 +275,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
 
 
 def _send_steps(pair: Pair, reader: StepReader) -> None:
-    """Send steps until the trainer stops, at most STEPS_AHEAD that it has not yet taken."""
+    """Send steps until the trainer stops, up to STEPS_AHEAD that it has not received yet."""
     step = credit = 0
     while True:
         while credit == 0 or pair.has_message():
@@ -288,30 +293,31 @@ def _send_steps(pair: Pair, reader: StepReader) -> None:
         credit -= 1
 
 
-def wanted_places(plan: StepPlan, ranks: range) -> list[Int64Array]:
-    """Each rank's samples of a step, as flat places in the group's draws [G, A, b].
+def wanted_indices(plan: StepPlan, ranks: range) -> list[Int64Array]:
+    """Return each rank's samples of a step as flat indices into the group's draws [G, A, b].
 
-    They are in the order of the plan: by forward, and within it as in `ids_of`. Rank number g of
-    the group drew the places from g * A * b on. A sample drawn twice, in a step where an epoch
-    ends, is matched twice.
+    The indices have the order of the plan. They are sorted by micro-batch, and within one as in
+    `ids_of`. The draws of the group's rank number g start at index g * A * b. If a sample was drawn
+    twice, which can happen in a step where an epoch ends, it is matched twice.
     """
     drawn = plan.drawn_ids[ranks.start : ranks.stop]
-    places = np.arange(drawn.size).reshape(drawn.shape)
+    indices = np.arange(drawn.size).reshape(drawn.shape)
     wanted: list[list[Int64Array]] = [[] for _ in ranks]
-    for forward in range(drawn.shape[1]):
-        given = [plan.ids_of(rank, forward) for rank in ranks]
-        matched = _matched(drawn[:, forward].ravel(), np.concatenate(given))
-        found = places[:, forward].ravel()[matched]
-        stops = np.cumsum([len(ids) for ids in given])
+    for micro_batch in range(drawn.shape[1]):
+        assigned = [plan.ids_of(rank, micro_batch) for rank in ranks]
+        matched = _match(drawn[:, micro_batch].ravel(), np.concatenate(assigned))
+        found = indices[:, micro_batch].ravel()[matched]
+        stops = np.cumsum([len(ids) for ids in assigned])
         for parts, part in zip(wanted, np.split(found, stops[:-1]), strict=True):
             parts.append(part)
     return [np.concatenate(parts) for parts in wanted]
 
 
-def _matched(drawn: Int64Array, given: Int64Array) -> Int64Array:
-    """The index in `drawn` of each of `given`, int64 [n]; both hold the same ids."""
-    by_drawn, by_given = np.argsort(drawn, kind="stable"), np.argsort(given, kind="stable")
-    assert np.array_equal(drawn[by_drawn], given[by_given]), "the plan deals beyond this group"
-    matched = np.empty_like(given)
-    matched[by_given] = by_drawn
+def _match(drawn: Int64Array, assigned: Int64Array) -> Int64Array:
+    """Return the index in `drawn` of each id of `assigned`, int64 [n]; both hold the same ids."""
+    by_drawn, by_assigned = np.argsort(drawn, kind="stable"), np.argsort(assigned, kind="stable")
+    same_ids = np.array_equal(drawn[by_drawn], assigned[by_assigned])
+    assert same_ids, "the plan assigns samples to this group that others drew"
+    matched = np.empty_like(assigned)
+    matched[by_assigned] = by_drawn
     return matched

@@ -1,13 +1,13 @@
-"""Samplers: the samples of a step's global batch, a pure function of (seed, step).
+"""Samplers, which draw the global batch of a step as a pure function of (seed, step).
 
-Nothing here knows ranks. Epochs follow each other without a gap: samples left over modulo the
-global batch open the next epoch's first batch.
+Samplers know nothing about ranks. Epochs follow each other without a gap: if the global batch does
+not divide the samples, those left over start the first batch of the next epoch.
 
-The published kinds draw fixed counts from strata, ranges of length (arXiv 2402.02447), and so may
-draw long sequences more often than the data holds them.
+The published samplers draw fixed counts from strata, which are ranges of length (arXiv 2402.02447).
+Long sequences may therefore be drawn more often than they occur in the data.
 
-The order of an epoch is a keyed permutation, which costs no memory for millions of samples. Any
-element's image is computed on its own, so any step of any epoch can be drawn directly.
+The order of an epoch is a keyed permutation, so that millions of samples need no memory. The image
+of each element is computed by itself, so that any step of any epoch can be drawn directly.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,32 @@ from mlperf_bert.config.sections import SamplerName
 from mlperf_bert.errors import ConfigError
 
 MOST_QUANTILES = 64
-NUM_STRATA = 4  # strata of equal width: 1-128, 129-256, 257-384, 385-512 at 512 tokens
+NUM_STRATA = 4  # strata of equal width, for example 1-128, 129-256, 257-384 and 385-512 tokens
 
-# Samples of each stratum in every 16 or 12 of the global batch, as published.
+# Published numbers of samples per stratum in every 16 or 12 samples of the global batch.
 PUBLISHED_COUNTS = {"stratified_6_3_2_5": (6, 3, 2, 5), "stratified_4_2_2_4": (4, 2, 2, 4)}
 
 Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 
-# Four rounds give a pseudo-random permutation of a random function; two more are cheap.
+# Four rounds are enough to turn a random function into a pseudo-random permutation. Two more are
+# cheap.
 _FEISTEL_ROUNDS = 6
 
 
 class Sampler(Protocol):
-    """The interface of all samplers: it draws global batches."""
+    """The interface of all samplers."""
 
     def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1.
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1.
 
-        Lengths of neighbours vary as in the whole batch, so that any cut of it is fair.
+        The lengths of neighbors vary as much as in the whole batch, so that every contiguous part
+        of it is representative.
         """
 
 
 class UniformSampler:
-    """A sampler that draws each sample exactly once an epoch, in a new order for each epoch."""
+    """Draws each sample exactly once per epoch, in a new order each time."""
 
     def __init__(
         self, num_samples: int, global_batch_size: int, seed: int, skip_samples: int = 0
@@ -56,7 +58,7 @@ class UniformSampler:
         self._skip_samples = skip_samples
 
     def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
         ids = []
         of_epochs = epochs_of(step, self.global_batch_size, self.num_samples, self._skip_samples)
         for epoch, offset in of_epochs:
@@ -65,12 +67,12 @@ class UniformSampler:
 
 
 class QuantileSampler:
-    """A sampler with equally many draws from each of q equally likely length ranges (quantiles).
+    """Draws equally many samples from each of q quantiles, which are equally large length ranges.
 
-    It draws every sample exactly once an epoch, whatever the sizes: unbiased, without counts to
-    choose, and the tokens of a batch hardly vary. An epoch is a table of q columns, one for each
-    quantile, read row by row; if q does not divide the samples, the quantiles with one more share
-    the last row.
+    Every sample is drawn exactly once per epoch, so that the sampler is unbiased and needs no
+    counts. The number of tokens per batch hardly varies. An epoch is a table with one column per
+    quantile, which is read row by row. If q does not divide the number of samples, the larger
+    quantiles share the last row.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class QuantileSampler:
         seed: int,
         skip_samples: int = 0,
     ) -> None:
-        """Draw from `order_by_length`, integer [N], sample ids by length; may be a memory map."""
+        """Draw from `order_by_length`, sample ids by length: integer [N], may be a memory map."""
         self._order = order_by_length
         self._global_batch_size = global_batch_size
         self._seed = seed
@@ -92,7 +94,7 @@ class QuantileSampler:
         self._larger = np.flatnonzero(self._sizes > len(order_by_length) // count)
 
     def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
         num_samples, count = len(self._order), len(self._sizes)
         ids = []
         of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
@@ -107,7 +109,7 @@ class QuantileSampler:
 
 
 def num_quantiles(global_batch_size: int) -> int:
-    """Quantiles of a sampler: the largest divisor of the global batch that is not above 64."""
+    """Return the number of quantiles: the largest divisor of the global batch up to 64."""
     most = min(MOST_QUANTILES, global_batch_size)
     return next(q for q in range(most, 0, -1) if global_batch_size % q == 0)
 
@@ -115,7 +117,7 @@ def num_quantiles(global_batch_size: int) -> int:
 def epochs_of(
     step: int, global_batch_size: int, num_samples: int, skip_samples: int = 0
 ) -> list[tuple[int, Int64Array]]:
-    """The part of each epoch that a step covers: its number and offsets in it, int64 [n]."""
+    """Return the number of each epoch that a step draws from, and the offsets in it, int64 [n]."""
     start = skip_samples + (step - 1) * global_batch_size
     stop = start + global_batch_size
     parts = []
@@ -127,7 +129,7 @@ def epochs_of(
 
 
 def _spread(count: int) -> Int64Array:
-    """0 .. count - 1 in an order whose neighbours are far apart (van der Corput, base 2)."""
+    """Order 0 .. count - 1 so that neighbors are far apart (van der Corput, base 2)."""
     bits = max(1, (count - 1).bit_length())
     reversed_bits = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(count)]
     spread: Int64Array = np.argsort(np.argsort(reversed_bits)).astype(np.int64)
@@ -143,13 +145,19 @@ def make_sampler(
     seed: int,
     skip_samples: int = 0,
 ) -> Sampler:
-    """The sampler of a set, given its ids by length [N] and its counts of k tokens, k = 0 ...
+    """Make the sampler of a set.
 
-    With `skip_samples` it passes over the first samples of its order, whatever the batches that
-    drew them: the rest of an epoch and all later ones stay as they are. The order depends on the
-    seed and, for "quantile", on `num_quantiles`; config refuses the published samplers.
+    Args:
+        name: the sampler's name in the config.
+        order_by_length: sample ids by length, integer [N].
+        length_histogram: element k is the number of samples with k tokens.
+        global_batch_size: samples per step.
+        seed: determines the order.
+        skip_samples: number of samples to skip at the start of the sampler's order. The rest of the
+            epoch and all later epochs do not change. The order depends on the seed and, for
+            "quantile", on `num_quantiles`. The config rejects it for the published samplers.
 
-    Raises ConfigError if the sampler cannot serve the batch or the set.
+    Raises ConfigError if the sampler does not work with this batch or set.
     """
     if name == "uniform":
         return UniformSampler(len(order_by_length), global_batch_size, seed, skip_samples)
@@ -162,17 +170,17 @@ def make_sampler(
 
 @dataclass(frozen=True, slots=True)
 class Strata:
-    """Non-empty strata of a set: start of each in the order by length, and its mean length."""
+    """The non-empty strata of a set."""
 
     order_by_length: NDArray[Any]  # integer [N]: sample ids by length
-    starts: Int64Array  # [K]
+    starts: Int64Array  # [K]: index of each stratum's first sample in `order_by_length`
     sizes: Int64Array  # [K]
     mean_lengths: NDArray[np.float64]  # [K]
-    names: tuple[str, ...]  # [K]: "1-128"
+    names: tuple[str, ...]  # [K]: for example "1-128"
 
     @classmethod
     def of(cls, order_by_length: NDArray[Any], length_histogram: Sequence[int]) -> "Strata":
-        """Cut a set into strata of equal width; `length_histogram[k]` samples have k tokens."""
+        """Divide a set into strata of equal width; `length_histogram[k]` samples have k tokens."""
         counts = np.asarray(length_histogram, dtype=np.int64)
         max_length = len(counts) - 1
         edges = [-(-max_length * number // NUM_STRATA) for number in range(NUM_STRATA + 1)]
@@ -193,13 +201,13 @@ class Strata:
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sample on average."""
+        """Mean number of tokens per sample of the set."""
         return float(self.sizes @ self.mean_lengths / self.sizes.sum())
 
     def draw(
         self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
     ) -> Int64Array:
-        """Sample ids at places `index` of strata, each in its order of a round; all int64 [n]."""
+        """Return the sample ids at positions `index` of strata in a round; all int64 [n]."""
         number = round_number * len(self.sizes) + stratum
         image = permute_many(index, self.sizes[stratum], number, (seed,))
         ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
@@ -207,72 +215,76 @@ class Strata:
 
 
 class PublishedStrataSampler:
-    """A sampler with a fixed count of each stratum in every 16 or 12 samples, as published.
+    """Draws a fixed count from each stratum in every 16 or 12 samples, as in published runs.
 
-    Each stratum is drawn without replacement, round after round, at its own pace: samples that the
-    others have left when the first one ends come first in the next pass. This is biased, so the
-    resulting mean length is reported.
+    Each stratum is drawn without replacement and starts its next round when it is used up. At that
+    time other strata may have samples left, which they draw first in the next pass. The sampler is
+    biased, so the run reports the resulting mean length.
     """
 
     def __init__(
         self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
     ) -> None:
-        """Raise ConfigError if the counts do not fit the batch or the sizes of the strata."""
+        """Raises ConfigError if the counts do not fit the batch or the sizes of the strata."""
         group = sum(counts)
         if global_batch_size % group:
-            problem = f"counts {'/'.join(map(str, counts))} need a multiple of {group} samples"
-            remedy = f"the global batch is {global_batch_size}: change it, or use 'quantile'"
+            problem = f"the counts {'/'.join(map(str, counts))} need a global batch that is a "
+            problem += f"multiple of {group}, not {global_batch_size}"
+            remedy = "change parallel.local_batch_size, or use 'quantile'"
             raise ConfigError("data.sampler", problem, remedy)
         if len(strata.sizes) != len(counts):
-            problem = f"the data has samples of {', '.join(strata.names)} tokens only"
-            remedy = "use 'quantile', which needs no strata"
+            problem = f"needs samples in {len(counts)} length ranges, but the data has only "
+            problem += f"samples of {', '.join(strata.names)} tokens"
+            remedy = "use 'quantile', which works with any lengths"
             raise ConfigError("data.sampler", problem, remedy)
         self._strata = strata
         self._counts = np.array(counts)
         self._groups = global_batch_size // group
-        # Places of a group: stratum and number of its draw, spread like the times of draws.
+        # The stratum of each sample of a group, and its number among the draws of the stratum. The
+        # draws of each stratum are spread evenly over the group.
         stratum = np.repeat(np.arange(len(counts)), counts)
         number = np.concatenate([np.arange(count) for count in counts])
         spread = np.argsort((number + 0.5) / self._counts[stratum], kind="stable")
         self._stratum, self._number = stratum[spread], number[spread]
         self._seed = seed
         if not self.steps_of_pass:
-            problem = f"a global batch of {global_batch_size} needs more samples of some stratum"
-            problem += f" than the data has ({', '.join(strata.names)} tokens: "
+            problem = f"a global batch of {global_batch_size} needs more samples of some length "
+            problem += f"range than the data has ({', '.join(strata.names)} tokens: "
             problem += f"{', '.join(map(str, strata.sizes))})"
-            raise ConfigError("data.sampler", problem, "lower the batch, or use 'quantile'")
+            remedy = "lower parallel.local_batch_size, or use 'quantile'"
+            raise ConfigError("data.sampler", problem, remedy)
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a drawn sample on average."""
+        """Mean number of tokens per drawn sample."""
         return float(self._strata.mean_lengths @ self._counts / self._counts.sum())
 
     @property
     def steps_of_pass(self) -> int:
-        """Full steps until the first stratum ends."""
+        """Number of full steps until the first stratum is used up."""
         return int((self._strata.sizes // (self._counts * self._groups)).min())
 
     @property
     def left_over(self) -> tuple[int, ...]:
-        """Samples of each stratum that a pass has left."""
+        """Samples of each stratum that are left at the end of a pass."""
         used = self._counts * self._groups * self.steps_of_pass
         return tuple((self._strata.sizes - used).tolist())
 
     def in_words(self) -> str:
-        """Bias and left-overs, for the run's log."""
+        """Describe the bias and the samples left over, for the run's log."""
         data = self._strata.mean_length
         left = ", ".join(
             f"{count:,} of {name}"
             for count, name in zip(self.left_over, self._strata.names, strict=True)
         )
         return (
-            f"mean length drawn {self.mean_length:.2f}, {self.mean_length / data - 1:+.1%} against "
-            f"the data's {data:.2f}; a pass of {self.steps_of_pass:,} steps leaves {left} tokens, "
-            "which come first in the next"
+            f"the sampler draws {self.mean_length:.2f} tokens per sample on average, "
+            f"{self.mean_length / data - 1:+.1%} compared with {data:.2f} in the data. A pass of "
+            f"{self.steps_of_pass:,} steps leaves samples for the next pass: {left} tokens"
         )
 
     def global_batch(self, step: int) -> Int64Array:
-        """Sample ids, int64 [global_batch_size], of a step counted from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
         group = (step - 1) * self._groups + np.arange(self._groups)
         stratum = np.tile(self._stratum, self._groups)
         number = np.tile(self._number, self._groups)
@@ -282,12 +294,12 @@ class PublishedStrataSampler:
 
 
 def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
-    """Images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
+    """Return the images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
 
-    It is a Feistel network, like `permute_many`: two parts of a number, each changed in turn by a
-    keyed function of the other. An image outside the range is permuted again until it falls inside
-    (cycle walking). The parts are halves of the smallest even number of bits that holds the size,
-    so at least one image in 4 falls inside.
+    Like `permute_many`, this is a Feistel network. It splits a number into two parts and changes
+    each in turn by a keyed function of the other. An image outside the range is permuted again
+    until it is inside (cycle walking). The parts are halves of the smallest sufficient even number
+    of bits, so that at least one image in 4 is inside.
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     round_keys = _round_keys(key)
@@ -303,12 +315,18 @@ def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
 def permute_many(
     index: Int64Array, sizes: Int64Array, numbers: Int64Array, key: tuple[int, ...]
 ) -> Int64Array:
-    """Images under a family of permutations: element i under number `numbers[i]`, of its size.
+    """Return the images of `index` under several keyed permutations, one per element.
 
-    The parts are digits whose product is hardly larger than the size (Black and Rogaway, CT-RSA
-    2002), so that groups of any sizes are permuted together and nearly all images fall inside. All
-    arrays are int64 [n]: `index` from 0 and below its size, `sizes` at most 2**53, `numbers` from
-    0; equal numbers have equal sizes.
+    The two parts of a number are digits whose bases have a product hardly larger than the size
+    (Black and Rogaway, CT-RSA 2002). Groups of any sizes can thus be permuted together, and nearly
+    all images are inside the range.
+
+    Args:
+        index: int64 [n], each at least 0 and below its size.
+        sizes: int64 [n], up to 2**53: the permutation of element i is one of 0 .. sizes[i] - 1.
+        numbers: int64 [n], at least 0: number of each element's permutation. Equal numbers must
+            have equal sizes.
+        key: key of all permutations.
     """
     limits = sizes.astype(np.uint64)
     high = np.ceil(np.sqrt(sizes)).astype(np.uint64)
@@ -344,7 +362,7 @@ def _by_digits(
     round_keys: UInt64Array,
     tweaks: UInt64Array,
 ) -> UInt64Array:
-    """One pass over value = left * low + right, left below `high` and right below `low`."""
+    """Permute value = left * low + right once, with left below `high` and right below `low`."""
     left = value // low
     right = value - left * low
     for key_of_left, key_of_right in round_keys.reshape(-1, 2):
@@ -354,16 +372,16 @@ def _by_digits(
 
 
 def _add(digit: UInt64Array, bits: UInt64Array, base: UInt64Array) -> None:
-    """Add random bits to a digit in place: their upper half, scaled to 0 .. base - 1."""
+    """Add the upper half of random bits, scaled to 0 .. base - 1, to a digit in place, mod base."""
     bits >>= np.uint64(32)
     bits *= base
     bits >>= np.uint64(32)
     digit += bits
-    np.minimum(digit, digit - base, out=digit)  # below `base` the difference wraps to a large one
+    np.minimum(digit, digit - base, out=digit)  # below `base` the difference wraps around
 
 
 def _mix(value: UInt64Array) -> UInt64Array:
-    """SplitMix64's finaliser (Steele et al., OOPSLA 2014): every input bit reaches every output."""
+    """Mix bits by SplitMix64's finalizer (Steele et al., OOPSLA 2014)."""
     value = value ^ (value >> np.uint64(30))
     value *= np.uint64(0xBF58476D1CE4E5B9)
     value ^= value >> np.uint64(27)

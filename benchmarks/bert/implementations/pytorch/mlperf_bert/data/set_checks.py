@@ -1,14 +1,14 @@
-"""Checks of prepared sets: against the config and each other, and of the shards' bytes.
+"""Check prepared sets against the config and each other, and check the bytes of their shards.
 
-Before the clock starts, only vocabularies, manifests, sidecars and index are read, no sample. Each
-check raises the DataError it finds, or returns all of them. Every rank checks the files it will
-use; the first rank of each node checks everything else.
+Before the clock starts, only vocabularies, manifests, sidecars and indexes are read, and no sample.
+Each check either raises the first DataError that it finds or returns all of them. Every rank checks
+the files that it will use. The first rank of each node checks all others.
 
-Sizes and sidecars do not show a flipped bit, and MLPerf forbids touching samples before the clock
-starts. So the check of the bytes begins right after `run_start`, in a thread beside training, and a
-run's first result waits for it. The shards of a small pair of sets are hashed and compared with the
-manifests. Of a large pair only blocks are read. No manifest knows their digest, so checkpoints keep
-it, and a resumed run compares.
+Sizes and sidecars do not reveal a flipped bit, but MLPerf forbids touching samples before the clock
+starts. The bytes are therefore checked by a thread that starts right after `run_start` and runs
+during training. The first result of the run waits for it. If the pair of sets is small, its shards
+are hashed and compared with the manifests. If it is large, only blocks are read. No manifest
+contains their digest, so checkpoints store it, and a resumed run compares it.
 """
 
 import hashlib
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 SHARD_REMEDY = (
     "delete this shard, its sidecar and index/dataset.json, then run the same "
-    "`mlperf_bert prepare` command again; other finished shards are kept"
+    "`mlperf_bert prepare` command again (other finished shards are kept)"
 )
-VOCABULARY_REMEDY = "put the vocabulary back that the set was made with, or prepare a new set"
-MIXED_REMEDY = "keep the shards of one preparation only: prepare the set in a new directory"
-PAIR_REMEDY = "prepare both with the same vocabulary, from different texts"
+VOCABULARY_REMEDY = "restore the vocabulary that the set was prepared with, or prepare a new set"
+MIXED_REMEDY = "prepare the set in a new directory, so that all shards have the same settings"
+PAIR_REMEDY = "prepare train and eval from different texts, with the same vocabulary"
 LOWEST_TARGET_OVER_BASELINE = 1.5
 
-SMALL_BYTES = 2 * 2**30  # of all shards together, which are hashed in seconds
+SMALL_BYTES = 2 * 2**30  # total size of shards that can be hashed in seconds
 NUM_BLOCKS = 512
 BLOCK_BYTES = 64 * 2**10
 _BYTES_AT_A_TIME = 2**20
-_LEAVE_S = 5.0  # a disk that does not answer must not hold up the end
+_LEAVE_S = 5.0  # so that a disk that does not respond cannot delay the end of a run
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
@@ -77,9 +77,9 @@ def check_index_file(set_dir: Path, file: IndexFile) -> None:
 
 
 def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
-    """Raise DataError if a number in the index is out of its valid range.
+    """Raise DataError if a number in the index is outside its valid range.
 
-    Planning and evaluation look up samples by these numbers before anything is read.
+    This matters because planning and evaluation use these numbers before any sample is read.
     """
     manifest = index.manifest
     limits: tuple[tuple[NDArray[Any], int, int], ...] = (
@@ -89,17 +89,17 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
     )
     for (name, _), (values, low, high) in zip(manifest.index_arrays, limits, strict=True):
         if values.min() < low or values.max() > high:
-            problem = f"holds numbers outside {low} .. {high}"
+            problem = f"contains numbers outside {low} .. {high}"
             raise DataError(str(set_dir / "index" / name), problem, INDEX_REMEDY)
 
 
 def wrong_settings(
     set_dir: Path, manifest: Manifest, sidecars: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Errors for shards whose settings differ from the manifest's: of another preparation.
+    """Return errors for shards that were prepared with other settings than the manifest's.
 
-    A setting missing in the manifest must equal that of most shards. `sidecars` are by the shard's
-    file name, at least one.
+    If the manifest lacks a setting, each shard must have the value that most shards have.
+    `sidecars` has the file name of each shard as key, and at least one entry.
     """
     names = [field.name for field in fields(next(iter(sidecars.values())).settings)]
     wanted = {}
@@ -109,21 +109,21 @@ def wrong_settings(
     problems = []
     for file, sidecar in sidecars.items():
         differing = [
-            f"{name} = {getattr(sidecar.settings, name)} (not {wanted[name]})"
+            f"{name} = {getattr(sidecar.settings, name)} instead of {wanted[name]}"
             for name in names
             if getattr(sidecar.settings, name) != wanted[name]
         ]
         if differing:
-            problem = f"was made with {', '.join(differing)}"
+            problem = f"was prepared with {', '.join(differing)}"
             problems.append(DataError(str(set_dir / "shards" / file), problem, MIXED_REMEDY))
     return problems
 
 
 def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataError]:
-    """Errors for shards with the same text or examples as an earlier one, such as copies."""
+    """Return errors for shards with the same text or examples as an earlier shard."""
     before: dict[str, str] = {}
     problems = []
-    remedy = "prepare the set in a new directory, with each text once"
+    remedy = "prepare the set in a new directory, and pass each text only once"
     for file, sidecar in sidecars.items():
         problems += _shared(set_dir, {file: sidecar}, before, remedy)
         for digest in _digests(sidecar):
@@ -134,7 +134,7 @@ def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataE
 def shared_texts(
     eval_dir: Path, train: Mapping[str, Sidecar], held_out: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Errors for held-out shards whose text or examples are also trained on."""
+    """Return errors for held-out shards whose text or examples are also in the training set."""
     trained_on = {
         digest: f"train's {file}" for file, sidecar in train.items() for digest in _digests(sidecar)
     }
@@ -142,32 +142,34 @@ def shared_texts(
 
 
 def _digests(sidecar: Sidecar) -> dict[str, str]:
-    """The digests that a shard can share with another -> the words for it.
+    """Map each digest that a shard can share with another to a description of what they share.
 
-    Foreign files hold the same examples in several forms, which have digests of their own.
+    The digest of the examples is needed, too, because imported files can contain the same examples
+    in several formats, with different digests of the source.
     """
-    said = {sidecar.source_sha256: "was made from the same text as"}
+    descriptions = {sidecar.source_sha256: "was prepared from the same text as"}
     if sidecar.examples_sha256 is not None:
-        said.setdefault(sidecar.examples_sha256, "holds the same examples as")
-    return said
+        descriptions.setdefault(sidecar.examples_sha256, "has the same examples as")
+    return descriptions
 
 
 def _shared(
     set_dir: Path, sidecars: Mapping[str, Sidecar], others: Mapping[str, str], remedy: str
 ) -> list[DataError]:
-    """Errors for shards that share a digest with `others`, one each, naming the first."""
+    """Return an error for each shard that shares a digest with `others`, a map to file names."""
     problems = []
     for file, sidecar in sidecars.items():
-        words = [
-            f"{said} {others[each]}" for each, said in _digests(sidecar).items() if each in others
-        ]
-        problems += [DataError(str(set_dir / "shards" / file), word, remedy) for word in words[:1]]
+        for digest, description in _digests(sidecar).items():
+            if digest in others:
+                where, problem = str(set_dir / "shards" / file), f"{description} {others[digest]}"
+                problems.append(DataError(where, problem, remedy))
+                break
     return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """Both prepared sets, checked against the config and each other; no sample read."""
+    """Both prepared sets, checked against the config and each other without reading a sample."""
 
     train: LengthIndex
     train_reader: SampleReader
@@ -177,12 +179,15 @@ class RunData:
 
 
 def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
-    """Open `data_dir`/train and /eval. Raises ConfigError or DataError for contradictions."""
+    """Open the sets train and eval in `data_dir`, and check them.
+
+    Raises ConfigError or DataError if they do not match the config or each other.
+    """
     train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
     if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
         raise ConfigError(
             "--data",
-            f"{data_dir}: train and eval were made with different vocabularies",
+            f"train and eval in {data_dir} were prepared with different vocabularies",
             "prepare both with the same one",
         )
     check_batch_fits(config, train, data_dir)
@@ -199,7 +204,10 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
 
 
 def _check_for_node(data: RunData) -> None:
-    """Raise DataError unless all files but the shards are as prepared and no text repeats."""
+    """Check all files except the shards' bytes, for all ranks of a node.
+
+    Raises DataError if a file was changed after its preparation, or if a text occurs twice.
+    """
     for index, reader in ((data.train, data.train_reader), (data.held_out, data.held_out_reader)):
         set_dir, manifest = reader.set_dir, index.manifest
         vocabulary = set_dir / manifest.vocabulary_file
@@ -223,20 +231,21 @@ def _raise_first(problems: list[DataError]) -> None:
 
 
 def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
-    """Open a prepared set and check it against the config."""
+    """Open a prepared set. Raises ConfigError if it does not match the config."""
     index = LengthIndex.open(set_dir)
     manifest = index.manifest
     if manifest.vocab_size != config.model.vocab_size:
         raise ConfigError(
             "model.vocab_size",
-            f"is {config.model.vocab_size}, the data in {set_dir} has {manifest.vocab_size}",
-            "set it to the data's, or give other data",
+            f"{config.model.vocab_size} does not match the data in {set_dir}, whose vocabulary has "
+            f"{manifest.vocab_size} entries",
+            f"set it to {manifest.vocab_size}, or use other data",
         )
     if manifest.segments == "single" and config.model.objective == "mlm_nsp":
         raise ConfigError(
             "model.objective",
-            f"is 'mlm_nsp', the examples in {set_dir} are no sentence pairs",
-            "set it to 'mlm', or prepare pairs",
+            f"'mlm_nsp' needs sentence pairs, but the data in {set_dir} has single segments",
+            "set it to 'mlm', or prepare sentence pairs",
         )
     limits = config.data.max_seq_length, config.data.max_predictions
     used_masks = manifest.max_predictions
@@ -247,26 +256,28 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
         ("data.max_predictions", limits[1], used_masks),
     ):
         if used > limit:
-            raise ConfigError(
-                field, f"is {limit}, the data in {set_dir} needs {used}", "raise it to that"
-            )
+            problem = f"{limit} is too small for the data in {set_dir}, which needs {used}"
+            raise ConfigError(field, problem, f"set it to at least {used}")
     return index
 
 
 def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:
-    """Raise ConfigError for a global batch of more samples than the set has."""
+    """Raise ConfigError if a global batch has more samples than the training set."""
     global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
     if global_batch_size > num_samples:
-        problem = f"{data_dir} has too few examples: {num_samples:,}, "
-        problem += f"a global batch needs {global_batch_size:,}"
-        remedy = "give more text, or a smaller parallel.local_batch_size"
+        problem = f"{data_dir} has only {num_samples:,} training examples, "
+        problem += f"but a global batch needs {global_batch_size:,}"
+        remedy = "prepare more text, or lower parallel.local_batch_size"
         raise ConfigError("--data", problem, remedy)
 
 
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
-    """Compare the target with the context-free baseline; return both in words."""
+    """Compare the target with the context-free baseline, and return a line that states both.
+
+    Raises ConfigError if the rules are enforced and the target is too close to the baseline.
+    """
     baseline, target = held_out.manifest.baseline, config.eval.target
-    words = "no target" if target is None else f"target accuracy {target:.4f}"
+    words = "no target accuracy" if target is None else f"target accuracy {target:.4f}"
     if baseline is None:
         return words
     accuracy = baseline.context_free_accuracy
@@ -274,23 +285,24 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
     if config.mlperf.enforce_rules and target is not None and target < lowest:
         raise ConfigError(
             "eval.target_accuracy",
-            f"{target} is {target / accuracy:.2f} x the context-free baseline {accuracy:.4f}",
-            f"set it to at least {lowest:.4f}, {LOWEST_TARGET_OVER_BASELINE} x the baseline",
+            f"{target} is only {target / accuracy:.2f} x the context-free baseline {accuracy:.4f}",
+            f"set it to at least {lowest:.4f} ({LOWEST_TARGET_OVER_BASELINE} x the baseline)",
         )
-    words += ";" if target is None else f" is {target / accuracy:.2f} x"
+    if target is not None:
+        words += f", which is {target / accuracy:.2f} x the context-free baseline"
     return (
-        f"{words} the context-free baseline {accuracy:.4f} ({baseline.masked_tokens:,} held-out "
-        f"masked tokens); most frequent token on [MASK] inputs {baseline.mask_only_accuracy:.4f}"
+        f"{words}. The context-free baseline reaches {accuracy:.4f} on {baseline.masked_tokens:,} "
+        f"held-out masked tokens, and {baseline.mask_only_accuracy:.4f} on [MASK] inputs"
     )
 
 
 class ContentsCheck:
-    """A context that checks the shards in a thread; see above.
+    """A context manager that checks the bytes of the shards in a thread; see the module docstring.
 
     Args:
-        readers: of both sets; none on a rank whose node has another rank that checks.
-        known: the digest of a large pair in the checkpoint that the run resumes from, if any.
-        host: named in errors; empty if all ranks are on one.
+        readers: the readers of both sets. Empty if another rank of the node does the check.
+        known: digest of a large pair in the checkpoint that the run resumes from, if any.
+        host: host name to add to errors. Empty if all ranks are on one host.
     """
 
     def __init__(
@@ -305,19 +317,19 @@ class ContentsCheck:
         self.was_asked = False
 
     def __enter__(self) -> Self:
-        """The clock has started: samples may be read."""
+        """Start the check. The clock must have started, because this reads samples."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop reading."""
+        """Stop the check."""
         self._is_left.set()
         self._thread.join(_LEAVE_S)
 
     def result(self) -> str | None:
-        """Wait for the end of the check; the digest of a large pair's blocks, else None.
+        """Wait for the end of the check, and return the digest of a large pair's blocks, or None.
 
-        Raises DataError if a shard differs from its digest, or the blocks from those `known`.
+        Raises DataError if a shard does not match its digest, or the blocks do not match `known`.
         """
         self.was_asked = True
         return self._found.result()
@@ -325,7 +337,7 @@ class ContentsCheck:
     def _check(self) -> None:
         try:
             self._found.set_result(self._digest())
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised by `result`
             self._found.set_exception(error)
 
     def _digest(self) -> str | None:
@@ -337,44 +349,47 @@ class ContentsCheck:
             return None
         found = self._digest_of_blocks(shards)
         if self._known not in (None, found):
-            where = self._place(self._readers[0].set_dir.parent)
-            problem = "has changed since the run began (blocks of its shards differ)"
-            remedy = "put the shards back that `mlperf_bert verify --full` names, or begin anew"
+            where = self._with_host(self._readers[0].set_dir.parent)
+            problem = "the data has changed since the run started (blocks of its shards differ)"
+            remedy = "restore the shards that `mlperf_bert verify --full` names, or start a new run"
             raise DataError(where, problem, remedy)
         return found
 
     def _compare(self, shard: Shard, entry: ShardEntry) -> None:
         digest = hashlib.sha256()
-        places = range(0, shard.sidecar.shard_bytes, _BYTES_AT_A_TIME)
-        self._add(digest, shard.path, places, _BYTES_AT_A_TIME)
+        offsets = range(0, shard.sidecar.shard_bytes, _BYTES_AT_A_TIME)
+        self._add(digest, shard.path, offsets, _BYTES_AT_A_TIME)
         if digest.hexdigest() != entry.sha256:
-            raise digest_error(self._place(shard.path), SHARD_REMEDY)
+            raise digest_error(self._with_host(shard.path), SHARD_REMEDY)
 
     def _digest_of_blocks(self, shards: Sequence[Shard]) -> str:
-        """The digest of blocks at even distances over all shards, by their sizes alone."""
+        """Compute a digest of evenly spaced blocks of all shards.
+
+        The positions of the blocks depend only on the sizes of the shards.
+        """
         digest = hashlib.sha256()
         total = sum(shard.sidecar.shard_bytes for shard in shards)
         starts = [number * total // NUM_BLOCKS for number in range(NUM_BLOCKS)]
         first = 0
         for shard in shards:
             end = first + shard.sidecar.shard_bytes
-            places = [start - first for start in starts if first <= start < end]
-            self._add(digest, shard.path, places, BLOCK_BYTES)
+            offsets = [start - first for start in starts if first <= start < end]
+            self._add(digest, shard.path, offsets, BLOCK_BYTES)
             first = end
         return digest.hexdigest()
 
-    def _add(self, digest: "_Hash", path: Path, places: Iterable[int], num_bytes: int) -> None:
-        """Add `num_bytes` from each of these places of a file on, fewer at its end."""
+    def _add(self, digest: "_Hash", path: Path, offsets: Iterable[int], num_bytes: int) -> None:
+        """Add `num_bytes` bytes of a file to the digest at each offset, or fewer at its end."""
         try:
             with BufferedReader(open_regular_file(path)) as file:
-                for place in places:
+                for offset in offsets:
                     if self._is_left.is_set():
-                        return  # nobody asks for the result
-                    file.seek(place)
+                        return  # the result is not needed any more
+                    file.seek(offset)
                     digest.update(file.read(num_bytes))
         except OSError as error:
-            missing, where = "was removed while it was used", Path(self._place(path))
+            missing, where = "was deleted while the run was using it", Path(self._with_host(path))
             raise reading_error(where, error, missing=missing, remedy=SHARD_REMEDY) from None
 
-    def _place(self, path: Path) -> str:
+    def _with_host(self, path: Path) -> str:
         return f"{path} on {self._host}" if self._host else str(path)

@@ -1,7 +1,8 @@
-"""Reading samples from shards: memory-mapped at the sidecar's offsets, never through HDF5.
+"""Read samples from memory-mapped shards at the sidecar's offsets, without the HDF5 library.
 
-Nothing of a sample is read before the first `read`: MLPerf forbids it before the run starts.
-Shape letters: n samples asked for, T tokens of all of them, P masked positions of all of them.
+No sample is read before the first call of `read`, because MLPerf forbids it before the run starts.
+
+Shape letters: n requested samples, T tokens in total, P masked positions in total.
 """
 
 from dataclasses import dataclass
@@ -20,27 +21,27 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardArrays:
-    """The mapped arrays of one shard, read-only; see the sidecar for their dtypes."""
+    """The memory-mapped, read-only arrays of one shard. The sidecar defines their dtypes."""
 
     input_ids: NDArray[Any]  # flat
     offsets: IntArray  # [n + 1]
     segment_b_start: NDArray[np.uint16]  # [n]
-    masked_lm_positions: NDArray[np.uint16]  # flat, positions within the sample, ascending
+    masked_lm_positions: NDArray[np.uint16]  # flat; ascending positions within the sample
     masked_lm_ids: NDArray[Any]  # flat
     masked_lm_offsets: IntArray  # [n + 1]
-    next_sentence_label: NDArray[np.uint8]  # [n], 1 if segment B is a random other one
+    next_sentence_label: NDArray[np.uint8]  # [n]; 1 if segment B is random text, not A's next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
     """n samples laid end to end, in the order of the requested ids.
 
-    All arrays are int64, except those received (data/token_packets.py).
+    All arrays are int64, unless they were received from another process (data/token_packets.py).
     """
 
     input_ids: IntArray  # [T]
     lengths: IntArray  # [n]
-    segment_b_start: IntArray  # [n]: start of segment B in the sample; its length if none
+    segment_b_start: IntArray  # [n]: start of segment B, or the length if there is none
     masked_positions: IntArray  # [P]: positions within their sample
     masked_ids: IntArray  # [P]
     masked_counts: IntArray  # [n]
@@ -48,9 +49,9 @@ class Samples:
 
 
 class Shard:
-    """One shard file; mapped on first use.
+    """One shard file, which is mapped on first use.
 
-    Raises DataError at construction if the sidecar is wrong or the file has another size.
+    The constructor raises DataError if the sidecar is wrong or the file has another size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,51 +61,50 @@ class Shard:
         check_size(path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
 
     def arrays(self) -> ShardArrays:
-        """The shard's arrays; the first call maps the file and checks both offset tables' ends."""
+        """Return the arrays. The first call maps the file and checks both offset tables' ends."""
         if self._arrays is None:
             self._arrays = self._map()
         return self._arrays
 
     def lengths(self) -> IntArray:
-        """Tokens of every sample, int64 [n], all within 1 .. max_seq_length."""
+        """Return the tokens per sample, int64 [n], which are all within 1 .. max_seq_length."""
         limit = self.sidecar.settings.max_seq_length
         return self._spans("offsets", self.arrays().offsets, limit)
 
     def masked_counts(self) -> IntArray:
-        """Masked positions of every sample, int64 [n], all within 1 .. max_predictions."""
+        """Return the masked positions per sample, int64 [n], all within 1 .. max_predictions."""
         limit = self.sidecar.settings.max_predictions
         return self._spans("masked_lm_offsets", self.arrays().masked_lm_offsets, limit)
 
     def _spans(self, name: str, offsets: IntArray, limit: int) -> IntArray:
         spans = np.diff(offsets)
         if spans.min() < 1 or spans.max() > limit:
-            raise DataError(
-                f"{self.path}: {name}", f"has steps outside 1 .. {limit}", SIDECAR_REMEDY
-            )
+            problem = f"contains samples whose size is outside 1 .. {limit}"
+            raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
         return spans
 
     def _map(self) -> ShardArrays:
         file = map_file(self.path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
         raw = np.frombuffer(file, dtype=np.uint8)
         views = {}
-        for name, place in self.sidecar.datasets.items():
-            view = raw[place.offset : place.end].view(place.dtype)
-            # HDF5 files align only arrays of 64 bytes and more.
+        for name, location in self.sidecar.datasets.items():
+            view = raw[location.offset : location.end].view(location.dtype)
+            # HDF5 aligns only arrays of at least 64 bytes.
             views[name] = np.require(view, requirements="A")
             views[name].flags.writeable = False
         for name, into in (("offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
             first, last, total = views[name][0], views[name][-1], len(views[into])
             if first != 0 or last != total:
-                problem = f"runs from {first} to {last} over {total} elements"
+                problem = f"must run from 0 to {total}, but runs from {first} to {last}"
                 raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
         return ShardArrays(**views)
 
 
 class SampleReader:
-    """Random access to the samples of a prepared set by their number, 0 .. num_samples - 1.
+    """Reads samples of a prepared set by their ids, 0 .. num_samples - 1, in any order.
 
-    Construction reads sidecars only. Raises DataError when a shard is missing, of the wrong size,
-    or not the one the manifest names.
+    The constructor reads only sidecars. It raises DataError if a shard is missing, has the wrong
+    size, or is not the one that the manifest names.
     """
 
     def __init__(self, set_dir: Path, manifest: Manifest) -> None:
@@ -117,35 +117,37 @@ class SampleReader:
         self._first_ids = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
     def sidecars(self) -> dict[str, Sidecar]:
-        """The sidecar of each shard, by the shard's file name."""
+        """Return the sidecars of all shards by the file name of the shard."""
         return {shard.path.name: shard.sidecar for shard in self.shards}
 
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
-        """The shard of each sample and its row there, both int64 [n].
+        """Return the shard number of each sample and its row there, both int64 [n].
 
-        Raises DataError if there are no ids, or an id is out of range.
+        Raises DataError if `ids` is empty or an id is out of range.
         """
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
-            problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} asked for"
-            remedy = f"ask for ids of 0 .. {self.manifest.num_samples - 1}"
+            problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} do not exist"
+            remedy = f"request ids in 0 .. {self.manifest.num_samples - 1}"
             raise DataError(str(self.set_dir), problem, remedy)
         numbers = np.searchsorted(self._first_ids, ids, side="right") - 1
         return numbers, ids - self._first_ids[numbers]
 
     def read(self, ids: IntArray) -> Samples:
-        """Read samples, one by one.
+        """Read the samples with these ids, int64 [n].
 
-        `ids` are int64 [n]. Raises DataError for an id out of range, or a shard whose contents
-        contradict the manifest.
+        Raises DataError if an id is out of range, or if the contents of a shard contradict the
+        manifest.
         """
         numbers, rows = self.locate(ids)
         samples = self._collect(numbers, rows)
-        # An out-of-range number would become an illegal memory access on a GPU, far from here.
+        # Otherwise a number that is out of range would cause an illegal memory access on a GPU, far
+        # from here.
         for name, is_wrong in _out_of_range(samples, self.manifest).items():
             if is_wrong.any():
                 first = int(is_wrong.argmax())
                 where = f"{self.shards[numbers[first]].path}: {name}"
-                raise DataError(where, f"is out of range in sample {rows[first]}", SIDECAR_REMEDY)
+                problem = f"sample {rows[first]} has a value that is out of range"
+                raise DataError(where, problem, SIDECAR_REMEDY)
         return samples
 
     def _collect(self, numbers: IntArray, rows: IntArray) -> Samples:
@@ -173,7 +175,7 @@ class SampleReader:
 
 
 def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.bool_]]:
-    """Array name -> bool [n], true for samples with an invalid value there."""
+    """Map each array name to bool [n], which is true for samples with an invalid value."""
     lengths, counts = samples.lengths, samples.masked_counts
     vocab_size, starts_of_b = manifest.vocab_size, samples.segment_b_start
     return {
@@ -188,24 +190,24 @@ def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.
 
 
 def _largest(values: IntArray, counts: IntArray) -> IntArray:
-    """The largest value of each sample, int64 [n]; every sample has one at least."""
+    """Return the largest value of each sample, int64 [n]. Every sample has at least one value."""
     largest: IntArray = np.maximum.reduceat(values, np.cumsum(counts) - counts)
     return largest
 
 
 def size_error(set_dir: Path) -> DataError:
-    """The error for samples that are longer or shorter than in the plan of their step."""
-    problem = "has samples of other sizes than its index says"
-    remedy = "run `mlperf_bert verify --full` on it, and prepare it again"
+    """Make the error for samples whose size differs from the plan of their step."""
+    problem = "the sizes of its samples do not match its index"
+    remedy = "check this set with `mlperf_bert verify --full`, and prepare it again"
     return DataError(str(set_dir), problem, remedy)
 
 
 def _span(shard: Shard, offsets: IntArray, row: int, limit: int) -> slice:
     start, end = offsets[row : row + 2].tolist()
-    # The table's upper end was checked when it was mapped, and steps are checked here; a start in 0
-    # .. total is still needed, because a damaged table need not ascend.
+    # The end of the table was checked when it was mapped. The start must be checked, too, because
+    # the entries of a damaged table may not be in ascending order.
     if not 0 <= start < end <= offsets[-1] or end - start > limit:
-        problem = f"sample {row} runs from {start} to {end}"
+        problem = f"sample {row} has the invalid range {start} to {end}"
         raise DataError(str(shard.path), problem, SIDECAR_REMEDY)
     return slice(start, end)
 
@@ -221,5 +223,5 @@ def _check_entry(shard: Shard, num_samples: int, sha256: str, manifest: Manifest
     }
     for key, (in_sidecar, in_manifest) in pairs.items():
         if in_sidecar != in_manifest:
-            problem = f"is {in_sidecar} where the set's manifest says {in_manifest}"
+            problem = f"{in_sidecar} does not match the set's manifest, which says {in_manifest}"
             raise DataError(f"{shard.path}.json: {key}", problem, SIDECAR_REMEDY)

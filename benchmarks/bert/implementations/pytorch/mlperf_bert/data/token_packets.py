@@ -1,8 +1,9 @@
-"""Samples as bytes on the wire: real tokens only, in the narrowest types that hold them.
+"""Encode samples as messages with real tokens only, in the narrowest sufficient dtypes.
 
-A packet is a header, then the arrays of `_FIELDS` one after the other; packets may follow each
-other. Received `Samples` are views of the bytes, in the types of the wire. Shape letters: n
-samples, T tokens of all of them, P masked positions of all of them.
+A packet is a header followed by the arrays of `_FIELDS`. A message may contain several packets.
+Received `Samples` are views of the bytes and keep the narrow dtypes.
+
+Shape letters: n samples, T tokens in total, P masked positions in total.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +17,13 @@ from mlperf_bert.data.shards import Samples
 
 Bytes = NDArray[np.uint8]
 
-SIZE_BYTES = 8  # bytes that announce a message
+SIZE_BYTES = 8  # bytes that announce the size of a message
 
-_HEADER_COUNT = 4  # int64: n, T, P, bytes of a token
+_HEADER_COUNT = 4  # int64 numbers: n, T, P and the bytes per token id
 _HEADER_BYTES = 8 * _HEADER_COUNT
-_TOKEN = "token"  # stands for the vocabulary's token type
+_TOKEN = "token"  # placeholder for the dtype of a token id
 
-# Array -> place in the header of its number of elements, and its type on the wire.
+# Array name -> index in the header of its number of elements, and its dtype in messages.
 _FIELDS: dict[str, tuple[int, str]] = {
     "input_ids": (1, _TOKEN),
     "masked_ids": (2, _TOKEN),
@@ -35,12 +36,12 @@ _FIELDS: dict[str, tuple[int, str]] = {
 
 
 def narrowed(samples: Samples, token: np.dtype[Any]) -> Samples:
-    """Samples in the types of the wire; `token` is `vocabulary.word_pieces.token_dtype`'s."""
-    return _made_of(lambda name: getattr(samples, name).astype(_dtype(name, token)))
+    """Convert samples to the dtypes used in messages; `token` is the dtype of a token id."""
+    return _make_samples(lambda name: getattr(samples, name).astype(_dtype(name, token)))
 
 
 def pack(samples: Samples) -> Bytes:
-    """Narrowed samples as the bytes of one packet."""
+    """Encode narrowed samples as one packet."""
     sizes = [len(samples.lengths), len(samples.input_ids), len(samples.masked_ids)]
     header = np.array([*sizes, samples.input_ids.dtype.itemsize], dtype="<i8")
     arrays = [getattr(samples, name) for name in _FIELDS]
@@ -48,7 +49,7 @@ def pack(samples: Samples) -> Bytes:
 
 
 def unpack(received: Bytes) -> list[Samples]:
-    """The consecutive packets in some bytes, as views of them."""
+    """Decode all packets of a message as views of its bytes."""
     packets = []
     while len(received):
         *sizes, token_bytes = received[:_HEADER_BYTES].view("<i8").tolist()
@@ -64,33 +65,33 @@ def unpack(received: Bytes) -> list[Samples]:
 
 
 def join(parts: Sequence[Samples]) -> Samples:
-    """The samples of one or more parts together."""
-    return _made_of(lambda name: np.concatenate([getattr(part, name) for part in parts]))
+    """Concatenate the samples of one or more parts."""
+    return _make_samples(lambda name: np.concatenate([getattr(part, name) for part in parts]))
 
 
-def take(samples: Samples, places: Int64Array) -> Samples:
-    """The samples at `places`, int64 [m], in their order."""
-    tokens, masked = _rows(samples.lengths, places), _rows(samples.masked_counts, places)
-    index = (places, tokens, masked)
-    return _made_of(lambda name: getattr(samples, name)[index[_FIELDS[name][0]]])
+def take(samples: Samples, indices: Int64Array) -> Samples:
+    """Select the samples at `indices`, int64 [m], in this order."""
+    tokens, masked = _rows(samples.lengths, indices), _rows(samples.masked_counts, indices)
+    by_field = (indices, tokens, masked)
+    return _make_samples(lambda name: getattr(samples, name)[by_field[_FIELDS[name][0]]])
 
 
 def split(samples: Samples, counts: Int64Array) -> list[Samples]:
-    """Split consecutive samples into parts of `counts` samples each."""
+    """Split samples into consecutive parts; part i has `counts[i]` samples."""
     spans = zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True)
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 
 
 def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: np.dtype[Any]) -> int:
-    """Bytes that each of G ranks receives from the others in one step of an exchange.
+    """Return the bytes that each of G ranks receives from the others in one step of an exchange.
 
-    Both arrays come from the index, [G, A, b]: samples that the ranks of one group drew for A
-    micro-batches. The group's messages are padded to the largest (data/exchange.py); SIZE_BYTES
-    from each rank announce its size.
+    Both arrays come from the index. They are [G, A, b] for the samples that the ranks of one group
+    drew for A micro-batches. Messages are padded to the group's largest (data/exchange.py), and
+    SIZE_BYTES from each rank announce the size of its message.
     """
-    num_ranks, micro_batches, each = lengths.shape
+    num_ranks, micro_batches, batch_size = lengths.shape
     sizes = (
-        micro_batches * each,
+        micro_batches * batch_size,
         *(array.sum(axis=(1, 2), dtype=np.int64) for array in (lengths, masked_counts)),
     )
     total = np.full(num_ranks, micro_batches * _HEADER_BYTES)
@@ -104,14 +105,14 @@ def _dtype(name: str, token: np.dtype[Any]) -> np.dtype[Any]:
     return token if dtype == _TOKEN else np.dtype(dtype)
 
 
-def _made_of(array: Callable[[str], NDArray[Any]]) -> Samples:
+def _make_samples(array: Callable[[str], NDArray[Any]]) -> Samples:
     return Samples(**{name: array(name) for name in _FIELDS})
 
 
-def _rows(counts: NDArray[Any], places: Int64Array) -> Int64Array:
-    """Indices of the elements of the samples at `places`; a sample has `counts` elements."""
+def _rows(counts: NDArray[Any], indices: Int64Array) -> Int64Array:
+    """Return the rows of all elements of the samples at `indices`; sample i has `counts[i]`."""
     starts = np.cumsum(counts, dtype=np.int64) - counts
-    taken = counts[places].astype(np.int64)
+    taken = counts[indices].astype(np.int64)
     before = np.cumsum(taken) - taken
-    rows: Int64Array = np.arange(taken.sum()) + np.repeat(starts[places] - before, taken)
+    rows: Int64Array = np.arange(taken.sum()) + np.repeat(starts[indices] - before, taken)
     return rows

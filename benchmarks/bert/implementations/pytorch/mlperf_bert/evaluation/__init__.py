@@ -1,1 +1,1 @@
-"""Accuracy: when, on which batches, against which reference points."""
+"""Evaluation of the masked-LM accuracy on the held-out set."""

@@ -1,8 +1,8 @@
-"""Masked-LM accuracy over the whole held-out set, sharded over the ranks.
+"""Compute the masked-LM accuracy over the whole held-out set, sharded over the ranks.
 
-The set is cut into batches by tokens; shapes come from the index, samples later. A batch depends
-only on the set and on the tokens of a micro-batch, so that every masked token is predicted from the
-same numbers on any number of ranks.
+The set is divided into batches by tokens. Their shapes come from the index, before any sample is
+read. A batch depends only on the set and on the tokens per micro-batch, so that the computation for
+each masked token is the same on any number of ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,20 +27,20 @@ from mlperf_bert.model.layers import correct_predictions
 from mlperf_bert.step.eager import forward
 from mlperf_bert.step.replay import Replay
 
-# On a GPU BERT-large's products then fill about four waves of tiles or more, a pass takes less
-# than 1 GB, and a [T, D] tensor of 16 bits fits an H200's cache: chosen by count, not measured.
-# On a CPU 2,048 to 8,192 are equally fast, 16,384 takes 1.1 to 1.2 times as long (one core, fp32,
-# 2 layers of hidden 128 and 4 of 256).
+# The GPU value was calculated, not measured. With it, BERT-large's matrix products fill about four
+# waves of tiles or more, a pass needs less than 1 GB, and a 16-bit [T, D] tensor fits into the
+# cache of an H200. On a CPU, 2,048 to 8,192 are equally fast, and 16,384 takes 1.1 to 1.2 times as
+# long (measured on one core in fp32, with 2 layers of hidden size 128 and 4 layers of 256).
 TOKENS_CUDA = 16_384
 TOKENS_CPU = 4_096
 
 
-def tokens_per_forward(index: LengthIndex, world_size: int, device: torch.device) -> int:
-    """Tokens of a micro-batch: the device's default, or a rank's share of the set if that is less.
+def tokens_per_micro_batch(index: LengthIndex, world_size: int, device: torch.device) -> int:
+    """Return the device's default tokens per micro-batch, or a rank's share of a smaller set.
 
     Args:
         index: index of the held-out set.
-        world_size: ranks that the config asks for, however many evaluate.
+        world_size: number of ranks in the config, whatever the number that evaluates.
         device: the device that evaluates.
     """
     share = -(-int(index.lengths.sum(dtype=np.int64)) // world_size)
@@ -48,20 +48,20 @@ def tokens_per_forward(index: LengthIndex, world_size: int, device: torch.device
 
 
 def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
-    """Sample ids of each batch, int64, in the order of length.
+    """Divide the set into batches of about `num_tokens` tokens or fewer, sorted by length.
 
-    Batches have equally many tokens, up to part of a sequence, and about `num_tokens` at most.
+    All batches have about the same number of tokens. Returns the sample ids of each batch, int64.
     """
     order = index.order_by_length.astype(np.int64)
     ends = np.cumsum(index.lengths[order], dtype=np.int64)
     num_batches = -(-ends[-1] // num_tokens)
     bounds = np.arange(1, num_batches) * (ends[-1] / num_batches)
     cut = np.split(order, np.searchsorted(ends, bounds, side="right"))
-    return [ids for ids in cut if len(ids)]  # none if a sequence is longer than a batch
+    return [ids for ids in cut if len(ids)]  # a sequence longer than a batch leaves one empty
 
 
 class HeldOutBatches:
-    """One rank's batches, in static tensors that a captured evaluation reads."""
+    """One rank's held-out batches, in static tensors that a captured evaluation reads."""
 
     def __init__(
         self,
@@ -73,9 +73,10 @@ class HeldOutBatches:
         world_size: int,
         device: torch.device,
     ) -> None:
-        """Take every `world_size`-th batch of `cut_by_tokens`, short and long ones alike."""
+        """Use every `world_size`-th batch of `cut_by_tokens`, so that ranks get similar lengths."""
         mine = cut_by_tokens(index, num_tokens)[rank::world_size]
-        # The largest first: the memory it leaves in the allocator then fits every other.
+        # The largest batch comes first, so that the memory it returns to the allocator is large
+        # enough for all others.
         self._ids = sorted(mine, key=lambda ids: -int(index.lengths[ids].sum(dtype=np.int64)))
         self._index = index
         self._reader = reader
@@ -85,17 +86,17 @@ class HeldOutBatches:
 
     @cached_property
     def static(self) -> list[UnpaddedBatch]:
-        """The batches on the device, of final shape and address, all zeros until filled."""
+        """The batches on the device, with final shapes and addresses; zero until `fill`."""
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
     def read_ahead(self) -> None:
-        """Start reading the samples in a thread, so that `fill` need not wait for the disk."""
+        """Start reading the samples in a thread, so that `fill` does not wait for the disk."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="held-out")
         self._reading = thread.submit(self._read)
         thread.shutdown(wait=False)
 
     def fill(self) -> None:
-        """Copy the samples into `static`, once. Raises DataError like `SampleReader.read`."""
+        """Copy the samples into `static` at the first call. Raises DataError if reading fails."""
         if self._is_filled:
             return
         read = self._read() if self._reading is None else self._reading.result()
@@ -105,7 +106,7 @@ class HeldOutBatches:
         self._is_filled = True
 
     def _blank(self, ids: IntArray) -> UnpaddedBatch:
-        """A host batch of the samples' sizes: word 0 throughout, first tokens of each masked."""
+        """Make a host batch of the right sizes with token 0 only and its first tokens masked."""
         lengths = self._index.lengths[ids].astype(np.int64)
         counts = self._index.masked_counts[ids].astype(np.int64)
         batch = empty_batch(tuple(lengths.tolist()), tuple(counts.tolist()))
@@ -130,7 +131,9 @@ class HeldOutBatches:
             raise size_error(self._reader.set_dir)
         new = _tensors(batch)
         for name, tensor in _tensors(static).items():
-            tensor.copy_(new[name], non_blocking=True)  # page-locked, so the host does not wait
+            tensor.copy_(
+                new[name], non_blocking=True
+            )  # the host does not wait for page-locked memory
 
 
 def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:
@@ -140,7 +143,7 @@ def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Counts over the whole held-out set."""
+    """Counts of correct predictions over the whole held-out set."""
 
     correct: int
     masked_tokens: int
@@ -149,18 +152,18 @@ class Accuracy:
 
     @property
     def mlm_accuracy(self) -> float:
-        """Correct masked tokens over masked tokens: MLPerf's measure."""
+        """Fraction of masked tokens that are predicted correctly, which is MLPerf's metric."""
         return self.correct / self.masked_tokens
 
     @property
     def mask_only_accuracy(self) -> float:
-        """Accuracy over the positions whose input is [MASK], so that copying earns nothing."""
+        """Accuracy on inputs that are [MASK], where copying the input cannot be correct."""
         return self.correct_at_mask / max(1, self.mask_inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The accuracy of the weights after a number of samples, and the seconds that it took."""
+    """The result of one evaluation, and how long it took."""
 
     samples: int
     accuracy: Accuracy
@@ -168,9 +171,9 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluation of this rank's share of the set.
+    """Evaluates a model together with the other ranks, each on its share of the held-out set.
 
-    Shapes come from the index, so everything is built and captured before a sample is read.
+    Shapes come from the index, so that everything is built and captured before a sample is read.
     """
 
     def __init__(
@@ -178,7 +181,7 @@ class Evaluator:
         index: LengthIndex,
         reader: SampleReader,
         *,
-        tokens_per_forward: int,
+        tokens_per_micro_batch: int,
         rank: int,
         world_size: int,
         device: torch.device,
@@ -189,7 +192,7 @@ class Evaluator:
         self._batches = HeldOutBatches(
             index,
             reader,
-            num_tokens=tokens_per_forward,
+            num_tokens=tokens_per_micro_batch,
             rank=rank,
             world_size=world_size,
             device=device,
@@ -200,8 +203,9 @@ class Evaluator:
         self._step_mode: StepMode = step_mode
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
-        # Called with the number of this rank's finished batches, if no graph is replayed.
-        self.on_batch: Callable[[int, int], None] = lambda done, of: None
+        # Called after each batch with the number of finished batches and of all batches of this
+        # rank, unless a graph is replayed.
+        self.on_batch: Callable[[int, int], None] = lambda done, total: None
 
     @classmethod
     def of_run(
@@ -212,11 +216,13 @@ class Evaluator:
         info: RankInfo,
         device: torch.device,
     ) -> Self:
-        """The evaluator of a run's rank, as its config says."""
+        """Make the evaluator of a rank from the config of its run."""
         return cls(
             index,
             reader,
-            tokens_per_forward=tokens_per_forward(index, config.parallel.world_size, device),
+            tokens_per_micro_batch=tokens_per_micro_batch(
+                index, config.parallel.world_size, device
+            ),
             rank=info.rank,
             world_size=info.world_size,
             device=device,
@@ -226,17 +232,17 @@ class Evaluator:
 
     @property
     def num_samples(self) -> int:
-        """Sequences of the whole held-out set."""
+        """Number of sequences in the whole held-out set."""
         return self._manifest.num_samples
 
     @property
     def context_free_accuracy(self) -> float | None:
-        """Accuracy of the context-free baseline, 0 .. 1; None if the set lacks it."""
+        """Accuracy of the context-free baseline, 0 .. 1, or None if the manifest lacks it."""
         baseline = self._manifest.baseline
         return None if baseline is None else baseline.context_free_accuracy
 
     def in_words(self, accuracy: Accuracy) -> str:
-        """Both accuracies in words, as multiples of the context-free baseline if that is known."""
+        """Describe both accuracies, with multiples of the context-free baseline if it is known."""
         baseline = self._manifest.baseline
         words = []
         for name, reached, floor in (
@@ -252,9 +258,9 @@ class Evaluator:
         return ", ".join(words)
 
     def prepare(self, model: nn.Module) -> None:
-        """Capture the evaluation of `model` if steps are captured; no sample is read.
+        """Capture the evaluation of `model` if steps are captured, without reading a sample.
 
-        It is called in the untimed init phase. The weights must not move from then on.
+        Called in the untimed init phase. From then on, the weights must stay at their addresses.
         """
         if self._step_mode == "captured":
             with _evaluation_of(model):
@@ -263,19 +269,20 @@ class Evaluator:
             self._prepared = model
 
     def __enter__(self) -> Self:
-        """Begin the run phase: from now on a thread beside the training reads samples."""
+        """Start the run phase, in which a thread reads the samples while training starts."""
         self._batches.read_ahead()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Free the captured graph, except after an error, when the device may never finish."""
+        """Free the captured graph. After an error it stays, because its work may never finish."""
         if kind is None and self._replay is not None:
             self._replay.close()
 
     def __call__(self, model: nn.Module) -> Accuracy:
-        """Accuracy of a bare model (not wrapped for data parallelism), equal on every rank.
+        """Evaluate a bare model (not wrapped for data parallelism).
 
-        The samples are read at the first call and kept on the device.
+        Returns the accuracy over all ranks, which is the same on each rank. The first call reads
+        the samples and keeps them on the device.
         """
         assert self._prepared in (None, model)
         with _evaluation_of(model):
@@ -284,10 +291,10 @@ class Evaluator:
             counts = self._replay() if self._replay else self._count_batches(model, batches)
         if self._world_size > 1:
             dist.all_reduce(counts)
-        return Accuracy(*counts.tolist())  # host sync: the stop decision is the host's
+        return Accuracy(*counts.tolist())  # host sync, because the host decides when to stop
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
-        """Counts of some batches, int64 [4], in the order of `Accuracy`."""
+        """Count over some batches. Returns int64 [4], in the order of the fields of `Accuracy`."""
         counts = torch.zeros(4, dtype=torch.int64, device=self._device)
         for done, batch in enumerate(batches, start=1):
             counts += self._count_one(model, batch)
@@ -303,7 +310,7 @@ class Evaluator:
 
 @contextmanager
 def _evaluation_of(model: nn.Module) -> Iterator[None]:
-    """Switch off dropout and gradients."""
+    """Disable dropout and gradients in the body."""
     was_training = model.training
     model.eval()
     try:

@@ -1,1 +1,1 @@
-"""Optimizers as pure updates with thin classes, and the learning-rate schedule."""
+"""Optimizers (pure update functions and thin classes around them) and the learning rate."""

@@ -1,8 +1,9 @@
-"""Adapters that run NVIDIA apex's fused AdamW and LAMB over the flat buffers.
+"""Adapters that run NVIDIA apex's fused AdamW and LAMB on the flat buffers.
 
-Tested against apex's documented interface; not run with real apex, which comes with NVIDIA's
-container images and needs a GPU. Of its two LAMBs this is `FusedMixedPrecisionLamb`: `FusedLAMB`
-takes learning rate and step number from the host and cannot skip a step without it.
+They are tested against apex's documented interface, but have never run with the real apex, which
+needs a GPU and comes with NVIDIA's container images. Of apex's two LAMB implementations they use
+`FusedMixedPrecisionLamb`, because `FusedLAMB` gets the learning rate and the step number from the
+host and needs the host to skip a step.
 """
 
 import importlib
@@ -23,14 +24,14 @@ from mlperf_bert.optim.flat_optimizer import (
 
 
 class ApexOptimizer(FlatOptimizer):
-    """The common base: apex's optimizers on views of one shard.
+    """Base class that runs apex's optimizers on views of one shard.
 
-    There is one for the decayed tensors and one for the exempt. They receive weights, gradients,
-    masters and moments, and before every step the learning rate and the count of updates. apex
-    keeps no state of its own, so checkpoints and the warm-up need nothing more. A step overwrites
-    the gradients.
+    One apex optimizer updates the decayed tensors, and another one those exempt from decay. They
+    receive weights, gradients, masters and moments, and before every step the learning rate and the
+    number of updates. Because apex keeps no other state, checkpoints and the warm-up need no extra
+    code. A step overwrites the gradients.
 
-    Raises ConfigError if apex is not installed or refuses.
+    Raises ConfigError if apex is not installed or cannot create the optimizer.
     """
 
     def __init__(self, buffers: FlatBuffers, *others: Any) -> None:
@@ -53,81 +54,80 @@ class ApexOptimizer(FlatOptimizer):
                 parameters = [parameter for parameter, _, _ in tensors]
                 fused = self.make_fused(parameters, decay, adapted=tensors is decayed)
                 fused.state.update({parameter: state for parameter, _, state in tensors})
-                if (
-                    rounded is not None
-                ):  # else apex copies masters from the weights in its first step
-                    of_group = [master for _, master, _ in tensors]
-                    fused.param_groups_full_precision = [{"params": of_group}]
+                # Otherwise apex would copy the masters from the rounded weights in its first step.
+                if rounded is not None:
+                    full_precision = [master for _, master, _ in tensors]
+                    fused.param_groups_full_precision = [{"params": full_precision}]
                 self._fused.append(fused)
 
     def update(self, scalars: StepScalars) -> None:
-        """Run apex's kernels, which read everything on the device."""
+        """Run apex's kernels, which read all arguments on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
-            fused._dummy_overflow_buf.zero_()  # the last step's skip, which would hold the count
+            fused._dummy_overflow_buf.zero_()  # else a skipped step would freeze the count
             group = fused.param_groups[0]
             group["lr"] = scalars.learning_rate.float()
             group["step"] = (self._updates - 1).int().reshape(1)  # apex adds 1 unless it skips
             fused.step(grad_scaler=scaler)
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Apex's optimizer of `parameters`; `adapted` says whether LAMB scales their updates."""
+        """Make apex's optimizer for `parameters`; `adapted` says if LAMB scales their updates."""
         raise NotImplementedError
 
 
 class ApexAdamW(ApexOptimizer):
-    """`adamw_update` by apex's FusedAdam, which keeps no masters of bf16 weights."""
+    """Runs `adamw_update` with apex's FusedAdam, which keeps no masters of bf16 weights."""
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """See `ApexOptimizer`; AdamW adapts nothing."""
+        """See `ApexOptimizer`. AdamW ignores `adapted`."""
         return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
 
 
 class ApexLAMB(ApexOptimizer):
-    """`lamb_update` by apex's FusedMixedPrecisionLamb.
+    """Runs `lamb_update` with apex's FusedMixedPrecisionLamb.
 
-    If the gradients' norm overflows float32, apex makes no update but counts one. In bf16 apex's
-    first kernel passes updates to the second in bf16, in place of the gradients: its masters change
-    by updates rounded to 8 bits, ours by exact ones.
+    If the norm of the gradients overflows float32, apex skips the update but counts it. In bf16,
+    apex's first kernel passes the updates to the second in place of the bf16 gradients. Its masters
+    therefore change by updates rounded to 8 bits, and ours by exact ones.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """See `ApexOptimizer`; without `use_nvlamb` apex adapts only decayed tensors."""
+        """See `ApexOptimizer`. Without `use_nvlamb` apex adapts only decayed tensors."""
         return _make(
             "FusedMixedPrecisionLamb",
             parameters,
             self.constants,
             decay,
             grad_averaging=True,
-            max_grad_norm=math.inf,  # clipping is done elsewhere; 0 would clip everything
+            max_grad_norm=math.inf,  # gradients are already clipped; 0 would clip everything
             use_nvlamb=adapted,
             reduced_precision_dtype=getattr(self.shard.weights, "dtype", None),
         )
 
 
 class _Scaler:
-    """The part of a `torch.amp.GradScaler` that apex calls."""
+    """The methods of a `torch.amp.GradScaler` that apex calls."""
 
     def __init__(self, scalars: StepScalars) -> None:
         self._scalars = scalars
 
     def _check_inf_per_device(self, _optimizer: Any) -> dict[torch.device, Tensor]:
-        """1.0 if the step is to be skipped."""
+        """Return the tensor that is 1.0 if the step must be skipped."""
         return {self._scalars.skip.device: self._scalars.skip}
 
     def _get_scale_async(self) -> Tensor:
-        """The scale by which apex divides gradients."""
+        """Return the scale by which apex divides gradients."""
         return self._scalars.gradient_factor.reciprocal()
 
 
 def _make(
     name: str, parameters: list[nn.Parameter], constants: Constants, decay: float, **more: object
 ) -> Any:
-    remedy = "use 'ours', or an image that has apex"
+    remedy = "use 'ours', or a container image that contains apex"
     try:
         fused = getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:
-        problem = f"'apex' and apex is not installed ({error})"
+        problem = f"'apex' needs NVIDIA apex, which is not installed ({error})"
         raise ConfigError("optim.implementation", problem, remedy) from None
     try:
         return fused(
@@ -140,5 +140,5 @@ def _make(
             **more,
         )
     except RuntimeError as error:  # for example if apex was built without its CUDA extensions
-        problem = f"'apex' and apex refuses ({' '.join(str(error).split())})"
+        problem = f"apex cannot create {name} ({' '.join(str(error).split())})"
         raise ConfigError("optim.implementation", problem, remedy) from None

@@ -1,7 +1,7 @@
-"""One AdamW, LAMB or Muon update of a flat shard on a CPU: torch's kernels, and compiled loops.
+"""Run one AdamW, LAMB or Muon update of a flat shard on a CPU, with torch's and compiled kernels.
 
-The mathematics is that of `adamw_update`, `lamb_update` and `muon_update`; here the constants
-include the bias corrections, and a thread takes a range of blocks.
+The math is that of `adamw_update`, `lamb_update` and `muon_update`, but the bias corrections are
+folded into the constants. Each thread works on a range of blocks.
 """
 
 import math
@@ -20,9 +20,9 @@ from mlperf_bert.distributed.bucket_plan import BLOCK
 from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
 
 Floats = NDArray[Any]  # in the masters' dtype
-Run = tuple[slice, tuple[float, ...]]  # elements, and what holds for all of them
+Run = tuple[slice, tuple[float, ...]]  # elements, and the values that they all share
 
-BLOCKS_OF_A_THREAD = 1024  # a thread's least: a million elements take far longer than its start
+MIN_BLOCKS_PER_THREAD = 1024  # a million elements, which take far longer than starting a thread
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
@@ -67,12 +67,12 @@ def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def _fused_adamw(
     shard: FlatShard, constants: Constants, scalars: StepScalars, runs: Sequence[Run]
 ) -> None:
-    """AdamW of runs of blocks, each with its weight decay."""
+    """Run AdamW on runs of blocks, each with its own weight decay."""
     factor = scalars.gradient_factor.item()
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
     # lr * (m / c1) / (sqrt(v / c2) + eps) equals the form without corrections with another lr and
-    # eps, and torch drops the corrections after infinitely many steps.
-    forever = torch.tensor(math.inf)
+    # eps. After infinitely many steps torch's corrections are 1.
+    infinite_steps = torch.tensor(math.inf)
     for decay in {decay for _, (decay,) in runs}:
         chosen = [run for run, (of_run,) in runs if of_run == decay]
         gradients = [shard.gradients[run].to(shard.masters.dtype) for run in chosen]
@@ -84,7 +84,7 @@ def _fused_adamw(
             [shard.exp_avg[run] for run in chosen],
             [shard.exp_avg_sq[run] for run in chosen],
             [],
-            [forever] * len(chosen),
+            [infinite_steps] * len(chosen),
             lr=scalars.learning_rate.item() * root_2 / correction_1,
             beta1=constants.beta_1,
             beta2=constants.beta_2,
@@ -103,7 +103,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
     tensors = shard.tensor_of_block.numpy()
     number = _dtype(shard).type
     squares = np.empty((2, len(tensors)))
-    _in_threads(
+    _run_in_threads(
         _moments_and_squares,
         len(tensors),
         _blocks(shard.masters),
@@ -113,10 +113,10 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
         number(scalars.gradient_factor.item()),
         *map(number, (constants.beta_1, 1 - constants.beta_1)),
         *map(number, (constants.beta_2, 1 - constants.beta_2)),
-        *_of_update(shard, constants, scalars),
+        *_update_arguments(shard, constants, scalars),
         squares,
     )
-    # In block order, whichever thread computed them.
+    # Sums are added in block order, so that the number of threads does not change the result.
     sums = [np.bincount(tensors, of_blocks, num_tensors) for of_blocks in squares]
     return torch.from_numpy(np.stack(sums, axis=1))
 
@@ -129,13 +129,13 @@ def lamb_apply(
         return
     tensors = shard.tensor_of_block.numpy()
     rates = scalars.learning_rate.item() * ratios.double().numpy()
-    _in_threads(
+    _run_in_threads(
         _apply,
         len(tensors),
         _blocks(shard.masters),
         _blocks(shard.exp_avg),
         _blocks(shard.exp_avg_sq),
-        *_of_update(shard, constants, scalars),
+        *_update_arguments(shard, constants, scalars),
         rates[tensors].astype(_dtype(shard)),
     )
     if shard.weights is not None:
@@ -143,7 +143,7 @@ def lamb_apply(
 
 
 def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
-    """Runs of blocks with the same numbers in the tables [tensors], and the numbers."""
+    """Yield runs of blocks whose tensors have the same values in all tables [tensors]."""
     numbers = torch.stack(tables, dim=1).numpy()[shard.tensor_of_block.numpy()]
     changes = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]).any(axis=1))
     edges = [0, *changes.tolist(), len(numbers)]
@@ -151,8 +151,10 @@ def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
         yield slice(first * BLOCK, last * BLOCK), tuple(numbers[first].tolist())
 
 
-def _of_update(shard: FlatShard, constants: Constants, scalars: StepScalars) -> tuple[Any, ...]:
-    """The update's arguments beside moments and masters, in their dtype; decays by block."""
+def _update_arguments(
+    shard: FlatShard, constants: Constants, scalars: StepScalars
+) -> tuple[Any, ...]:
+    """Return the update's other arguments in the masters' dtype, with weight decay per block."""
     dtype = _dtype(shard)
     inverses = (1 / scalars.correction_1.item(), 1 / scalars.correction_2.item())
     decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]
@@ -170,17 +172,17 @@ def _dtype(shard: FlatShard) -> np.dtype[Any]:
     return shard.masters.numpy().dtype
 
 
-def _in_threads(kernel: Callable[..., None], num_blocks: int, *arguments: Any) -> None:
-    """Run `kernel(first, last, *arguments)` on ranges that together cover all blocks."""
-    threads = max(1, min(torch.get_num_threads(), num_blocks // BLOCKS_OF_A_THREAD))
+def _run_in_threads(kernel: Callable[..., None], num_blocks: int, *arguments: Any) -> None:
+    """Run `kernel(first, last, *arguments)` in threads, on ranges that cover all blocks."""
+    threads = max(1, min(torch.get_num_threads(), num_blocks // MIN_BLOCKS_PER_THREAD))
     edges = [num_blocks * thread // threads for thread in range(threads + 1)]
     if threads == 1:
         kernel(0, num_blocks, *arguments)
         return
     with ThreadPoolExecutor(threads) as pool:
-        ranges = [pool.submit(kernel, *both, *arguments) for both in pairwise(edges)]
-    for each in ranges:
-        each.result()
+        futures = [pool.submit(kernel, *bounds, *arguments) for bounds in pairwise(edges)]
+    for future in futures:
+        future.result()
 
 
 @compiled_arithmetic
@@ -206,7 +208,7 @@ def _moments_and_squares(
         values, grads = masters[block], gradients[block]
         means, variances = exp_avg[block], exp_avg_sq[block]
         decay = decays[block]
-        of_values = of_updates = 0.0
+        values_sum = updates_sum = 0.0
         for i in range(len(values)):
             gradient = grads[i] * factor
             mean = beta_1 * means[i] + rest_1 * gradient
@@ -215,10 +217,10 @@ def _moments_and_squares(
             variances[i] = variance
             update = mean * inverse_1 / (np.sqrt(variance * inverse_2) + epsilon)
             update += decay * values[i]
-            of_values += np.float64(values[i]) * np.float64(values[i])
-            of_updates += np.float64(update) * np.float64(update)
-        squares[0, block] = of_values
-        squares[1, block] = of_updates
+            values_sum += np.float64(values[i]) * np.float64(values[i])
+            updates_sum += np.float64(update) * np.float64(update)
+        squares[0, block] = values_sum
+        squares[1, block] = updates_sum
 
 
 @compiled_arithmetic

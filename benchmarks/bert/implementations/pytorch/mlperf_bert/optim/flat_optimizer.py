@@ -1,14 +1,14 @@
-"""A rank's optimizer state and its update on flat buffers, common to all rules.
+"""A rank's optimizer state and its update on flat buffers, common to all update rules.
 
 With one shard, a rank updates everything without communication. With several (ZeRO stage 1, arXiv
-1910.02054), it holds masters and moments of its own pieces only and updates those. The pieces are
-gathered one bucket at a time while the next forward pass begins, in the order that it needs them.
-Any other reader of the model's weights must call `wait_for_weights` first.
+1910.02054), it stores and updates only the masters and moments of its own pieces. The updated
+pieces are gathered one bucket at a time while the next forward pass starts, in the order that it
+needs them. All other code that reads the model's weights must call `wait_for_weights` first.
 
-A flat buffer holds many tensors one after the other, each starting at a multiple of BLOCK elements
-and followed by zeros up to the next. So every block of BLOCK elements belongs to one tensor, also
-in slices cut at multiples of BLOCK, and a kernel looks up which. The zeros stay zero under all
-update rules.
+A flat buffer contains many tensors one after the other. Each starts at a multiple of BLOCK elements
+and is padded with zeros up to the next. Every block of BLOCK elements therefore belongs to exactly
+one tensor, also in slices cut at multiples of BLOCK, and a kernel can look up which one. The zeros
+stay zero under all update rules.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,33 +21,33 @@ from torch import Tensor
 from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor, Segment
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, ShardGroup
 
-# Copies a tensor to the host, under a name that tells it from other copies.
+# Copies a tensor to the host. The name distinguishes it from other copies.
 Copy = Callable[[str, Tensor], Tensor]
 
 
 def copy_to_host(name: str, tensor: Tensor) -> Tensor:
-    """A new copy of `tensor` on the host."""
+    """Copy `tensor` to the host. The name is not used."""
     return tensor.to("cpu", copy=True)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatShard:
-    """n elements (a multiple of BLOCK) of all flat buffers, contiguous, on one device."""
+    """n contiguous elements (a multiple of BLOCK) of all flat buffers, on one device."""
 
-    masters: Tensor  # [n] float32 or float64: the weights to update
+    masters: Tensor  # [n] float32 or float64: the unrounded weights
     gradients: Tensor  # [n] of any float dtype
     weights: Tensor | None  # [n] bfloat16: the rounded masters; None if not rounded
-    exp_avg: Tensor  # [n] as masters
-    exp_avg_sq: Tensor  # [n] as masters
-    tensor_of_block: Tensor  # [n / BLOCK] int32: the tensor of each block
-    weight_decay: Tensor  # [tensors] float64, of the whole model
+    exp_avg: Tensor  # [n], same dtype as masters
+    exp_avg_sq: Tensor  # [n], same dtype as masters
+    tensor_of_block: Tensor  # [n / BLOCK] int32: number of each block's tensor
+    weight_decay: Tensor  # [tensors] float64, for all tensors of the model
     adapted: Tensor  # [tensors] bool: whether LAMB scales the tensor's update
-    # Of Muon alone:
-    direction: Tensor | None = None  # [n]: matrices' Nesterov momentum, then its orthogonal form
-    direction_scale: Tensor | None = None  # [tensors] float64: its factor; 0: AdamW updates it
+    # Only Muon uses these:
+    direction: Tensor | None = None  # [n]: matrices' Nesterov momentum, later orthogonalized
+    direction_scale: Tensor | None = None  # [tensors] float64: its factor, or 0 for AdamW
 
     def part(self, start: int, stop: int) -> "FlatShard":
-        """Views of the elements `start` to `stop`, both multiples of BLOCK."""
+        """Return views of the elements `start` to `stop`, both multiples of BLOCK."""
         elements, blocks = slice(start, stop), slice(start // BLOCK, stop // BLOCK)
         return FlatShard(
             masters=self.masters[elements],
@@ -63,7 +63,7 @@ class FlatShard:
         )
 
 
-MUON_MOMENTUM = 0.95  # of its matrices (arXiv 2502.16982)
+MUON_MOMENTUM = 0.95  # momentum of Muon's matrices (arXiv 2502.16982)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,57 +78,59 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepScalars:
-    """Scalars that change each step: 0-d tensors on the shard's device; no host sync reads them."""
+    """Scalars that change each step: 0-d tensors on the shard's device, to avoid a host sync."""
 
     learning_rate: Tensor  # float64
-    correction_1: Tensor  # float64: 1 - beta_1 ** t, of the t-th update from 1
+    correction_1: Tensor  # float64: 1 - beta_1 ** t in update number t, from 1
     correction_2: Tensor  # float64: 1 - beta_2 ** t
-    gradient_factor: Tensor  # float32: multiplies every gradient first, to clip it
+    gradient_factor: Tensor  # float32: clips gradients, which are multiplied by it first
     skip: Tensor  # float32: if 1.0, nothing is written
 
 
 class Kernels(Protocol):
-    """Updates of a shard, in place: cpu_kernels.py or triton_kernels.py.
+    """Kernels that update a shard in place, implemented in cpu_kernels.py and triton_kernels.py.
 
-    If `scalars.skip` is 1.0, nothing is written. A kernel may leave gradients multiplied by
+    If `scalars.skip` is 1.0, they write nothing. A kernel may leave the gradients multiplied by
     `scalars.gradient_factor`.
     """
 
     def adamw(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """One step of `adamw_update` on every element."""
+        """Run one step of `adamw_update` on every element."""
 
     def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-        """The first half of `lamb_update`: new moments, and the squared sums for the norms.
+        """Run the first half of `lamb_update`, which updates moments, and sum squares for norms.
 
         Returns:
-            [tensors, 2] float64: over this shard's elements of each tensor, the sums of masters**2
-            and of update**2; zero if `scalars.skip` is 1.0.
+            [tensors, 2] float64: the sums of masters**2 and update**2 over this shard's elements of
+            each tensor, or zeros if `scalars.skip` is 1.0.
         """
 
     def lamb_apply(
         self, shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
     ) -> None:
-        """The second half of `lamb_update`, from the first's moments: new masters and weights.
+        """Run the second half of `lamb_update`, which updates masters and weights.
 
-        `ratios` [tensors], float32 or float64, are the factors of the tensors' updates.
+        `ratios` [tensors], float32 or float64, are the trust ratios of the tensors.
         """
 
     def muon_momentum(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """The first half of `muon_update`: new momentum of the matrices, and their directions."""
+        """Run the first half of `muon_update`, which updates matrices' momentum and directions."""
 
     def muon_apply(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """The second half, from orthogonalised directions; `adamw_update` of all else."""
+        """Apply the orthogonalized directions to matrices, and `adamw_update` to all others."""
 
 
 class FlatOptimizer:
-    """The common base of the optimizers; an update rule is a subclass with `update`.
+    """Base class of all optimizers. A subclass defines the update rule in `update`.
 
     Args:
         buffers: the model's flat buffers.
-        initial: [layout.numel], the weights before rounding to the buffers' dtype; the buffers' own
-            if nothing was rounded.
+        initial: [layout.numel], the weights before rounding to the buffers' dtype, or the buffers'
+            own weights if nothing was rounded.
         gradients: [layout.shard_numel], receives this shard's reduced gradients.
-        others: the group of ranks that hold the other shards.
+        others: group of the ranks that hold the other shards.
+        constants: constants of the update rule.
+        weight_decay: weight decay of all tensors that are not exempt (`is_exempt`).
         kernels: update kernels for the device of the weights.
     """
 
@@ -152,22 +154,24 @@ class FlatOptimizer:
         self.parts = list(self._cut(buffers.layout))
 
     def zero_grad(self) -> None:
-        """Begin an update."""
+        """Start an update with zero gradients."""
         self._buffers.begin_update()
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
-        """Make one update; the host does not wait, and other shards' weights may still travel.
+        """Run one update without waiting for it.
+
+        When this returns, weights of other shards may not have been received yet.
 
         Args:
             learning_rate: 0-d float64.
-            gradient_factor: 0-d float32, multiplies every gradient first.
-            skip: 0-d float32; if 1.0, weights, moments and count do not change.
+            gradient_factor: 0-d float32, by which every gradient is first multiplied.
+            skip: 0-d float32. If 1.0, weights, moments and the count of updates do not change.
         """
         self.wait_for_weights()  # needed if the model did not use all of its weights
         self._buffers.collect()
         self._updates += 1 - skip
-        number = self._updates.clamp(min=1)  # 0 if the first step is skipped
+        number = self._updates.clamp(min=1)  # avoids 0 if the first step is skipped
         self.update(
             StepScalars(
                 learning_rate=learning_rate,
@@ -179,22 +183,22 @@ class FlatOptimizer:
         )
 
     def reduced(self) -> FlatShard:
-        """This rank's shard with the reduced gradients, before a `step`."""
+        """Return this rank's shard with the reduced gradients. Call it before `step`."""
         self._buffers.collect()
         return self.shard
 
     def wait_for_weights(self) -> None:
-        """Return when all weights are in the model (on a GPU: for work queued from here on)."""
+        """Wait until all weights are in the model (on a GPU, only work queued later waits)."""
         self.others.wait()
 
     @property
     def layout(self) -> FlatLayout:
-        """The places of tensors in whole buffers."""
+        """Layout of the tensors in the whole buffers."""
         return self._buffers.layout
 
     @property
     def num_shards(self) -> int:
-        """Number of shards of the state."""
+        """Number of shards of the optimizer state."""
         return self._buffers.layout.num_shards
 
     @property
@@ -203,29 +207,30 @@ class FlatOptimizer:
         return {tensor.name: tensor.shape for tensor in self._buffers.layout.tensors}
 
     def segments(self) -> Iterator[Segment]:
-        """The parts of parameters that this rank's shard holds, with their places."""
+        """Yield the parts of parameters in this rank's shard, with their positions."""
         return self._buffers.layout.segments(self.others.index)
 
     def flat_state(self) -> dict[str, Tensor]:
-        """This rank's shard of the moments, live: [shard_numel] each."""
+        """Return this rank's shard of the moments, [shard_numel] each, without copying."""
         return {"exp_avg": self.shard.exp_avg, "exp_avg_sq": self.shard.exp_avg_sq}
 
     def scalar_state(self) -> dict[str, Tensor]:
-        """Live state that all weights share: 0-d tensors, the same on every rank."""
+        """Return the state shared by all weights: 0-d tensors, equal on all ranks, not copied."""
         return {"updates": self._updates}
 
     def changed_by_step(self) -> dict[str, Tensor]:
-        """Live tensors of this rank that a step changes beside the model's own weights."""
-        # A skipped step publishes the rounded weights again, so they must be this step's.
+        """Return all tensors of this rank that a step changes, except the model's weights."""
+        # The rounded weights are included because a skipped step publishes them again.
         rounded = {} if self.shard.weights is None else {"weights": self.shard.weights}
         moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
     def exact_weights(self, *, keep: bool = True, copy: Copy = copy_to_host) -> dict[str, Tensor]:
-        """Every parameter before it was rounded to the model's dtype, on the CPU.
+        """Gather all parameters before rounding to the model's dtype, on the CPU.
 
-        Every rank must call it at the same time; with `keep` false it only takes part. `copy`
-        receives one bucket at a time, and the parameters are views of its results.
+        Collective: all ranks must call it. A rank with `keep` false only takes part in the
+        communication. `copy` is called with one bucket at a time, and the parameters are views of
+        its results.
         """
         self.wait_for_weights()
         exact = {}
@@ -237,16 +242,16 @@ class FlatOptimizer:
                 self.wait_for_weights()
             if not keep:
                 continue
-            kept, tensors = copy(f"masters {number}", gathered), self._tensors_of(number)
+            copied, tensors = copy(f"masters {number}", gathered), self._tensors_of(number)
             for tensor in tensors:
                 first = tensor.start - tensors[0].start
-                exact[tensor.name] = kept[first : first + tensor.numel].view(tensor.shape)
+                exact[tensor.name] = copied[first : first + tensor.numel].view(tensor.shape)
         return exact
 
     def set_weights(self, exact: Mapping[str, Tensor]) -> None:
-        """Set the exact weights of every parameter, and the model's rounded ones from them.
+        """Set all parameters to these exact weights, and the model's weights to the rounded ones.
 
-        Every rank must call it at the same time.
+        Collective: all ranks must call it.
         """
         self.wait_for_weights()
         for segment in self.segments():
@@ -259,13 +264,14 @@ class FlatOptimizer:
         self.wait_for_weights()
 
     def update(self, scalars: StepScalars) -> None:
-        """Update and publish the shard; each subclass implements it."""
+        """Update and publish the shard. Subclasses implement this."""
         raise NotImplementedError
 
     def _cut(self, layout: FlatLayout) -> Iterator[tuple[int, FlatShard, Tensor, Tensor]]:
-        """Buckets to update in turn, with the whole buffer's and this shard's slices of weights.
+        """Yield the buckets to update, in the order that the next forward pass needs them.
 
-        Buckets come by number, in the order that a micro-batch needs them.
+        Each is a tuple of the bucket's number, this rank's part of it, the slice of the weights in
+        the whole buffer, and this rank's part of the weights to publish.
         """
         if layout.num_shards == 1:
             yield 0, self.shard, self._buffers.weights, self._buffers.weights
@@ -291,7 +297,7 @@ def _make_shard(
         masters = initial
         weights = buffers.weights if is_rounded else None
     else:
-        masters = torch.cat([initial[layout.piece(each, index)] for each in layout.buckets])
+        masters = torch.cat([initial[layout.piece(bucket, index)] for bucket in layout.buckets])
         weights = masters.to(buffers.weights.dtype) if is_rounded else None
     return FlatShard(
         masters=masters,
@@ -306,8 +312,9 @@ def _make_shard(
 
 
 def is_exempt(name: str) -> bool:
-    """True if the parameter of this dotted name has no decay: a bias or part of a LayerNorm.
+    """Return whether a parameter with this dotted name is a bias or belongs to a LayerNorm.
 
-    Modules that normalise are called LayerNorm, or like `mlp_norm`.
+    Such parameters have no weight decay. Normalization modules have names like LayerNorm or
+    `mlp_norm`.
     """
     return name.endswith("bias") or "norm" in name.lower()

@@ -1,4 +1,4 @@
-"""Muon: orthogonalised momentum for hidden matrices, AdamW for all other parameters."""
+"""The Muon optimizer: orthogonalized momentum for hidden matrices, AdamW for all others."""
 
 import math
 from collections.abc import Iterable
@@ -18,11 +18,12 @@ from mlperf_bert.optim.muon_plan import (
     update_scale,
 )
 
-# Of the polynomial a x + b x^3 + c x^5 on singular values (Jordan, "Muon", 2024): five steps bring
-# those from 0.003 to 1 between 0.7 and 1.2.
+# Coefficients of the polynomial a x + b x^3 + c x^5 that each step applies to the singular values
+# (Jordan, "Muon", 2024). Five steps map values between 0.003 and 1 to values between 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-LEAST_NORM = 1e-7
-CPU_ELEMENTS = 2**20  # multiplied together there: results of more are in new pages each time
+LEAST_NORM = 1e-7  # avoids a division by zero
+# Elements per batched product on a CPU, where larger results would get new memory pages each time.
+CPU_ELEMENTS = 2**20
 
 
 def muon_update(
@@ -35,28 +36,31 @@ def muon_update(
     weight_decay: float,
     products: torch.dtype = torch.bfloat16,
 ) -> None:
-    """One step of one matrix, in place on `param` and `momentum_buffer`. The reference.
+    """Update one matrix in place by one step of Muon. This is the readable reference.
 
-    Nesterov momentum, orthogonalised, scaled to the root mean square of AdamW's updates, and
-    decoupled weight decay.
+    The Nesterov momentum is orthogonalized and scaled to the root mean square of AdamW's updates.
+    Weight decay is decoupled. `momentum_buffer` is also updated in place.
 
     Source: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al.,
     arXiv 2502.16982, for scale and decay.
 
     Args:
         param, grad, momentum_buffer: [rows, columns] of one float dtype.
-        products: dtype in which the momentum is orthogonalised.
+        lr: learning rate.
+        momentum: decay rate of the momentum.
+        weight_decay: decoupled weight decay.
+        products: dtype in which the momentum is orthogonalized.
     """
     momentum_buffer.lerp_(grad, 1 - momentum)
-    update = orthogonalised(grad.lerp(momentum_buffer, momentum).to(products))
+    update = orthogonalize(grad.lerp(momentum_buffer, momentum).to(products))
     param.mul_(1 - lr * weight_decay)
     param.add_(update, alpha=-lr * (0.2 * math.sqrt(max(param.shape))))
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """About U V^T of a matrix U S V^T [rows, columns], in its dtype, by Newton-Schulz."""
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Approximate U V^T of a matrix U S V^T [rows, columns] by Newton-Schulz, in its dtype."""
     if matrix.size(0) > matrix.size(1):
-        return orthogonalised(matrix.T).T
+        return orthogonalize(matrix.T).T
     a, b, c = COEFFICIENTS
     x: Tensor = matrix / matrix.norm().clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
@@ -65,10 +69,10 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return x
 
 
-def orthogonalised_stack(matrices: Tensor) -> Tensor:
-    """`orthogonalised` of each of [count, rows, columns], multiplied together."""
+def orthogonalize_stack(matrices: Tensor) -> Tensor:
+    """Run `orthogonalize` on all matrices of [count, rows, columns] in batched products."""
     if matrices.size(1) > matrices.size(2):
-        return orthogonalised_stack(matrices.mT).mT
+        return orthogonalize_stack(matrices.mT).mT
     a, b, c = COEFFICIENTS
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
     x: Tensor = matrices / norms.clamp(min=LEAST_NORM)
@@ -79,17 +83,18 @@ def orthogonalised_stack(matrices: Tensor) -> Tensor:
 
 
 class Muon(FlatOptimizer):
-    """`muon_update` of the encoder's matrices and `adamw_update` of the rest, on flat buffers.
+    """Runs `muon_update` on the encoder's matrices and `adamw_update` on all other parameters.
 
-    A parameter may hold several matrices (`num_matrices`). A matrix's momentum is in `exp_avg`; its
-    `exp_avg_sq` stays zero. Each matrix is orthogonalised by one of the shards: on a GPU, or if the
-    model's weights have 16 bits, in bfloat16, else in the masters' dtype.
+    A parameter may consist of several matrices (`num_matrices`). The momentum of a matrix is in
+    `exp_avg`, and its `exp_avg_sq` stays zero. One of the shards orthogonalizes each matrix. The
+    dtype for this is bfloat16 on a GPU or if the model's weights have 16 bits, and otherwise that
+    of the masters.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         layout, masters = self.layout, self.shard.masters
-        scales = {each.name: update_scale(each.name, each.shape) for each in layout.tensors}
+        scales = {tensor.name: update_scale(tensor.name, tensor.shape) for tensor in layout.tensors}
         in_16_bits = masters.is_cuda or self.shard.weights is not None
         self.products = torch.bfloat16 if in_16_bits else masters.dtype
         self.shard = replace(
@@ -114,7 +119,7 @@ class Muon(FlatOptimizer):
         )
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket; those without matrices while the momentum travels."""
+        """Update bucket by bucket, those without matrices while the momentum is being sent."""
         assert self.shard.direction is not None
         self.kernels.muon_momentum(self.shard, self.constants, scalars)
         blocks = self.shard.direction.view(-1, BLOCK)
@@ -125,7 +130,7 @@ class Muon(FlatOptimizer):
         wait()
         stacked = received.index_select(0, self._order)
         for stack in self._route.stacks:
-            _orthogonalise(stacked[stack.start : stack.stop], stack)
+            _orthogonalize_blocks(stacked[stack.start : stack.stop], stack)
         sent = stacked.index_select(0, self._back)
         received, wait = self.others.exchange(sent, *reversed(sizes))
         wait()
@@ -138,14 +143,14 @@ class Muon(FlatOptimizer):
             self.others.publish(number, whole, piece)
 
 
-def _orthogonalise(blocks: Tensor, stack: Stack) -> None:
-    """In place: `blocks` [stack's blocks, BLOCK] hold its matrices, each padded with zeros."""
+def _orthogonalize_blocks(blocks: Tensor, stack: Stack) -> None:
+    """Orthogonalize a stack's matrices in place; `blocks` [n, BLOCK] holds them with padding."""
     rows, columns = stack.shape
     flat = blocks.view(stack.count, -1)[:, : rows * columns]
-    together = stack.count
+    batch_size = stack.count
     if not blocks.is_cuda:
-        together = max(1, CPU_ELEMENTS // (rows * columns))
-    for first in range(0, stack.count, together):
-        some = flat[first : first + together]
-        update = orthogonalised_stack(some.reshape(-1, rows, columns))
-        some.copy_(update.reshape(len(some), -1))
+        batch_size = max(1, CPU_ELEMENTS // (rows * columns))
+    for first in range(0, stack.count, batch_size):
+        batch = flat[first : first + batch_size]
+        update = orthogonalize_stack(batch.reshape(-1, rows, columns))
+        batch.copy_(update.reshape(len(batch), -1))

@@ -1,7 +1,7 @@
-"""Muon's matrices: which parameters they are, what each costs, and the way of its blocks; no torch.
+"""Plan which parameters Muon orthogonalizes, and which shard does it, without torch.
 
-Newton-Schulz needs a whole matrix, but a shard holds pieces of many. So each matrix has an owner
-among the shards. Its blocks go there, and come back orthogonalised.
+Newton-Schulz needs a whole matrix, but a shard has only pieces of many. Each matrix therefore has
+an owner among the shards. Its blocks are sent there and come back orthogonalized.
 """
 
 import math
@@ -16,9 +16,9 @@ from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor
 from mlperf_bert.errors import ConfigError
 
 NEWTON_SCHULZ_STEPS = 5
-STACK_ELEMENTS = 2**25  # of matrices multiplied together: 64 MiB in bfloat16
+STACK_ELEMENTS = 2**25  # largest size of matrices in one batched product, 64 MiB in bfloat16
 
-# Ends of the names of parameters that hold several matrices, one below the other.
+# Suffixes of the names of parameters that consist of several matrices stacked by rows.
 _JOINED = MappingProxyType({"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2})
 
 Shape = tuple[int, ...]
@@ -26,38 +26,40 @@ Blocks = NDArray[np.int64]
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """True if Muon orthogonalises this parameter: weight matrices of an encoder layer."""
+    """Return whether Muon orthogonalizes this parameter: a weight matrix of an encoder layer."""
     return (".layer." in name or ".layers." in name) and len(shape) == 2
 
 
 def num_matrices(name: str) -> int:
-    """The number of equal matrices that a parameter holds, each orthogonalised for itself.
+    """Return the number of equal matrices in a parameter, which are orthogonalized separately.
 
-    They are ModernBERT's of queries, keys and values, and of the halves of a gated product.
+    In ModernBERT these are the matrices of queries, keys and values, and the two halves of a gated
+    product.
     """
     return next((count for end, count in _JOINED.items() if name.endswith(end)), 1)
 
 
 def split_matrices(layout: FlatLayout) -> FlatLayout:
-    """The same buffers, with every matrix of a parameter as a tensor of its own.
+    """Return the layout with each matrix of a parameter as a separate tensor.
 
-    Raises ConfigError if a matrix does not begin with a block.
+    Raises ConfigError if a matrix does not start at a multiple of BLOCK.
     """
     buckets = [
-        replace(bucket, tensors=tuple(part for each in bucket.tensors for part in _matrices(each)))
+        replace(bucket, tensors=tuple(part for each in bucket.tensors for part in _split(each)))
         for bucket in layout.buckets
     ]
     return replace(layout, buckets=tuple(buckets))
 
 
-def _matrices(tensor: FlatTensor) -> list[FlatTensor]:
+def _split(tensor: FlatTensor) -> list[FlatTensor]:
     count = num_matrices(tensor.name) if is_hidden_matrix(tensor.name, tensor.shape) else 1
     if count == 1:
         return [tensor]
     numel = tensor.numel // count
     if numel % BLOCK:
-        problem = f"makes {tensor.name} of {count} matrices with {numel:,} elements each"
-        remedy = f"Muon needs multiples of {BLOCK:,}: make it and intermediate_size multiples of 32"
+        problem = f"each of the {count} matrices of {tensor.name} has {numel:,} elements, but Muon "
+        problem += f"needs a multiple of {BLOCK:,}"
+        remedy = "set model.hidden_size and model.intermediate_size to multiples of 32"
         raise ConfigError("model.hidden_size", problem, remedy)
     shape = (tensor.shape[0] // count, *tensor.shape[1:])
     return [
@@ -67,9 +69,9 @@ def _matrices(tensor: FlatTensor) -> list[FlatTensor]:
 
 
 def update_scale(name: str, shape: Shape) -> float:
-    """The factor that gives an orthogonalised update the root mean square of AdamW's.
+    """Return the factor that scales an orthogonalized update to AdamW's root mean square.
 
-    It is 0 for a parameter that is not orthogonalised, and goes by the shape of each matrix.
+    It depends on the shape of the matrix, and is 0 for a parameter that is not orthogonalized.
 
     Source: Liu et al., "Muon is Scalable for LLM Training" (arXiv 2502.16982), section 2.2.
     """
@@ -80,15 +82,18 @@ def update_scale(name: str, shape: Shape) -> float:
 
 
 def newton_schulz_flops(shape: Shape) -> int:
-    """Floating-point operations of one matrix's Newton-Schulz steps."""
+    """Return the number of floating-point operations of Newton-Schulz for one matrix."""
     small, large = sorted(shape)
     return NEWTON_SCHULZ_STEPS * (4 * small * small * large + 2 * small**3)
 
 
-def deal_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
-    """The owner of each matrix among `count` shards: the most expensive first, to who has least."""
+def assign_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
+    """Return the owner of each matrix among `count` shards.
+
+    Matrices are assigned by descending cost, each to the shard with the smallest load so far.
+    """
     costs, owners = [0] * count, [0] * len(shapes)
-    for number in sorted(range(len(shapes)), key=lambda each: -newton_schulz_flops(shapes[each])):
+    for number in sorted(range(len(shapes)), key=lambda i: -newton_schulz_flops(shapes[i])):
         owners[number] = costs.index(min(costs))
         costs[owners[number]] += newton_schulz_flops(shapes[number])
     return owners
@@ -96,7 +101,7 @@ def deal_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """`count` matrices of one shape, from block `start` of an owner's blocks."""
+    """`count` matrices of the same shape, starting at block `start` of their owner's blocks."""
 
     start: int
     count: int
@@ -104,21 +109,22 @@ class Stack:
 
     @property
     def blocks_each(self) -> int:
-        """Blocks of one matrix."""
+        """Number of blocks per matrix."""
         return -(-math.prod(self.shape) // BLOCK)
 
     @property
     def stop(self) -> int:
-        """The block after the last."""
+        """Number of the block after the last one."""
         return self.start + self.count * self.blocks_each
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of one shard's blocks to the owners and back.
+    """Which blocks a shard sends to the owners, and which it receives as an owner.
 
-    The shard's blocks `sent` go out, `sent_to` many to each shard; `received_from` many come in
-    from each. Block `order[i]` of those is block i of the stacks.
+    The shard sends its blocks `sent`, of which `sent_to[i]` go to shard i, and receives
+    `received_from[i]` blocks from shard i. Block `order[j]` of those received is block j of
+    `stacks`. Afterwards all blocks return the same way.
     """
 
     sent: Blocks
@@ -129,41 +135,48 @@ class Route:
 
 
 def plan_route(layout: FlatLayout, shard: int) -> Route:
-    """The route of `shard` in a layout; with one shard, the order of the stacks alone.
+    """Plan the route of `shard` in a layout made by `split_matrices`.
 
-    The layout is one of `split_matrices`.
+    If there is only one shard, it sends its blocks to itself, which brings them into the order of
+    the stacks.
     """
     shapes = {
         tensor.name: tensor.shape
         for tensor in layout.tensors
         if is_hidden_matrix(tensor.name, tensor.shape)
     }
-    owners = dict(zip(shapes, deal_matrices(list(shapes.values()), layout.num_shards), strict=True))
-    # Matrices of one shape stand together.
+    owners = dict(
+        zip(shapes, assign_matrices(list(shapes.values()), layout.num_shards), strict=True)
+    )
+    # Matrices of the same owner and shape are adjacent, so that they can form stacks.
     names = sorted(shapes, key=lambda name: (owners[name], shapes[name], name))
-    held = [_blocks_held(layout, each) for each in range(layout.num_shards)]
+    held = [_blocks_by_tensor(layout, source) for source in range(layout.num_shards)]
     mine = [name for name in names if owners[name] == shard]
     to_owner = [
-        np.concatenate([_NONE, *(held[shard][name] for name in names if owners[name] == owner)])
+        np.concatenate(
+            [_NO_BLOCKS, *(held[shard][name] for name in names if owners[name] == owner)]
+        )
         for owner in range(layout.num_shards)
     ]
     from_shards = [[len(held[source][name]) for name in mine] for source in range(len(held))]
-    matrices = np.concatenate([_NONE, *(np.repeat(np.arange(len(mine)), n) for n in from_shards)])
+    matrices = np.concatenate(
+        [_NO_BLOCKS, *(np.repeat(np.arange(len(mine)), n) for n in from_shards)]
+    )
     return Route(
         sent=np.concatenate(to_owner),
         sent_to=tuple(map(len, to_owner)),
         received_from=tuple(map(sum, from_shards)),
-        order=np.argsort(matrices, kind="stable"),  # a matrix's pieces come in the shards' order
+        order=np.argsort(matrices, kind="stable"),  # a matrix's pieces arrive in shard order
         stacks=tuple(_stacks([shapes[name] for name in mine])),
     )
 
 
-_NONE: Blocks = np.zeros(0, dtype=np.int64)
+_NO_BLOCKS: Blocks = np.zeros(0, dtype=np.int64)
 
 
-def _blocks_held(layout: FlatLayout, shard: int) -> Mapping[str, Blocks]:
-    """Places of each tensor's blocks in a shard's buffers."""
-    held = {tensor.name: _NONE for tensor in layout.tensors}
+def _blocks_by_tensor(layout: FlatLayout, shard: int) -> Mapping[str, Blocks]:
+    """Return the numbers of each tensor's blocks in the buffers of a shard."""
+    held = {tensor.name: _NO_BLOCKS for tensor in layout.tensors}
     for segment in layout.segments(shard):
         blocks = -(-(segment.last - segment.first) // BLOCK)
         held[segment.tensor.name] = segment.start // BLOCK + np.arange(blocks)

@@ -1,4 +1,4 @@
-"""AdamW and LAMB: readable updates of one tensor, the optimizers, and the choice by config."""
+"""AdamW and LAMB, as readable reference updates and as optimizers, and the choice by config."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -37,14 +37,15 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> None:
-    """One step of one tensor, in place on `param`, `exp_avg` and `exp_avg_sq`. The reference.
+    """Update one tensor and its moments in place by one step of AdamW. This is the reference.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101),
     algorithm 2, with bias correction and epsilon outside the square root.
 
     Args:
-        param, grad, exp_avg, exp_avg_sq: same shape and float dtype.
-        step: this update's number, from 1.
+        param, grad, exp_avg, exp_avg_sq: tensors with the same shape and float dtype.
+        step: number of this update, from 1.
+        lr, beta_1, beta_2, epsilon, weight_decay: constants of the update rule.
     """
     exp_avg.mul_(beta_1).add_(grad, alpha=1 - beta_1)
     exp_avg_sq.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
@@ -55,10 +56,10 @@ def adamw_update(
 
 
 class AdamW(FlatOptimizer):
-    """`adamw_update` of all tensors together, on flat buffers."""
+    """Runs `adamw_update` on all tensors together, on flat buffers."""
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket; a bucket's weights travel while the next is updated."""
+        """Update bucket by bucket. A bucket's weights are sent while the next is updated."""
         for number, part, whole, piece in self.parts:
             self.kernels.adamw(part, self.constants, scalars)
             self.others.publish(number, whole, piece)
@@ -78,17 +79,17 @@ def lamb_update(
     weight_decay: float,
     layer_adaptation: bool,
 ) -> None:
-    """One step of one tensor, in place on `param`, `exp_avg` and `exp_avg_sq`. The reference.
+    """Update one tensor and its moments in place by one step of LAMB. This is the reference.
 
     Source: You et al., "Large Batch Optimization for Deep Learning" (arXiv 1904.00962), algorithm
     2, in MLPerf's form: bias-corrected moments, weight decay added to the update, epsilon outside
-    the square root, no layer adaptation of biases and LayerNorm. Clipping is done elsewhere.
+    the square root, no layer adaptation of biases and LayerNorm. Gradients are already clipped.
 
     Args:
-        param, grad, exp_avg, exp_avg_sq: same shape and float dtype.
-        step: this update's number, from 1.
-        layer_adaptation: scale by ||param|| / ||update|| (1 if either norm is zero); if false the
-            scale is 1.
+        param, grad, exp_avg, exp_avg_sq: tensors with the same shape and float dtype.
+        step: number of this update, from 1.
+        lr, beta_1, beta_2, epsilon, weight_decay: constants of the update rule.
+        layer_adaptation: whether to scale the update by `trust_ratio`.
     """
     exp_avg.mul_(beta_1).add_(grad, alpha=1 - beta_1)
     exp_avg_sq.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
@@ -101,19 +102,19 @@ def lamb_update(
 
 
 def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """||param|| / ||update||, or 1 where either is zero. Any shape, element by element."""
+    """Return ||param|| / ||update|| element by element, or 1 if either norm is zero."""
     usable = (param_norm > 0) & (update_norm > 0)
     return torch.where(usable, param_norm / update_norm, torch.ones_like(param_norm))
 
 
 class LAMB(FlatOptimizer):
-    """`lamb_update` of all tensors together, on flat buffers.
+    """Runs `lamb_update` on all tensors together, on flat buffers.
 
-    A tensor's norms are added up over all shards that hold a part of it.
+    The squared norms of a tensor are summed over all shards that contain a part of it.
     """
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket; a bucket's weights travel while the next is updated."""
+        """Update bucket by bucket. A bucket's weights are sent while the next is updated."""
         squares = self.kernels.lamb_norms(self.shard, self.constants, scalars)
         self.others.add_up(squares)
         weight_norms, update_norms = squares.sqrt().unbind(1)
@@ -124,13 +125,13 @@ class LAMB(FlatOptimizer):
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups, decayed first, each in the model's parameter order.
+    """Divide parameters into two groups, those with weight decay first, in the model's order.
 
-    Biases and LayerNorm parameters are neither decayed nor layer-adapted (MLPerf Training rules,
-    BERT optimizer). `layer_adaptation` states the second explicitly, so that a run with
-    `weight_decay = 0` does not lose LAMB's trust ratio; AdamW ignores it. Query, key and value stay
-    separate tensors, because LAMB's trust ratio is per tensor. ModernBERT's are one tensor as
-    published, with one ratio.
+    Biases and LayerNorm parameters have neither weight decay nor layer adaptation (MLPerf Training
+    rules, BERT optimizer). `layer_adaptation` states the latter explicitly, so that LAMB keeps its
+    trust ratio in a run with `weight_decay = 0`. AdamW ignores it. BERT's query, key and value are
+    separate tensors, because LAMB has one trust ratio per tensor. ModernBERT's are one tensor with
+    one ratio, as published.
     """
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
@@ -143,7 +144,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-# To add an optimizer: a line here, and its name in config.OptimSection.name.
+# To add an optimizer, add a line here, and its name in config.OptimSection.name.
 OPTIMIZERS: Mapping[str, type[FlatOptimizer]] = MappingProxyType(
     {
         "adamw": AdamW,
@@ -155,14 +156,14 @@ BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
 
 
 def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimizer:
-    """The optimizer of a bare model on one rank, in the model's own dtype."""
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    """Make the optimizer of a bare model on one rank, in the model's dtype."""
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    shapes = {name: tuple(param.shape) for name, param in trained.items()}
     layout = plan_layout(shapes, [list(shapes)], num_shards=1)
     weights = flat_weights(model, layout)
     buffers = FlatBuffers(model, layout, weights)
-    alone = ShardGroup(RankInfo(0, 1, 0, 1, 0, "single"), 1, weights.device)
-    return make_optimizer(config, buffers, weights, buffers.gradients, alone)
+    group = ShardGroup(RankInfo(0, 1, 0, 1, 0, "single"), 1, weights.device)
+    return make_optimizer(config, buffers, weights, buffers.gradients, group)
 
 
 def make_optimizer(
@@ -172,14 +173,14 @@ def make_optimizer(
     gradients: Tensor,
     others: ShardGroup,
 ) -> FlatOptimizer:
-    """The optimizer of `config.name`; the other arguments are `FlatOptimizer`'s.
+    """Make the optimizer that the config names. `FlatOptimizer` explains the other arguments.
 
-    Raises ConfigError if the name is not registered, or apex is wanted and missing.
+    Raises ConfigError if the name is unknown, or if the config needs apex and it is missing.
     """
     rules = BY_APEX if config.implementation == "apex" else OPTIMIZERS
     if config.name not in rules:
         known = ", ".join(rules)
-        raise ConfigError("optim.name", f"no optimizer {config.name!r}", f"use one of {known}")
+        raise ConfigError("optim.name", f"unknown optimizer {config.name!r}", f"use one of {known}")
     constants = Constants(beta_1=config.beta_1, beta_2=config.beta_2, epsilon=config.epsilon)
     kernels = _kernels_for(initial.device)
     return rules[config.name](
@@ -191,9 +192,9 @@ def _kernels_for(device: torch.device) -> Kernels:
     if device.type == "cuda":
         problem = why_triton_cannot_compile()
         if problem is not None:
-            remedy = "install that, or set run.device to 'cpu'"
-            raise ConfigError("run.device", f"training on 'cuda' needs Triton: {problem}", remedy)
-        from mlperf_bert.optim import triton_kernels  # builds without CUDA have no triton
+            problem = f"training on 'cuda' needs Triton, but {problem}"
+            raise ConfigError("run.device", problem, "install it, or set run.device to 'cpu'")
+        from mlperf_bert.optim import triton_kernels  # torch without CUDA comes without triton
 
         return triton_kernels
     from mlperf_bert.optim import cpu_kernels

@@ -1,7 +1,7 @@
-"""The learning rate of a step: linear warm-up, then a decay. Pure functions of the step.
+"""Compute the learning rate of a step: a linear warm-up, followed by a decay.
 
-Steps count from 1; `step` is the one about to be taken. With a negative `start_warmup_step` the
-warm-up starts part-way up; it counts m = step - start_warmup_step.
+Steps count from 1, and `step` is the step about to be run. The warm-up counts
+m = step - start_warmup_step, so that it starts partway up if `start_warmup_step` is negative.
 """
 
 import numpy as np
@@ -15,29 +15,30 @@ from mlperf_bert.config.sections import ScheduleSection
 def learning_rates(
     steps: NDArray[np.int64], schedule: ScheduleSection, base: float
 ) -> NDArray[np.float64]:
-    """The learning rate to use for each of `steps`.
+    """Return the learning rate of each of `steps`.
 
-    All forms rise linearly to `base` while m < warmup_steps, and hold `end_learning_rate` after
-    `decay_steps`. The first two decay linearly (MLPerf Training, BERT: LAMB schedule):
+    All forms rise linearly to `base` while m < warmup_steps, and stay at `end_learning_rate` after
+    `decay_steps`. The first two decay linearly in between (MLPerf Training, BERT: LAMB schedule):
 
-    - `continuous`: where the warm-up really ends, at warmup_steps + start_warmup_step. No jump.
-    - `published`: at warmup_steps, although the shifted warm-up ends elsewhere. With a negative
-      start the rate therefore jumps above `base` when the warm-up ends. The constants of the
-      published 1,024-GPU runs were tuned with this jump, so a faithful preset must keep it.
-    - `wsd`: the rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
-      `end_learning_rate` by 1 - sqrt(s), s the passed share of the cool-down (Haegele et al.,
-      "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv
-      2405.18392). Without a cool-down it stays until `decay_steps`.
+    - `continuous`: The line starts at the real end of the warm-up, which is
+      warmup_steps + start_warmup_step, so that the rate does not jump.
+    - `published`: The line starts at warmup_steps, although the shifted warm-up ends elsewhere. If
+      the shift is negative, the rate therefore jumps above `base` at the end of the warm-up. The
+      constants of the published 1,024-GPU runs were tuned with this jump, so presets keep it.
+    - `wsd`: The rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
+      `end_learning_rate` like 1 - sqrt(s), where s is the completed fraction of the cooldown
+      (Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations",
+      arXiv 2405.18392). Without a cooldown it stays at `base` until `decay_steps`.
 
     Args:
-        steps: int64, the optimizer steps about to be taken, from 1; in any order.
-        schedule: the constants; `decay_steps` lies after the end of the warm-up (config checks it).
+        steps: int64, the steps about to be run, from 1, in any order.
+        schedule: the constants. The config ensures that `decay_steps` is after the warm-up.
         base: rate at the end of the warm-up.
     """
     end, last, warm_up = schedule.end_learning_rate, schedule.decay_steps, schedule.warmup_steps
     first = warm_up + (schedule.start_warmup_step if schedule.form == "continuous" else 0)
     positions = steps - schedule.start_warmup_step
-    # A positive start_warmup_step delays the warm-up: the rate is zero before it, not negative.
+    # A positive start_warmup_step delays the warm-up. Before it, the rate is zero, not negative.
     rates = base * np.maximum(positions, 0) / max(warm_up, 1)
     decays = (positions >= warm_up) & (steps <= last)
     rates[steps > last] = end
@@ -45,7 +46,7 @@ def learning_rates(
         cooldown = schedule.cooldown_steps
         passed = np.maximum(steps[decays] - (last - cooldown), 0) / max(cooldown, 1)
         root = np.sqrt(passed)
-        rates[decays] = base * (1 - root) + end * root  # exactly `base` and `end` at its ends
+        rates[decays] = base * (1 - root) + end * root  # exact at both ends
         return rates
     remaining = (last - steps[decays]) / (last - first)
     rates[decays] = end + (base - end) * remaining
@@ -53,12 +54,12 @@ def learning_rates(
 
 
 def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
-    """The learning rate of one step; see `learning_rates`."""
+    """Return the learning rate of one step. See `learning_rates`."""
     return float(learning_rates(np.array([step]), schedule, base)[0])
 
 
 def rates_of_run(config: RunConfig, device: torch.device) -> torch.Tensor:
-    """The rate of every possible step, float64 [steps + 1]; element 0 is not read."""
+    """Return the rate of every possible step, float64 [steps + 1]. Element 0 is not used."""
     last = max(config.max_steps, config.run.warm_up_steps)
     rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
     rates[0] = 0.0

@@ -1,7 +1,7 @@
-"""One AdamW, LAMB or Muon update of a flat shard on a GPU: Triton kernels, one program per block.
+"""Run one AdamW, LAMB or Muon update of a flat shard on a GPU, with one Triton program per block.
 
-The mathematics is that of `adamw_update`, `lamb_update` and `muon_update`. Scalars are read on the
-device and every result has a fixed shape, so a step with these kernels can be captured. Nothing
+The math is that of `adamw_update`, `lamb_update` and `muon_update`. Scalars are read on the device
+and every result has a fixed shape, so that a step with these kernels can be captured. No result
 depends on the order in which programs run.
 """
 
@@ -51,7 +51,8 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
     """See `Kernels`."""
     num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
     device = shard.masters.device
-    # Each tensor's first block here and the one after its last; both 0 if it has none.
+    # Each tensor's first block in this shard, and the block after its last. Both are 0 if the shard
+    # has no block of the tensor.
     spans = torch.zeros((num_tensors, 2), dtype=torch.int32, device=device)
     squares_of_blocks = shard.masters.new_empty((num_blocks, 2))
     squares = torch.empty((num_tensors, 2), dtype=torch.float64, device=device)
@@ -207,12 +208,12 @@ def _moments_and_squares(
         update += tl.load(weight_decay + tensor).to(values.dtype) * values
         tl.store(squares + 2 * number, tl.sum(values * values))
         tl.store(squares + 2 * number + 1, tl.sum(update * update))
-        # Only the first and the last block of a tensor write, each to its own place.
+        # Only the first and the last block of a tensor write, each to its own element.
         last = tl.num_programs(0) - 1
         before = tl.load(tensor_of_block + number - 1, mask=number > 0, other=-1)
-        behind = tl.load(tensor_of_block + number + 1, mask=number < last, other=-1)
+        after = tl.load(tensor_of_block + number + 1, mask=number < last, other=-1)
         tl.store(spans + 2 * tensor, number.to(tl.int32), mask=before != tensor)
-        tl.store(spans + 2 * tensor + 1, number.to(tl.int32) + 1, mask=behind != tensor)
+        tl.store(spans + 2 * tensor + 1, number.to(tl.int32) + 1, mask=after != tensor)
 
 
 @_kernel
@@ -223,7 +224,8 @@ def _sum_squares(
     first, stop = tl.load(spans + 2 * tensor), tl.load(spans + 2 * tensor + 1)
     of_values = tl.zeros((block,), tl.float64)
     of_updates = tl.zeros((block,), tl.float64)
-    while first < stop:  # not `range`: with numpy 2.4, older interpreters cannot take these bounds
+    # `range` is not used, because Triton's older interpreters reject these bounds with numpy 2.4.
+    while first < stop:
         at = first + tl.arange(0, block)
         of_values += tl.load(squares + 2 * at, mask=at < stop, other=0.0).to(tl.float64)
         of_updates += tl.load(squares + 2 * at + 1, mask=at < stop, other=0.0).to(tl.float64)
@@ -283,7 +285,7 @@ def _bias_corrected(
     correction_2: tl.tensor,
     epsilon: tl.constexpr,
 ) -> Any:
-    # The inverse of a correction is computed in float64, because it is small in the first steps.
+    # The inverse is computed in float64, because a correction is small in the first steps.
     inverse_1 = (1 / tl.load(correction_1)).to(mean.dtype)
     inverse_2 = (1 / tl.load(correction_2)).to(mean.dtype)
     return mean * inverse_1 / (tl.sqrt(variance * inverse_2) + epsilon)

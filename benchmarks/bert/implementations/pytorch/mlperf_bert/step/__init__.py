@@ -1,1 +1,1 @@
-"""One optimizer step: eager, captured, and its warm-up."""
+"""One optimizer step in eager and in captured mode, and its warm-up."""

@@ -1,13 +1,13 @@
-"""The captured step: a whole update on static tensors, one graph for each capacity; the warm-up.
+"""The captured step, a whole update on static tensors with one graph per capacity, and the warm-up.
 
-Forward, backward, all-reduce, clipping, schedule and update of every accumulation step are captured
-in the untimed init phase. The batches of a step overwrite the static inputs, which the replay
-reads. Without CUDA the same object runs the eager step over the same static inputs.
+The untimed init phase captures the forward and backward passes of all micro-batches, all-reduce,
+clipping, schedule and update. The batches of a step overwrite the static inputs, which the replay
+reads. Without CUDA, the same object runs the eager step on the same static inputs.
 
-DDP runs its first step with one bucket and rebuilds its buckets afterwards; kernels, allocators and
-communicators are set up at first use. A few steps on synthetic batches before the clock starts move
-that out of the timed region without reading a sample, and make step 1 like every other step. Then
-all state is restored bit for bit.
+DDP runs its first step with one bucket and rebuilds its buckets afterwards. Kernels, allocators and
+communicators are also set up at first use. The warm-up therefore runs a few steps on synthetic
+batches before the clock starts. This moves the setup out of the timed region without reading a
+sample, and makes step 1 like every other step. Afterwards all state is restored bit-for-bit.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,12 @@ from mlperf_bert.step.eager import EagerStep, MakeBatch
 from mlperf_bert.step.replay import Replay
 
 WARM_UP_CALLS = 3  # calls of an update before its capture
-DDP_WARM_UP_CALLS = 11  # torch's notes on CUDA graphs require this with DistributedDataParallel
+DDP_WARM_UP_CALLS = 11  # the same with DDP, as required by torch's notes on CUDA graphs
 READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # on CUDA
 
 
 def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
-    """Raise ConfigError for attention, or a way to communicate, that a graph cannot hold."""
+    """Raise ConfigError if the attention or the process group cannot be captured in a graph."""
     if device.type != "cuda":
         return
     if attention.name in READ_LENGTHS_ON_THE_HOST:
@@ -46,34 +46,34 @@ def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
             f"{attention.name!r} reads lengths on the host, which a captured step cannot do "
             f"[{attention.note}]"
         )
-        remedy = "use 'triton' or 'flash' (bf16), or run.step_mode 'eager'"
+        remedy = "use 'triton' or 'flash' (bf16), or set run.step_mode to 'eager'"
         raise ConfigError("model.attention", problem, remedy)
     if dist.is_initialized() and dist.get_backend() == "gloo":
-        problem = "'captured' with ranks that share a GPU, and so talk over gloo"
-        raise ConfigError("run.step_mode", problem, "use 'eager', or a rank for each GPU")
+        problem = "'captured' does not support ranks that share a GPU and therefore use gloo"
+        raise ConfigError("run.step_mode", problem, "use 'eager', or start one rank per GPU")
 
 
 def use_capturable_stream(device: torch.device) -> None:
-    """Switch this thread to a stream of its own, because the default one cannot be captured.
+    """Switch this thread to a new stream, because the default stream cannot be captured.
 
-    Gradients are accumulated on the stream on which a parameter was first used, or on which
-    DistributedDataParallel was built, so this must be called first.
+    Call this before anything else, because gradients are accumulated on the stream on which a
+    parameter was first used, or on which DistributedDataParallel was built.
     """
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 class CapturedStep:
-    """One update when called, like EagerStep; batches padded to one of `shapes` are replayed.
+    """Runs one update when called, like EagerStep, but replays a graph for padded batches.
 
-    Unpadded batches run eagerly. All ranks must replay the same steps. On CUDA, call
-    `use_capturable_stream` before the model is built.
+    Batches that are not padded to one of `shapes` run eagerly. All ranks must replay the same
+    steps. On CUDA, call `use_capturable_stream` before building the model.
 
     Args:
         eager: the step to capture.
-        shapes: shapes of the capacities, the smallest first.
-        micro-batches: batches an update.
-        device: of the model.
+        shapes: shapes of the capacities, smallest first.
+        micro_batches: batches per update.
+        device: device of the model.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class CapturedStep:
         self._captured: dict[StaticShape | None, tuple[StaticInputs, Replay[StepResult]]] = {}
 
     def prepare(self, batch_of: MakeBatch) -> None:
-        """Capture an update of each shape on synthetic batches; weights and moments change."""
+        """Capture an update per shape on synthetic batches. This changes weights and moments."""
         is_cuda = self._device.type == "cuda"
         static = [StaticInputs(batch_of(s), self._micro_batches, self._device) for s in self.shapes]
-        # All warm-ups first: they cannot use the memory that the first capture reserves. The
-        # largest runs first, so that the others find memory.
+        # All warm-ups run before the first capture, because they cannot use the memory that it
+        # reserves. The largest runs first, so that the others can reuse its memory.
         for inputs in reversed(static):
             for _ in range(self._warm_up_calls if is_cuda else 0):
                 self._update_of(inputs)()
@@ -111,18 +111,18 @@ class CapturedStep:
     def _update_of(self, inputs: "StaticInputs") -> Callable[[], StepResult]:
         def update() -> StepResult:
             result = self._eager.update(inputs.batches)
-            self._eager.optimizer.wait_for_weights()  # so the gathers are in the graph
+            self._eager.optimizer.wait_for_weights()  # so that the graph contains the gathers
             return result
 
         return update
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Update once; the result is overwritten by the next call."""
+        """Run one update. The next call overwrites the result."""
         captured = self._captured.get(micro_batches[0].shape)
         if captured is None:
             return self._eager(step, micro_batches)
         inputs, replay = captured
-        self._eager.optimizer.wait_for_weights()  # an eager step's weights may still travel
+        self._eager.optimizer.wait_for_weights()  # gathers of an eager step may be unfinished
         self._eager.number.fill_(step)
         inputs.overwrite(micro_batches)
         return replay()
@@ -131,9 +131,9 @@ class CapturedStep:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Free the graphs before the process group of their collectives is destroyed.
+        """Free the graphs, before the process group of their collectives is destroyed.
 
-        After an error they stay: the device may never finish them.
+        After an error the graphs stay, because the device may never finish them.
         """
         if kind is None:
             for _inputs, replay in self._captured.values():
@@ -142,7 +142,7 @@ class CapturedStep:
 
 
 class StaticInputs:
-    """One padded batch for each micro-batch, in memory of its own that never moves."""
+    """Padded batches, one per micro-batch, in memory whose address never changes."""
 
     def __init__(self, batch: UnpaddedBatch, micro_batches: int, device: torch.device) -> None:
         assert batch.shape is not None
@@ -150,17 +150,17 @@ class StaticInputs:
         self.overwrite((batch,) * micro_batches)
 
     def overwrite(self, batches: tuple[UnpaddedBatch, ...]) -> None:
-        """Copy in batches of this shape; on CUDA, on the current stream."""
+        """Overwrite the inputs with batches of this shape, on CUDA in the current stream."""
         for static, batch in zip(self.batches, batches, strict=True):
             static.block.copy_(batch.block, non_blocking=True)
-        # Host copies of lengths matter if the step is not captured.
+        # The host copies of lengths matter if the step is not captured.
         self.batches = tuple(
             replace(static, lengths=batch.lengths, masked_counts=batch.masked_counts)
             for static, batch in zip(self.batches, batches, strict=True)
         )
 
 
-# The interface that the loop calls. Batches are padded to `shapes`, the smallest first.
+# The interface that the training loop calls. Batches are padded to its `shapes`, smallest first.
 Step = EagerStep | CapturedStep
 
 
@@ -171,17 +171,17 @@ def warm_up(
     optimizer: FlatOptimizer,
     device: torch.device,
 ) -> None:
-    """Run `run.warm_up_steps` steps and let `step` prepare itself, then restore all state.
+    """Run `run.warm_up_steps` steps and prepare `step`, and then restore all state.
 
-    Weights, optimizer, FP8 scales and random streams are restored bit for bit. Raises ConfigError
-    if an update does not fit into the GPU's memory.
+    Weights, optimizer state, FP8 scales and random streams are restored bit-for-bit. Raises
+    ConfigError if an update does not fit into the GPU's memory.
     """
-    # On the host: beside a batch as large as memory allows, a GPU has no room for copies.
+    # The copies are on the host, because the batch may leave no free memory on the GPU.
     saved = {
         name: tensor.to("cpu", copy=True) for name, tensor in _live_state(model, optimizer).items()
     }
-    streams = torch.get_rng_state()
-    of_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    rng_state = torch.get_rng_state()
+    cuda_rng_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     largest = step.shapes[-1] if step.shapes else None
     batch = synthetic_batch(config, largest).to(device)
     try:
@@ -194,28 +194,28 @@ def warm_up(
     optimizer.wait_for_weights()
     for name, tensor in _live_state(model, optimizer).items():
         tensor.copy_(saved[name])
-    torch.set_rng_state(streams)
-    if of_gpu is not None:
-        torch.cuda.set_rng_state(of_gpu, device)
+    torch.set_rng_state(rng_state)
+    if cuda_rng_state is not None:
+        torch.cuda.set_rng_state(cuda_rng_state, device)
 
 
 def _too_large(
     config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
 ) -> ConfigError:
-    """The error that micro-batches of `batch`, or of the largest `captured` shape, do not fit."""
+    """Make the error for a batch, or a largest captured shape, that needs too much memory."""
     what, tokens, sequences = "a micro-batch", len(batch.input_ids), len(batch.lengths)
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
     size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
-    problem = f"{config.parallel.local_batch_size}: no memory left on the GPU for {size}"
-    remedy = "lower it, and raise parallel.grad_accum_steps as much"
+    problem = f"{config.parallel.local_batch_size} needs more memory than the GPU has, for {size}"
+    remedy = "lower it, and raise parallel.grad_accum_steps by the same factor"
     return ConfigError("parallel.local_batch_size", problem, remedy)
 
 
 def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
-    """A micro-batch on the host of equal sequences that fill a shape as far as possible.
+    """Make a host micro-batch of equally long sequences that fill a shape as far as possible.
 
-    Without a shape the sequences have full length, the most memory that a real batch can take.
+    Without a shape the sequences have the maximum length, so that no real batch needs more memory.
     """
     count, length = config.parallel.local_batch_size, config.data.max_seq_length
     masked = config.data.max_predictions

@@ -1,4 +1,4 @@
-"""Averaging of gradients over the ranks, and clipping: what stands between backward and update."""
+"""Set up how gradients are averaged over the ranks and clipped between backward pass and update."""
 
 from dataclasses import dataclass
 
@@ -30,14 +30,14 @@ from mlperf_bert.step.eager import weights_dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataParallel:
-    """A model whose gradients are averaged over the ranks, and clipped as `clip.policy` says.
+    """A model whose gradients are averaged over the ranks and clipped according to `clip.policy`.
 
     Args:
-        model: to be called; wrapped in DistributedDataParallel if the config says so.
-        clipping: called between backward and update.
-        buffers: the model's weights and gradients, each laid end to end.
+        model: the model to call, wrapped in DistributedDataParallel if the config says so.
+        clipping: averages and clips between backward pass and update.
+        buffers: flat buffers of the model's weights and gradients.
         gradients: this rank's part of the averaged gradients, which the optimizer reads.
-        shards: the ranks that hold the other parts of the optimizer's state.
+        shards: group of the ranks that hold the other shards of the optimizer state.
     """
 
     model: nn.Module
@@ -50,14 +50,14 @@ class DataParallel:
 def make_data_parallel(
     model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
 ) -> tuple[DataParallel, Tensor]:
-    """Lay weights and gradients end to end, and set up their averaging and clipping.
+    """Move weights and gradients into flat buffers, and set up averaging and clipping.
 
-    `model` has its initial weights, on `device`. Only the memory of its weights and gradients
-    changes and, in 16-bit precisions, their dtype. A run of one rank has no process group and
-    averages nothing. Every rank must call it at the same time.
+    Collective: all ranks must call it. `model` must be on `device` and have its initial weights.
+    Only the memory of its weights and gradients changes and, in 16-bit precisions, their dtype. A
+    run with one rank has no process group and averages nothing.
 
-    Returns it, and the initial weights before they became 16-bit ones, float32 [elements], for the
-    optimizer; drop them then, since a sharded one keeps a part of its own.
+    Also returns the initial weights before rounding to 16 bits, float32 [elements], for the
+    optimizer. Delete them afterwards to save memory, because a sharded optimizer copies its part.
     """
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)
@@ -80,7 +80,7 @@ def make_data_parallel(
                 bucket_cap_mb=ddp_bucket_cap_mb(parallel.bucket_cap_mb),
                 gradient_as_bucket_view=True,
             )
-            # DDP's own statistics wait for the device every 100 steps, which a capture forbids.
+            # DDP's statistics wait for the device every 100 steps, which would break a capture.
             wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
         clipping = make_clipping(config.clip, wrapped, wire, bucket_cap_mb=parallel.bucket_cap_mb)
         gradients = buffers.gradients
@@ -95,12 +95,12 @@ def make_data_parallel(
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     dtype = weights_dtype(config.model.precision, next(iter(trained.values())).dtype)
     buckets = plan_in_reverse(
-        {name: each.numel() for name, each in trained.items()},
+        {name: param.numel() for name, param in trained.items()},
         dtype.itemsize,
         config.parallel.bucket_cap_mb,
     )
-    shapes = {name: tuple(each.shape) for name, each in trained.items()}
+    shapes = {name: tuple(param.shape) for name, param in trained.items()}
     return plan_layout(shapes, buckets, num_shards)

@@ -1,6 +1,8 @@
-"""One optimizer update: forward and backward per micro-batch, clip, schedule, update. No host sync.
+"""Run one optimizer update without a host sync.
 
-The learning rate, the count of updates and the decision to skip one live in tensors on the device.
+An update consists of a forward and a backward pass per micro-batch, clipping, schedule and weight
+update. The learning rate, the number of updates and the decision to skip one are tensors on the
+device.
 """
 
 from collections.abc import Callable
@@ -23,8 +25,8 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 class EagerStep:
     """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
 
-    `learning_rates` [steps + 1] float64 on the model's device holds the rate of each step from 1;
-    element 0 is not used. `step` int64 [1] is the bare model's own step number.
+    `learning_rates`, float64 [steps + 1] on the model's device, contains the rate of each step.
+    Steps count from 1, so element 0 is not used. `step`, int64 [1], is the model's step number.
     """
 
     shapes: tuple[StaticShape, ...] = ()  # batches stay unpadded
@@ -46,26 +48,26 @@ class EagerStep:
         self._precision: Precision = precision
 
     def __enter__(self) -> Self:
-        """Begin the run phase, for which an eager step needs nothing."""
+        """Start the run phase, for which an eager step needs no preparation."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: an eager step holds nothing."""
+        """Do nothing, because an eager step holds no resources."""
 
     def prepare(self, batch_of: MakeBatch) -> None:
-        """Do nothing: an eager step needs no capture."""
+        """Do nothing, because an eager step needs no capture."""
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Make the update of step number `step`, counted from 1.
+        """Run the update of step number `step`. Steps count from 1.
 
-        If a gradient is not finite, no rank updates: weights, moments and the count for their bias
-        correction do not change. The schedule follows the step's number, which advances.
+        If a gradient is not finite, all ranks skip the update. Weights, moments and the count for
+        the bias correction then stay the same. The schedule still advances with the step number.
         """
         self.number.fill_(step)
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Make the update of the step whose number was set, by device operations only."""
+        """Run the update for the step number in `number`, with device operations only."""
         self.optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
@@ -77,7 +79,7 @@ class EagerStep:
         return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
-        """Add one micro-batch's gradients; the last one averages them over the ranks."""
+        """Add one micro-batch's gradients. The last one also averages them over the ranks."""
         with self._clip.forward(is_last=is_last):
             sums = training_loss_sums(self.model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
@@ -86,19 +88,19 @@ class EagerStep:
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
-    """The dtype of the model's weights and gradients; `otherwise` if the precision rounds none."""
+    """Return the dtype of weights and gradients: bfloat16, or `otherwise` without rounding."""
     return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 
 
 def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> PretrainingLogits:
-    """The model's logits, in the dtype of its weights or under autocast, as `precision` says."""
+    """Compute the model's logits, under autocast if `precision` requires it."""
     with _autocast(batch, precision):
         logits: PretrainingLogits = model(batch)
     return logits
 
 
 def training_loss_sums(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> LossSums:
-    """The model's summed losses, computed like `forward`; it need not hold all logits at once."""
+    """Compute the model's summed losses like `forward`, but without storing all logits at once."""
     with _autocast(batch, precision):
         sums: LossSums = model(batch, "loss_sums")
     return sums

@@ -1,4 +1,4 @@
-"""A function of static tensors: captured once and replayed, or simply called."""
+"""Capture a function of static tensors once and replay it on CUDA, or simply call it elsewhere."""
 
 import contextlib
 import gc
@@ -12,17 +12,17 @@ Result = TypeVar("Result")
 
 
 def finish_queued_work(device: torch.device) -> None:
-    """Wait for the device, so that a clock read after this call counts all queued work."""
+    """Wait for the device, so that a time measured after this call includes all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Replay(Generic[Result]):
-    """A callable `function`; on CUDA it is captured at construction, and a call replays the graph.
+    """Calls a function. On CUDA the constructor captures it, and each call replays the graph.
 
-    A captured function has no host sync, no copy from the host and no shape that depends on data.
-    It reads its inputs at the addresses they had at construction, so callers overwrite them in
-    place between calls. The next call overwrites the result.
+    A captured function must not contain a host sync, a copy from the host or a shape that depends
+    on data. It reads its inputs at the addresses that they had during the capture, so callers
+    overwrite them in place between calls. The next call overwrites the result.
     """
 
     def __init__(
@@ -34,19 +34,20 @@ class Replay(Generic[Result]):
         stream: torch.cuda.Stream | None = None,
         pool: Any = None,
     ) -> None:
-        """Capture on a CUDA device; elsewhere the function is not called yet.
+        """Capture the function on a CUDA device. On other devices it is not called yet.
 
         Args:
-            function: called with its own stream as the device's current one in warm-up and capture.
+            function: the function to capture. `stream` is current when it is called.
             device: device of all its tensors.
             warm_up_calls: real calls before the capture, in which kernels are compiled and chosen.
-            stream: stream of these and the capture; a new one if None. Objects that must be built
-                on the capturing stream, like DistributedDataParallel, are built on it.
-            pool: memory of the graph's own tensors, from torch.cuda.graph_pool_handle(), shared
-                with other graphs captured on the same `stream` that never run at the same time; a
-                new one if None.
+            stream: stream for these calls and the capture, or None for a new one. Objects that must
+                be built on the capturing stream, like DistributedDataParallel, need to be built on
+                this stream.
+            pool: memory pool for the graph's tensors, from torch.cuda.graph_pool_handle(), or None
+                for a new one. Graphs that are captured on the same `stream` and never run at the
+                same time can share a pool.
 
-        Raises the function's own error, not that of the capture which it broke.
+        If the function fails, raises its own error instead of that of the interrupted capture.
         """
         self._function = function
         self._device = device
@@ -57,16 +58,16 @@ class Replay(Generic[Result]):
                 self._capture(warm_up_calls, stream, pool)
 
     def __call__(self) -> Result:
-        """Run once; a graph runs on the current stream. The host does not wait."""
+        """Run the function once, on the current stream if captured. The host does not wait."""
         if self._graph is None:
             return self._function()
         self._graph.replay()
         return self._result
 
     def close(self) -> None:
-        """Free the graph and its memory once all queued work has run; call it once.
+        """Wait for all queued work, and free the graph and its memory. Call it only once.
 
-        Call it before the process group of captured collectives is destroyed.
+        Call it before destroying the process group of captured collectives.
         """
         if self._graph is not None:
             torch.cuda.synchronize(self._device)
@@ -81,16 +82,16 @@ class Replay(Generic[Result]):
                 self._function()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        gc.collect()  # torch 2.11 no longer does: dead cycles must free their memory
+        gc.collect()  # frees the memory of dead cycles, which torch 2.11 no longer does
         with torch.cuda.stream(stream), _no_collection(), _capture_into(graph, stream, pool):
             self._result = self._function()
         self._graph = graph
-        self._graph.replay()  # the first one also sends the graph to the device
+        self._graph.replay()  # the first replay also uploads the graph to the device
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch Python's garbage collection off: it might free a graph, which a capture forbids."""
+    """Disable garbage collection, because it could free a graph, which breaks a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,8 +105,8 @@ def _no_collection() -> Iterator[None]:
 def _capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 ) -> Iterator[None]:
-    """torch.cuda.graph, but without the error about an invalid capture that it adds to others."""
-    # Other threads, like the loader's, continue CUDA calls that a capture must not see.
+    """Like torch.cuda.graph, but an error in the body is raised without a second capture error."""
+    # Thread-local mode lets other threads, like the loader's, make CUDA calls during the capture.
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     capture.__enter__()
     try:
