@@ -171,7 +171,7 @@ def test_a_sample_without_words_enough_is_one_line(a_set):
     batch.labels[:] = batch.input_ids[index]
     with pytest.raises(DataError) as caught:
         masks_of(a_set).of(batch, step=1)
-    assert f"sample {IDS[2]} has fewer than" in str(caught.value)
+    assert f"sample {IDS[2]} has fewer maskable tokens than" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -169,7 +169,7 @@ def test_damaged_shards_are_refused_or_read_in_range(seed, name, place, value):
 @pytest.mark.parametrize("ids", [[], [-1], [10**6], [2**40]])
 def test_ids_out_of_range(made, ids):
     found = outcome(made, np.array(ids, dtype=np.int64))
-    assert f"ask for ids of 0 .. {made[1].num_samples - 1}" in str(found)
+    assert f"request ids in 0 .. {made[1].num_samples - 1}" in str(found)
 
 
 def test_a_file_that_is_cut_or_changes_after_it_was_opened_is_refused(prepared):

@@ -137,5 +137,5 @@ def test_routes_lead_to_the_plan(policy, ranks, num_samples):
 
 def test_a_group_that_is_not_the_plans_is_refused():
     plan = plan_of(1000, "exchange_global", 1)
-    with pytest.raises(AssertionError, match="beyond this group"):
+    with pytest.raises(AssertionError, match="that others drew"):
         wanted_indices(plan, range(2))

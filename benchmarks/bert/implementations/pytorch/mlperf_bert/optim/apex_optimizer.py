@@ -127,7 +127,7 @@ def _make(
     try:
         fused = getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:
-        problem = f"'apex' needs NVIDIA apex, which is not installed ({error})"
+        problem = f"'apex' needs {name} from NVIDIA apex, which is not installed ({error})"
         raise ConfigError("optim.implementation", problem, remedy) from None
     try:
         return fused(
