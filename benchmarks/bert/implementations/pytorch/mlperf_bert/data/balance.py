@@ -194,7 +194,7 @@ def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]
 
 
 def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] | None:
-    """Fill rows up to a load of `capacity`; return None if `num_rows` rows are not enough.
+    """Fill rows up to a load of `capacity`, or return None if `num_rows` rows are not enough.
 
     Each row starts with the largest remaining cost. After that it gets one cost that fills it
     exactly, or two that do, or otherwise the largest cost that fits, until nothing fits.
@@ -302,7 +302,7 @@ class StepPlanner:
             masked_counts: masked positions per sample to train on.
             world_size: number of ranks.
             grad_accum_steps: micro-batches per rank and step.
-            loss_normalization: see above.
+            loss_normalization: how denominators are computed, as described in the class.
             balance: assigns a global batch, given the tokens per sample [R, A, b] (`Balance`).
             stored_masked: stored masked positions per sample, if they differ from `masked_counts`.
         """
@@ -347,7 +347,7 @@ class StepPlanner:
 
 
 def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
-    """Sum `values` over each micro-batch, which has at least one sample; float64 [R, A]."""
+    """Sum `values` over each micro-batch, none of which is empty. Returns float64 [R, A]."""
     flat = counts.ravel()
     starts = np.cumsum(flat) - flat
     sums: Float64Array = np.add.reduceat(values.astype(np.float64), starts).reshape(counts.shape)

@@ -18,7 +18,7 @@ from mlperf_bert.data.sampler import Int64Array
 RISK = 0.01  # probability that a bound is too low for at least one step of the run
 LADDER_CAPACITIES = 12
 TOKEN_MULTIPLE = 16  # so that FP8 transposes need no zeros
-PLANNED_STEPS = 256  # first steps of a longer run that are planned; a bound covers the others
+PLANNED_STEPS = 256  # number of first steps that are planned, with a bound for later ones
 WASTE = 0.01  # fraction of padding tokens above which another capacity is worth its graph
 
 
@@ -92,7 +92,7 @@ class StaticShape:
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Return whether all micro-batches of these sizes fit; the arrays have the same shape."""
+        """Return whether all micro-batches fit. The arrays of their sizes have the same shape."""
         fits = (sequences <= self.sequences) & (masked <= self.masked)
         return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
@@ -166,10 +166,10 @@ def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | N
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
-    """Return the padding tokens per real token of a captured run; `sizes` int64 [3, steps, R * A].
+    """Return the padding tokens per real token of a captured run.
 
-    A step that fits into no shape runs without padding and takes as long as its largest
-    micro-batch.
+    `sizes` are those of the steps' micro-batches, int64 [3, steps, R * A]. A step that fits into no
+    shape runs without padding and takes as long as its largest micro-batch.
     """
     padded = [
         shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()

@@ -51,7 +51,7 @@ def draw_masks(
 
     Args:
         tokens: integers [T], overwritten.
-        offsets: integers [B + 1]; sequence i is tokens offsets[i] .. offsets[i + 1].
+        offsets: integers [B + 1]. Sequence i is tokens offsets[i] .. offsets[i + 1].
         sample_ids: [B].
         counts: [B], number of tokens to mask per sequence, with the sum P.
         special: distinct ids of special tokens, ascending. These are never masked or inserted.

@@ -42,7 +42,7 @@ class ExchangeSource(BatchSource):
         token: np.dtype[Any],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """Exchange CPU tensors over `group`; `token` is the dtype of a token id in messages."""
+        """Exchange CPU tensors over `group`, with token ids of dtype `token`."""
         super().__init__(rank, reader.set_dir, masks)
         self._reader = reader
         self._group = group
@@ -50,7 +50,10 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """See `BatchSource`. Collective. Also raises DataError if another rank stops."""
+        """Return this rank's batches of a step. Collective: all ranks must call it.
+
+        Raises DataError as in `BatchSource`, and also if another rank stops.
+        """
         try:
             return super().micro_batches(plan)
         except UserError:

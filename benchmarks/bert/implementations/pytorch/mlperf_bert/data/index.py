@@ -93,7 +93,7 @@ class DatasetLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSettings:
-    """Settings that determine a shard's examples, next to its text; compared when resuming."""
+    """Settings that, next to the text, determine a shard's examples. `prepare` compares them."""
 
     vocabulary_sha256: str = ""  # empty until the vocabulary is known
     max_seq_length: int
@@ -130,7 +130,7 @@ class Sidecar:
 
 
 def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
-    """Combine the digests of the shards' examples in order; None if a shard has no digest."""
+    """Combine the digests of the shards' examples in order. Returns None if one is missing."""
     digests = [sidecar.examples_sha256 for sidecar in sidecars]
     known = [digest for digest in digests if digest is not None]
     if len(known) < len(digests):
@@ -217,7 +217,7 @@ class IndexFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """Accuracy of the context-free baseline on a set's masked positions; see prepare/build.py."""
+    """Accuracy of the context-free baseline on a set's masked positions (prepare/build.py)."""
 
     context_free_accuracy: float
     mask_only_accuracy: float

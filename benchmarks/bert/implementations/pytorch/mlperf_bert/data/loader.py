@@ -134,7 +134,7 @@ class StepBatch:
 
 
 class BatchSource:
-    """Provides a rank's batches; the loader's thread calls it once per step."""
+    """Provides a rank's batches. The loader's thread calls it once per step."""
 
     received_bytes = 0  # bytes received from other processes so far
 

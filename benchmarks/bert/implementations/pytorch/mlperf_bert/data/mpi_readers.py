@@ -38,14 +38,14 @@ class Tag(IntEnum):
     """Kinds of message. Contents are JSON, except those of a packet."""
 
     # From the trainer.
-    SETUP = 1  # contains the run's seed; no sample may be read yet
+    SETUP = 1  # contains the run's seed, before samples may be read
     START = 2  # contains the first step, whose batches are requested
     CREDIT = 3  # all packets of a step have been received
     STOP = 4  # the last message
     # From the reader.
     READY = 11
     PACKET = 12  # samples of one micro-batch
-    FAILED = 13  # contains the three parts of the reader's error; the last message
+    FAILED = 13  # the last message, with the three parts of the reader's error
     END = 14  # the last message
 
 
@@ -56,7 +56,7 @@ def wait_until(is_done: Callable[[], bool]) -> None:
 
 
 class Pair:
-    """One end of the connection between a trainer and its reader; used by one thread at a time."""
+    """One end of the connection between a trainer and its reader, for one thread at a time."""
 
     def __init__(self, world: "MPI.Comm", partner: int) -> None:
         """Connect to the process with rank `partner` in `world`."""
@@ -314,7 +314,7 @@ def wanted_indices(plan: StepPlan, ranks: range) -> list[Int64Array]:
 
 
 def _match(drawn: Int64Array, assigned: Int64Array) -> Int64Array:
-    """Return the index in `drawn` of each id of `assigned`, int64 [n]; both hold the same ids."""
+    """Return the index in `drawn` of each of `assigned`, int64 [n]. Both hold the same ids."""
     by_drawn, by_assigned = np.argsort(drawn, kind="stable"), np.argsort(assigned, kind="stable")
     same_ids = np.array_equal(drawn[by_drawn], assigned[by_assigned])
     assert same_ids, "the plan assigns samples to this group that others drew"

@@ -31,7 +31,7 @@ def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkSizes:
-    """Chunks of queries whose keys are at most a reach away; all arrays are int64 [chunks].
+    """Chunks of queries whose keys are at most a reach away. All arrays are int64 [chunks].
 
     `start` and `first_key` are the positions of a chunk's first query and first key in `sequence`.
     """
@@ -43,7 +43,7 @@ class ChunkSizes:
 
 
 def cut_into_chunks(lengths: Int64Array, reach: int) -> ChunkSizes:
-    """Cut sequences into chunks of 2 * reach tokens; the last of each sequence may be shorter."""
+    """Cut sequences into chunks of 2 * reach tokens. A sequence's last chunk may be shorter."""
     size = 2 * reach
     count = -(-lengths // size)
     sequence = np.repeat(np.arange(len(lengths)), count)

@@ -67,12 +67,12 @@ class UniformSampler:
 
 
 class QuantileSampler:
-    """Draws equally many samples from each of q quantiles, which are equally large length ranges.
+    """Draws equally many samples from each of q quantiles of the length.
 
-    Every sample is drawn exactly once per epoch, so that the sampler is unbiased and needs no
-    counts. The number of tokens per batch hardly varies. An epoch is a table with one column per
-    quantile, which is read row by row. If q does not divide the number of samples, the larger
-    quantiles share the last row.
+    A quantile is a range of lengths with about 1/q of the samples. Every sample is drawn exactly
+    once per epoch, so that the sampler is unbiased and needs no counts. The number of tokens per
+    batch hardly varies. An epoch is a table with one column per quantile, which is read row by row.
+    If q does not divide the number of samples, the larger quantiles share the last row.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Strata:
 
     @classmethod
     def of(cls, order_by_length: NDArray[Any], length_histogram: Sequence[int]) -> "Strata":
-        """Divide a set into strata of equal width; `length_histogram[k]` samples have k tokens."""
+        """Divide a set into strata of equal width. `length_histogram[k]` samples have k tokens."""
         counts = np.asarray(length_histogram, dtype=np.int64)
         max_length = len(counts) - 1
         edges = [-(-max_length * number // NUM_STRATA) for number in range(NUM_STRATA + 1)]
@@ -207,7 +207,7 @@ class Strata:
     def draw(
         self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
     ) -> Int64Array:
-        """Return the sample ids at positions `index` of strata in a round; all int64 [n]."""
+        """Return the sample ids at positions `index` of strata in a round. All are int64 [n]."""
         number = round_number * len(self.sizes) + stratum
         image = permute_many(index, self.sizes[stratum], number, (seed,))
         ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
@@ -225,7 +225,7 @@ class PublishedStrataSampler:
     def __init__(
         self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
     ) -> None:
-        """Raises ConfigError if the counts do not fit the batch or the sizes of the strata."""
+        """Raise ConfigError if the counts do not fit the batch or the sizes of the strata."""
         group = sum(counts)
         if global_batch_size % group:
             problem = f"the counts {'/'.join(map(str, counts))} need a global batch that is a "

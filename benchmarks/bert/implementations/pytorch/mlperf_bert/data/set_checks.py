@@ -297,7 +297,7 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
 
 
 class ContentsCheck:
-    """A context manager that checks the bytes of the shards in a thread; see the module docstring.
+    """A context manager that checks the bytes of the shards in a thread.
 
     Args:
         readers: the readers of both sets. Empty if another rank of the node does the check.

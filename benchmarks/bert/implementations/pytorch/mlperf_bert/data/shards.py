@@ -26,10 +26,10 @@ class ShardArrays:
     input_ids: NDArray[Any]  # flat
     offsets: IntArray  # [n + 1]
     segment_b_start: NDArray[np.uint16]  # [n]
-    masked_lm_positions: NDArray[np.uint16]  # flat; ascending positions within the sample
+    masked_lm_positions: NDArray[np.uint16]  # flat, ascending within each sample
     masked_lm_ids: NDArray[Any]  # flat
     masked_lm_offsets: IntArray  # [n + 1]
-    next_sentence_label: NDArray[np.uint8]  # [n]; 1 if segment B is random text, not A's next
+    next_sentence_label: NDArray[np.uint8]  # [n], 1 if segment B is a random one, not A's next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ _FIELDS: dict[str, tuple[int, str]] = {
 
 
 def narrowed(samples: Samples, token: np.dtype[Any]) -> Samples:
-    """Convert samples to the dtypes used in messages; `token` is the dtype of a token id."""
+    """Convert samples to the dtypes used in messages, with token ids of dtype `token`."""
     return _make_samples(lambda name: getattr(samples, name).astype(_dtype(name, token)))
 
 
@@ -77,7 +77,7 @@ def take(samples: Samples, indices: Int64Array) -> Samples:
 
 
 def split(samples: Samples, counts: Int64Array) -> list[Samples]:
-    """Split samples into consecutive parts; part i has `counts[i]` samples."""
+    """Split samples into consecutive parts, where part i has `counts[i]` samples."""
     spans = zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True)
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 
@@ -110,7 +110,7 @@ def _make_samples(array: Callable[[str], NDArray[Any]]) -> Samples:
 
 
 def _rows(counts: NDArray[Any], indices: Int64Array) -> Int64Array:
-    """Return the rows of all elements of the samples at `indices`; sample i has `counts[i]`."""
+    """Return the rows of all elements of the samples at `indices`. Sample i has `counts[i]`."""
     starts = np.cumsum(counts, dtype=np.int64) - counts
     taken = counts[indices].astype(np.int64)
     before = np.cumsum(taken) - taken

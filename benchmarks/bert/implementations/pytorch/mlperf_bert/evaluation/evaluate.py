@@ -86,7 +86,7 @@ class HeldOutBatches:
 
     @cached_property
     def static(self) -> list[UnpaddedBatch]:
-        """The batches on the device, with final shapes and addresses; zero until `fill`."""
+        """The batches on the device, with final shapes and addresses. Zero until `fill`."""
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
     def read_ahead(self) -> None:

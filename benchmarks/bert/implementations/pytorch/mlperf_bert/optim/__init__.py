@@ -1,1 +1,1 @@
-"""Optimizers (pure update functions and thin classes around them) and the learning rate."""
+"""Optimizers (pure update functions and thin classes) and the learning-rate schedule."""

@@ -64,14 +64,14 @@ class ApexOptimizer(FlatOptimizer):
         """Run apex's kernels, which read all arguments on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
-            fused._dummy_overflow_buf.zero_()  # else a skipped step would freeze the count
+            fused._dummy_overflow_buf.zero_()  # a skip in the last step would freeze the count
             group = fused.param_groups[0]
             group["lr"] = scalars.learning_rate.float()
             group["step"] = (self._updates - 1).int().reshape(1)  # apex adds 1 unless it skips
             fused.step(grad_scaler=scaler)
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's optimizer for `parameters`; `adapted` says if LAMB scales their updates."""
+        """Make apex's optimizer for `parameters`. If `adapted`, LAMB scales their updates."""
         raise NotImplementedError
 
 
@@ -79,7 +79,7 @@ class ApexAdamW(ApexOptimizer):
     """Runs `adamw_update` with apex's FusedAdam, which keeps no masters of bf16 weights."""
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """See `ApexOptimizer`. AdamW ignores `adapted`."""
+        """Make apex's FusedAdam, which does not use `adapted`."""
         return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
 
 
@@ -92,14 +92,14 @@ class ApexLAMB(ApexOptimizer):
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """See `ApexOptimizer`. Without `use_nvlamb` apex adapts only decayed tensors."""
+        """Make apex's LAMB. Without `use_nvlamb` it adapts only tensors with weight decay."""
         return _make(
             "FusedMixedPrecisionLamb",
             parameters,
             self.constants,
             decay,
             grad_averaging=True,
-            max_grad_norm=math.inf,  # gradients are already clipped; 0 would clip everything
+            max_grad_norm=math.inf,  # no clipping here, whereas 0 would clip everything
             use_nvlamb=adapted,
             reduced_precision_dtype=getattr(self.shard.weights, "dtype", None),
         )

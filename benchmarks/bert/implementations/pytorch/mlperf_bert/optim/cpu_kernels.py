@@ -26,7 +26,7 @@ MIN_BLOCKS_PER_THREAD = 1024  # a million elements, which take far longer than s
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """See `Kernels`."""
+    """Run one step of AdamW. See `Kernels.adamw`."""
     if scalars.skip.item() == 1.0:
         return
     _fused_adamw(shard, constants, scalars, list(_runs(shard, shard.weight_decay)))
@@ -35,7 +35,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """See `Kernels`."""
+    """Update momentum and directions of Muon's matrices. See `Kernels.muon_momentum`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -48,7 +48,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """See `Kernels`."""
+    """Update masters and weights by Muon. See `Kernels.muon_apply`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -96,7 +96,7 @@ def _fused_adamw(
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """See `Kernels`."""
+    """Update LAMB's moments, and sum squares for norms. See `Kernels.lamb_norms`."""
     num_tensors = len(shard.weight_decay)
     if scalars.skip.item() == 1.0:
         return torch.zeros((num_tensors, 2), dtype=torch.float64)
@@ -124,7 +124,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """See `Kernels`."""
+    """Update masters and weights by LAMB. See `Kernels.lamb_apply`."""
     if scalars.skip.item() == 1.0:
         return
     tensors = shard.tensor_of_block.numpy()

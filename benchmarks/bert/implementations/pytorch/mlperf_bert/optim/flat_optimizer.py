@@ -36,7 +36,7 @@ class FlatShard:
 
     masters: Tensor  # [n] float32 or float64: the unrounded weights
     gradients: Tensor  # [n] of any float dtype
-    weights: Tensor | None  # [n] bfloat16: the rounded masters; None if not rounded
+    weights: Tensor | None  # [n] bfloat16: the rounded masters, or None if not rounded
     exp_avg: Tensor  # [n], same dtype as masters
     exp_avg_sq: Tensor  # [n], same dtype as masters
     tensor_of_block: Tensor  # [n / BLOCK] int32: number of each block's tensor
@@ -188,7 +188,7 @@ class FlatOptimizer:
         return self.shard
 
     def wait_for_weights(self) -> None:
-        """Wait until all weights are in the model (on a GPU, only work queued later waits)."""
+        """Wait until all weights are in the model. On a GPU, only work queued later waits."""
         self.others.wait()
 
     @property

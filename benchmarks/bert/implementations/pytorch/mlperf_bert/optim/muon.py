@@ -41,8 +41,8 @@ def muon_update(
     The Nesterov momentum is orthogonalized and scaled to the root mean square of AdamW's updates.
     Weight decay is decoupled. `momentum_buffer` is also updated in place.
 
-    Source: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al.,
-    arXiv 2502.16982, for scale and decay.
+    Sources: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024). Scale and
+    decay are from Liu et al., arXiv 2502.16982.
 
     Args:
         param, grad, momentum_buffer: [rows, columns] of one float dtype.
@@ -119,7 +119,10 @@ class Muon(FlatOptimizer):
         )
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket, those without matrices while the momentum is being sent."""
+        """Update bucket by bucket.
+
+        Buckets without matrices are updated while the momentum is being sent.
+        """
         assert self.shard.direction is not None
         self.kernels.muon_momentum(self.shard, self.constants, scalars)
         blocks = self.shard.direction.view(-1, BLOCK)
@@ -144,7 +147,7 @@ class Muon(FlatOptimizer):
 
 
 def _orthogonalize_blocks(blocks: Tensor, stack: Stack) -> None:
-    """Orthogonalize a stack's matrices in place; `blocks` [n, BLOCK] holds them with padding."""
+    """Orthogonalize the matrices of a stack in place. `blocks` is [n, BLOCK], with padding."""
     rows, columns = stack.shape
     flat = blocks.view(stack.count, -1)[:, : rows * columns]
     batch_size = stack.count
