@@ -72,7 +72,7 @@ def change(path, how):
         ("run", precious, ["--run-dir", "write to"]),
         ("tiny.toml", mistyped, ["tiny.toml", "line 3"]),
         ("optim.nesterov=true", None, ["optim.nesterov", "no such setting", "beta_1"]),
-        ("parallel.local_batch_size=1000000", None, ["few examples", "batch needs 1,000,000"]),
+        ("parallel.local_batch_size=1000000", None, ["training examples", "batch needs 1,000,000"]),
         ("parallel.nodes=2", None, ["parallel.ranks_per_node", "2 x 1 ranks"]),
         ("model.vocab_size=70", None, ["model.vocab_size"]),
         ("data.max_seq_length=16", None, ["data.max_seq_length"]),

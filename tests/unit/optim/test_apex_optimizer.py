@@ -310,8 +310,8 @@ def test_apex_that_is_missing_too_old_or_without_kernels(apex, monkeypatch):
     with pytest.raises(ConfigError, match="no attribute 'FusedMixedPrecisionLamb'"):
         _make("lamb", "apex")
     monkeypatch.setattr(apex, "FusedAdam", refuse)
-    with pytest.raises(ConfigError, match=r"apex cannot create FusedAdam \(requires cuda extensions\)"):
+    with pytest.raises(ConfigError, match=r"cannot create FusedAdam \(requires cuda extensions\)"):
         _make("adamw", "apex")
     monkeypatch.setitem(sys.modules, "apex.optimizers", None)
-    with pytest.raises(ConfigError, match="needs FusedAdam from NVIDIA apex, which is not installed"):
+    with pytest.raises(ConfigError, match="FusedAdam from NVIDIA apex, which is not installed"):
         _make("adamw", "apex")

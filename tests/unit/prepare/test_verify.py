@@ -68,8 +68,8 @@ def test_a_shard_of_longer_limits_is_not_read(pair):
     ("key", "change", "problem"),
     [
         ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not count"),
-        ("vocabulary_file", lambda _: "../config.toml", "vocabulary_file is '../config.toml', not"),
-        ("segments", lambda _: "triple", "segments is 'triple', not "),
+        ("vocabulary_file", lambda _: "../config.toml", "tokenizer.json, not '../config.toml'"),
+        ("segments", lambda _: "triple", "segments must be pair or single, not 'triple'"),
         ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4 where the manifest says 5"),
     ],
 )
