@@ -107,5 +107,6 @@ def test_nothing_is_lost_with_a_terminal_or_a_shell(tiny, run):
         await_steps(job)
         kill(job.process.pid)
         job.ended(ENDS_WITHIN_S)
-        assert job.says("^received SIGTERM and stopped after step")  # as if it had been asked to end
+        # The outcome is the same as if it had been asked to end.
+        assert job.says("^received SIGTERM and stopped after step")
     assert run.newest_step() > checkpoint
