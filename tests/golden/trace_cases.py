@@ -29,7 +29,7 @@ from support import make_tiny_inputs, metrics_records, sets_of
 FOLDER = Path(__file__).parent / "traces"
 
 # Largest deviation from the golden trace that other summation orders may cause: of the loss, and
-# of the gradient norm relative to itself. See docs/how/numerics.md for what was measured.
+# of the gradient norm relative to itself. See docs/concepts/numerics.md for what was measured.
 LOSS_TOLERANCE = 5e-6
 NORM_TOLERANCE = 5e-6
 
