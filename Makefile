@@ -75,4 +75,4 @@ bench: setup
 
 # What would be submitted, checked by all of MLCommons' checkers and our own (docs/guides/submission.md).
 package: setup
-	$(BIN)/mlperf_bert package --out runs/submission
+	$(BIN)/mlperf_bert package results --out runs/submission

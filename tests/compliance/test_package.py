@@ -58,7 +58,8 @@ def accepted(request, repository, tmp_path_factory):
     """The package of both systems, checked under these rulesets, and what was printed."""
     out = tmp_path_factory.mktemp("out") / "deep" / "submission"
     words = ("--ruleset", request.param) if request.param == "5.0.0" else ()  # all, if not told
-    status, output = call("--root", repository, "--out", out, *words)
+    results = repository / "results"
+    status, output = call(results, "--root", repository, "--out", out, *words)
     assert status == 0, output
     said = output.splitlines()
     assert said[-1] == f"accepted under {request.param}: FOUND NO ERRORS, SUCCESS; {out}"
@@ -67,7 +68,8 @@ def accepted(request, repository, tmp_path_factory):
 
 def test_both_divisions_are_accepted_with_the_mean_of_the_middle_eight(accepted):
     _, said = accepted
-    assert len(said) == 3 * len(DIVISIONS) + 1
+    assert len(said) == 3 * len(DIVISIONS) + 2
+    assert re.fullmatch(rf"packaging the results in .* of {CLOSED}, {OPEN}", said[0])
     for name, division in DIVISIONS.items():
         score = f"{name} ({division}): {MEAN_OF_EIGHT:.3f} minutes, the olympic mean of 10 runs"
         first = said.index(score)
@@ -93,34 +95,58 @@ def test_the_package_holds_what_a_submission_consists_of(accepted, repository):
 def test_a_log_that_olympic_scoring_would_swallow_is_refused(root, tmp_path):
     drop(log_of(root, 3), "cache_clear")
     out = tmp_path / "submission"
-    status, output = call("--root", root, "--out", out, "--ruleset", "5.0.0")
+    results = root / "results"
+    status, output = call(results, "--root", root, "--out", out, "--ruleset", "5.0.0")
     assert status == 1 and not out.exists()
     assert "accepting this under olympic scoring" in output
     words = "Required AT_LEAST_ONE occurrence of 'cache_clear' but found 0"
     log = f"results/{OPEN}/bert/result_3.txt"
-    assert f"{log}: compliance_checker of 5.0.0 says: {words}; mend it and ask" in output
+    assert f"{log}: compliance_checker of 5.0.0 reports: {words}; fix it, then check" in output
 
 
 def test_a_refusal_leaves_nothing_behind(root, tmp_path):
     (log_of(root, 0).parent / ".DS_Store").write_text("")
     out = tmp_path / "out" / "submission"
-    status, output = call("--root", root, "--out", out)
+    status, output = call(root / "results", "--root", root, "--out", out)
     assert status == 1
-    assert output.splitlines()[0].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
-    assert output.splitlines()[1].startswith(f"refused, {out} was not made: 1 problem")
+    assert output.splitlines()[1].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
+    assert output.splitlines()[2].startswith(f"refused, {out} was not written: 1 problem")
     assert list(out.parent.iterdir()) == []
 
 
+def test_a_users_own_runs_are_packaged_by_their_run_directory(root, tmp_path):
+    runs, out = tmp_path / "runs", tmp_path / "submission"
+    shutil.copytree(log_of(root, 0).parent, runs)
+    (runs / "run_0").mkdir()
+    shutil.rmtree(root / "results")
+    words = (runs, "--root", root, "--out", out, "--ruleset", "5.0.0", "--system", OPEN)
+    status, output = call(*words)
+    assert status == 0, output
+    assert output.splitlines()[0] == f"packaging the runs in {runs} as results of {OPEN}"
+    assert len(list((out / "results" / OPEN / "bert").iterdir())) == 10
+    assert list((out / "results").iterdir()) == [out / "results" / OPEN]
+
+
 def test_mistakes_have_status_2(root, tmp_path, monkeypatch, capsys):
+    results, new = root / "results", ("--out", tmp_path / "new")
+    runs = log_of(root, 0).parent
     mistakes = [
-        (("--root", tmp_path, "--out", tmp_path / "new"), "is no directory; name the repository"),
-        (("--root", root, "--results", root / "no", "--out", tmp_path / "new"), "is no directory"),
-        (("--root", root, "--out", root), "exists; name a new directory"),
-        (("--root", root, "--out", root / "results" / "new"), "lies in .*results; name another"),
+        ((results, "--root", tmp_path, *new), "no such directory; pass RESULTS, and --root"),
+        ((root / "no", "--root", root, *new), "no such directory; pass the LOGDIR of your ten"),
+        (("--root", root, *new), "RESULTS: is missing; pass the LOGDIR of your ten runs"),
+        (
+            (root, "--root", root, *new),
+            "has neither result_<i>.txt nor <system>/bert/result_<i>.txt; pass",
+        ),
+        ((results, "--root", root, "--out", root), "exists; pass a new directory"),
+        ((results, "--root", root, "--out", results / "new"), "is inside .*results; pass"),
+        ((runs, "--root", root, *new), f"--system: is missing.*, one of {OPEN}"),
+        ((runs, "--root", root, "--system", OPEN[:-1], *new), f"did you mean {OPEN}"),
+        ((results, "--root", root, "--system", OPEN, *new), "--system: is only for a run"),
     ]
     for arguments, reason in mistakes:
-        assert call(*arguments) == (2, "")
-        assert re.search(reason, capsys.readouterr().err)
+        status, _ = call(*arguments)
+        assert (status, re.search(reason, capsys.readouterr().err) is not None) == (2, True)
     assert not (tmp_path / "new").exists() and not (root / "results" / "new").exists()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"is not installed; run in the checkout: tools/venv\.sh"):

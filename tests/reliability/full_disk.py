@@ -98,8 +98,8 @@ COMMANDS = {
     "report page": lambda i, d: ("report", "page", i.run, "--out", d / "page.html"),
     "report tensorboard": lambda i, d: ("report", "tensorboard", i.run, "--out", d / "scalars"),
     "package": lambda i, d: (
-        *("package", "--root", i.root / "submission", "--out", d / "package"),
-        *("--ruleset", "5.0.0"),
+        *("package", i.root / "submission/results", "--root", i.root / "submission"),
+        *("--out", d / "package", "--ruleset", "5.0.0"),
     ),
     "tune": lambda i, d: (
         *("tune", "--config", i.root / "tiny.toml", "--space", i.root / "space.toml"),

@@ -92,49 +92,76 @@ def two_seeds(root):
 
 RESULTS, SYSTEM = f"results/{OPEN}/bert", f"systems/{OPEN}.json"
 BYPASS = write_text(f"{RESULTS}/package_checker_params", "rcp-bypass")
-OTHER_BATCH = "different 'global_batch_size': 448, 512; make"
+OTHER_BATCH = r"runs differ in 'global_batch_size' \(448, 512\); make"
 REFUSED = {
-    "nine logs": (unlink(f"{RESULTS}/result_9.txt"), r"bert: holds 9 logs, not result_9\.txt; put"),
+    "nine logs": (
+        unlink(f"{RESULTS}/result_9.txt"),
+        r"bert: has 9 logs instead of 10 \(missing: result_9\.txt\); name",
+    ),
     "eleven logs": (
         lambda root: write_log(log_of(root, 10), "open", 999, 12.0),
-        r"holds 11 logs, but result_10\.txt; put",
+        r"has 11 logs instead of 10 \(not expected: result_10\.txt\); name",
     ),
     "no log": (
         lambda root: shutil.rmtree(root / "results" / OPEN),
-        "results: holds no system; put",
+        "results: has no results of a system; put",
     ),
     "aborted": (
         change_log("run_stop", metadata={"status": "aborted"}),
-        r"result_3\.txt: the run's status is 'aborted'; use",
+        r"result_3\.txt: the status of the run is 'aborted'; use",
     ),
-    "no target": (change_log("quality_target", value="none"), "without a target .*; no result can"),
-    "no kind": (change_log("initial_weights", value=7), "initial_weights is 7; run it again"),
+    "no target": (
+        change_log("quality_target", value="none"),
+        "had no target .*; set a target and rerun",
+    ),
+    "no kind": (
+        change_log("initial_weights", value=7),
+        "initial_weights must be of type str, not 7; rerun it",
+    ),
     "resumed": (change_log("resumed", value=True), r"result_3\.txt: the run was resumed"),
-    "no rules": (change_log("rules_enforced", value=False), "enforce_rules = false; run"),
-    "equal seeds": (change_log("seed", value=105), r"105 in result_3\.txt, result_5\.txt; run"),
-    "two seeds": (two_seeds, r"result_3\.txt: holds 2 records seed; run it again"),
-    "below target": (change_log("eval_accuracy", value=0.71), "ends at 0.71, below its target of"),
+    "no rules": (change_log("rules_enforced", value=False), "enforce_rules = false; set it"),
+    "equal seeds": (
+        change_log("seed", value=105),
+        r"result_3\.txt, result_5\.txt have the same seed 105; rerun",
+    ),
+    "two seeds": (two_seeds, r"result_3\.txt: has 2 records seed instead of one; rerun it"),
+    "below target": (
+        change_log("eval_accuracy", value=0.71),
+        "last accuracy is 0.71, below the target of",
+    ),
     "other batch": (change_log("global_batch_size", value=512), OTHER_BATCH),
     "other benchmark": (change_log("submission_benchmark", value="gnmt"), "benchmark is 'gnmt'"),
-    "more nodes": (change_log("number_of_nodes", value=2), "ran on 2 nodes, systems/.* has 1; put"),
-    "backwards": (change_log("run_stop", time_ms=5), r"result_3\.txt: stops before it starts"),
-    "in words": (change_log("eval_accuracy", value="high"), "'high', not a number within 0"),
-    "older version": (drop_record("resumed"), "holds no resumed; the run did not end, or an older"),
-    "killed run": (drop_record("run_stop"), "holds no run_stop; the run"),
-    "goes on": (goes_on, "goes on after run_stop: 'cache_clear'; run it again"),
-    "missing field": (describe_with(framework=None), rf"{SYSTEM}: framework is missing; mend it"),
-    "other division": (describe_with(division="closed"), "'open', in systems/.* 'closed'; correct"),
+    "more nodes": (
+        change_log("number_of_nodes", value=2),
+        "used 2 nodes, but systems/.* has 1; move",
+    ),
+    "backwards": (
+        change_log("run_stop", time_ms=5),
+        r"result_3\.txt: run_stop is not later than run_start",
+    ),
+    "in words": (
+        change_log("eval_accuracy", value="high"),
+        "must be a number from 0 to 1, not 'high'",
+    ),
+    "older version": (drop_record("resumed"), "has no record resumed, so the run did not end or"),
+    "killed run": (drop_record("run_stop"), "has no record run_stop, so"),
+    "goes on": (goes_on, "has 'cache_clear' after run_stop; rerun it"),
+    "missing field": (describe_with(framework=None), rf"{SYSTEM}: framework is missing; fix it"),
+    "other division": (
+        describe_with(division="closed"),
+        "'open', but 'closed' in systems/.*; correct",
+    ),
     "idle accelerators": (
         describe_with(accelerators_per_node="16"),
-        "has 8 ranks, systems/.* 1 x 16 accelerators",
+        "used 8 ranks, but systems/.* has 1 x 16 accelerators",
     ),
-    "no description": (unlink(SYSTEM), rf"{SYSTEM}: is missing; add it: copy"),
+    "no description": (unlink(SYSTEM), rf"{SYSTEM}: is missing; copy another"),
     "broken description": (write_text(SYSTEM, "{"), rf"^{SYSTEM}: cannot be read \("),
     "dot file": (write_text(f"{RESULTS}/.DS_Store"), r"bert/\.DS_Store: .* a dot; remove it"),
     "dot file in systems": (write_text("systems/.swp"), r"systems/\.swp: has a name that begins"),
     "link": (add_link, r"bert/result_3\.txt: is a symbolic link; remove it"),
-    "a way around": (BYPASS, "package_checker_params: is no result; move it away"),
-    "no licence": (unlink("LICENSE"), "LICENSE: is missing; a submission must be reproducible"),
+    "a way around": (BYPASS, "package_checker_params: is not a result; move it away"),
+    "no licence": (unlink("LICENSE"), "LICENSE: is missing; add it, because"),
 }
 
 
@@ -166,9 +193,9 @@ def test_the_closed_division_has_a_target_and_a_checkpoint_of_its_own(root):
     change(log_of(root, 5), "eval_accuracy", value=0.71)
     problems = own_problems(root)
     for wanted in (
-        "result_3.txt: initial_weights is 'random' in the closed division; run again",
-        "result_4.txt: does not say which weights it started from",
-        "target 0.7 and accuracy 0.71 in the closed division; both must be",
+        "result_3.txt: initial_weights is 'random' in the closed division; rerun from",
+        "result_4.txt: the log does not say which weights the run started from",
+        "target is 0.7 and the accuracy 0.71; in the closed division both must be",
     ):
         assert sum(wanted in problem for problem in problems) == 1
     assert sum("--init-checkpoint" in problem for problem in problems) == 2
@@ -230,10 +257,10 @@ DESCRIPTION = {
 
 def test_wrong_values_and_missing_fields():
     for field, value, problem in (
-        ("number_of_nodes", 8, "every value must be a string"),
-        ("number_of_nodes", "0", "not a whole number of at least 1"),
-        ("accelerators_per_node", "\N{ARABIC-INDIC DIGIT EIGHT}", "not a whole number"),
-        ("other_software_stack", {"cuda": "13"}, "every value must be a string"),
+        ("number_of_nodes", 8, "must be a string, not 8"),
+        ("number_of_nodes", "0", "must be a whole number of at least 1"),
+        ("accelerators_per_node", "\N{ARABIC-INDIC DIGIT EIGHT}", "must be a whole number"),
+        ("other_software_stack", {"cuda": "13"}, "must be a string, not a dict"),
         ("status", "onprem", STATUSES[0]),
         ("division", "Closed", "'closed', 'open'"),
         ("submitter", " ", "empty"),

@@ -1,1 +1,1 @@
-"""A submission directory from this repository, checked: `mlperf_bert package`; needs no torch."""
+"""Builds and checks a submission directory: `mlperf_bert package`. It needs no torch."""

@@ -1,7 +1,7 @@
-"""Runs MLCommons' checkers on a tree, and judges by their words only.
+"""Runs MLCommons' checkers on a submission tree and judges them by what they print.
 
-Exit codes say little: three of the checkers always exit with 0, one "accepts" a log that does not
-comply, and all skip what they do not know (docs/guides/submission.md).
+Their exit codes say little: three of the checkers always exit with 0, one of them "accepts" a log
+that does not comply, and all of them skip what they do not know (docs/guides/submission.md).
 """
 
 import importlib.util
@@ -21,14 +21,17 @@ from mlperf_bert.errors import ConfigError, DataError
 _BAD = re.compile(
     r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"
 )
-_VERDICT = "ERROR - FAILED"  # from the compliance checker, after warnings with the reason
-_MOST_LINES = 10  # shown of a checker's complaints
-_MOST_SHOWN = 200  # characters of a line
+_VERDICT = "ERROR - FAILED"  # the compliance checker prints it after warnings with the reason
+_MAX_LINES = 10  # lines that are shown of one checker's complaints
+_MAX_CHARS = 200  # characters that are shown of one line
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a checker. `wanted`: exact number of lines with each beginning."""
+    """One run of a checker.
+
+    `wanted` maps the beginning of a line to the exact number of lines that must begin with it.
+    """
 
     ruleset: str
     checker: str
@@ -40,18 +43,18 @@ class Call:
 def run_checkers(
     tree: Path, divisions: Mapping[str, str], rulesets: Sequence[str]
 ) -> tuple[Problems, dict[str, float]]:
-    """Run all checkers on copies of a tree.
+    """Run all checkers on copies of a submission tree.
 
     Args:
-        tree: an exported submission; it is not changed.
-        divisions: division of each system in it.
+        tree: an exported submission. It is not changed.
+        divisions: the division of each system in the tree.
         rulesets: some of `cli.RULESETS`.
 
     Returns:
-        The problems found, and each system's scaling factor by the first ruleset's reference
-        convergence points.
+        The problems found, and each system's scaling factor, which comes from the reference
+        convergence points of the first ruleset.
 
-    Raises ConfigError if mlperf_logging is missing.
+    Raises ConfigError if mlperf_logging is not installed.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
         remedy = "run in the checkout: tools/venv.sh"
@@ -60,20 +63,20 @@ def run_checkers(
     scaling: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="package-") as scratch:
         for ruleset in rulesets:
-            # A copy for each: the package checker writes scaling.json, which the next would not
-            # know.
+            # Each ruleset gets its own copy, because the package checker writes a scaling.json
+            # that the next ruleset's check would report as an unknown file.
             copy = Path(scratch) / ruleset
             shutil.copytree(tree, copy)
             for call in _calls(copy, divisions, ruleset):
-                problems += _ask(call, copy)
+                problems += _run_checker(call, copy)
             if ruleset == rulesets[0]:
                 scaling = {system: scaling_of(copy, system) for system in divisions}
     return problems, scaling
 
 
-def _ask(call: Call, copy: Path) -> Problems:
-    """Run a checker; what it says against its success."""
-    # -P: this package's modules must not hide others of their names.
+def _run_checker(call: Call, copy: Path) -> Problems:
+    """Run a checker and return what it prints against its success."""
+    # Without -P, modules of the current directory could hide others of the same name.
     command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
     command += [*call.arguments, "--log_output", str(copy.with_suffix(".log"))]
     done = subprocess.run(
@@ -81,46 +84,51 @@ def _ask(call: Call, copy: Path) -> Problems:
     )
     output = done.stdout.decode("utf-8", errors="replace").replace(f"{copy}/", "")
     arguments = " ".join(call.arguments).replace(f"{copy}/", "").replace(str(copy), ".")
-    remedy = f"mend it and ask: python -P -m mlperf_logging.{call.checker} {arguments}"
+    remedy = f"fix it, then check with: python -P -m mlperf_logging.{call.checker} {arguments}"
     return [
-        DataError(call.subject, f"{call.checker} of {call.ruleset} says: {line}", remedy)
+        DataError(call.subject, f"{call.checker} of {call.ruleset} reports: {line}", remedy)
         for line in judge(call, done.returncode, output)
     ]
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
-    """Reasons against a checker's success, in its own words; none if it succeeded."""
+    """Return the reasons why a checker failed, in its own words, or none if it succeeded."""
     lines = output.splitlines()
     bad = [line for line in lines if _BAD.search(line)]
     found = {start: sum(line.startswith(start) for line in lines) for start in call.wanted}
     wrong = [start for start, count in call.wanted.items() if found[start] != count]
     if not bad and not wrong and status == 0:
         return ()
-    # A warning gives the reason of a failure; alone it means nothing.
-    reasons = [line for line in lines if line.startswith("WARNING")]
-    said = [line for line in (*reasons, *bad) if line != _VERDICT]
-    if not said:
-        said = [f"says {start!r} {found[start]} times" for start in wrong]
-    said = said or [f"ends with status {status}"]
-    return tuple(dict.fromkeys(_one_line(line) for line in said))[:_MOST_LINES]
+    # A warning gives the reason for a failure. Without a failure it means nothing.
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    reasons = [line for line in (*warnings, *bad) if line != _VERDICT]
+    if not reasons:
+        reasons = [
+            f"{start!r} was printed {found[start]} times, not {call.wanted[start]} times"
+            for start in wrong
+        ]
+    reasons = reasons or [f"it exited with status {status}"]
+    return tuple(dict.fromkeys(_one_line(line) for line in reasons))[:_MAX_LINES]
 
 
 def _one_line(line: str) -> str:
+    """Return a checker's line without its level, shortened and printable."""
     shown = " ".join(line.removeprefix("WARNING -").removeprefix("ERROR -").split())
-    return "".join(filter(str.isprintable, shown))[:_MOST_SHOWN]
+    return "".join(filter(str.isprintable, shown))[:_MAX_CHARS]
 
 
 def scaling_of(copy: Path, system: str) -> float:
-    """The factor that the package checker left for a closed result; 1 if it left none."""
+    """Return the scaling factor that the package checker wrote for a system, or 1 if none."""
     path = copy / "results" / system / "bert" / "scaling.json"
     return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
 
 
 def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]:
+    """Return the calls of all checkers for one ruleset, with the lines that mean success."""
     closed = sum(division == "closed" for division in divisions.values())
     package = {
         "INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !": 1,
-        f"INFO - Run {RUNS}/{RUNS}": len(divisions),  # success without a log read is worth nothing
+        f"INFO - Run {RUNS}/{RUNS}": len(divisions),  # the checker also succeeds without logs
         "INFO -  Running Seed Checker": closed,
         "INFO - RCP Test Passed: ": closed,
     }

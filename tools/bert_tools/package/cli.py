@@ -1,4 +1,4 @@
-"""The sub-command `package`: export, our checks, MLCommons' checkers, and the score."""
+"""The sub-command `package`: copy a submission, check it, and compute its score."""
 
 import argparse
 import os
@@ -6,75 +6,128 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import ConfigError
+from mlperf_bert.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from bert_tools.package.own_checks import Problems, SystemResults
 
-# Those that know BERT, newest first. Later ones skip it and report success.
+# The rulesets that include BERT, newest first. Later ones skip BERT and report success.
 RULESETS = ("5.0.0", "4.1.0", "4.0.0", "3.1.0", "3.0.0", "2.1.0", "2.0.0")
 DEFAULT_RULESETS = ("5.0.0", "4.1.0", "2.0.0")
 EXIT_REFUSED = 1
+_HOW_TO_NAME = (
+    "pass the LOGDIR of your ten runs and --system NAME, or a directory with "
+    "<system>/bert/result_<i>.txt such as the repository's own results"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `package`."""
     parser.add_argument(
+        "results",
+        type=Path,
+        nargs="?",
+        metavar="RESULTS",
+        help="what to package: a run directory with result_0.txt to result_9.txt, or a directory "
+        "with <system>/bert/result_<i>.txt",
+    )
+    parser.add_argument(
+        "--system",
+        metavar="NAME",
+        help="system that the runs of a run directory ran on, as in systems/NAME.json",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="new directory to write the submission to",
+    )
+    parser.add_argument(
         "--root",
         type=Path,
         default=Path(),
-        help="repository with systems/, results/ and benchmarks/ (default: here)",
+        metavar="DIR",
+        help="repository with systems/ and benchmarks/ (default: the current directory)",
     )
-    parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="directory of results (default: ROOT/results)"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="made new")
     parser.add_argument(
         "--ruleset",
         action="append",
         choices=RULESETS,
-        help=f"check by this ruleset; may be repeated (default: {', '.join(DEFAULT_RULESETS)})",
+        help="check with this ruleset, and with several if the option is repeated "
+        f"(default: {', '.join(DEFAULT_RULESETS)})",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, check and print. Returns 0 if the submission is accepted, else 1.
+    """Copy, check and print a submission. Return 0 if it is accepted, otherwise 1.
 
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
     from mlperf_bert.files import make_directory
 
-    results = args.results or args.root / "results"
+    if args.results is None:
+        raise ConfigError("RESULTS", "is missing", _HOW_TO_NAME)
     rulesets = tuple(dict.fromkeys(args.ruleset or DEFAULT_RULESETS))
-    _check_out(args.out, args.root, results)
+    _check_out(args.out, args.root, args.results)
+    if not args.results.is_dir():
+        raise DataError(str(args.results), "no such directory", _HOW_TO_NAME)
     make_directory(args.out.parent)
     try:
-        with tempfile.TemporaryDirectory(prefix=".package-", dir=args.out.parent) as beside:
-            tree = Path(beside) / "submission"
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=args.out.parent) as scratch:
+            tree = Path(scratch) / "submission"
+            results = _results_tree(args, Path(scratch) / "results")
             scores, problems = make_package(args.root, results, tree, rulesets)
             if not problems:
                 tree.rename(args.out)
     except OSError as error:
-        problem = f"{args.out} cannot be made ({error.strerror})"
-        raise ConfigError("--out", problem, "check its directory and free space") from None
+        problem = f"{args.out} cannot be written ({error.strerror})"
+        remedy = "check the permissions of its parent directory and the free disk space"
+        raise ConfigError("--out", problem, remedy) from None
     for line in (*scores, *problems):
         print(line)
     if problems:
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        print(f"refused, {args.out} was not made: {count}")
+        print(f"refused, {args.out} was not written: {count}")
         return EXIT_REFUSED
     print(f"accepted under {', '.join(rulesets)}: FOUND NO ERRORS, SUCCESS; {args.out}")
     return 0
 
 
+def _results_tree(args: argparse.Namespace, staging: Path) -> Path:
+    """Return the results to package in the form of results/, and print which ones they are.
+
+    The logs of a run directory are copied to `staging` first.
+    """
+    from bert_tools.package.export import is_run_directory, results_of_runs
+    from mlperf_bert.files import names_in
+
+    if is_run_directory(args.results):
+        results_of_runs(args.results, args.system, args.root, staging)
+        print(one_line(f"packaging the runs in {args.results} as results of {args.system}"))
+        return staging
+    if args.system is not None:
+        problem = f"is only for a run directory, and {args.results} has no result_<i>.txt"
+        remedy = "pass the LOGDIR of ten runs, or leave --system out"
+        raise ConfigError("--system", problem, remedy)
+    systems = [
+        name for name in names_in(args.results) if is_run_directory(args.results / name / "bert")
+    ]
+    if not systems:
+        problem = "has neither result_<i>.txt nor <system>/bert/result_<i>.txt"
+        raise DataError(str(args.results), problem, _HOW_TO_NAME)
+    print(one_line(f"packaging the results in {args.results} of {', '.join(systems)}"))
+    return Path(args.results)
+
+
 def make_package(
     root: Path, results: Path, tree: Path, rulesets: tuple[str, ...]
 ) -> "tuple[list[str], Problems]":
-    """Export a repository into the new directory `tree` and check the result.
+    """Copy a submission into the new directory `tree` and check the result.
 
-    Returns the score of each system in words, none if there are problems, and the problems.
+    Returns a description of each system's score (empty if there are problems), and the problems.
 
-    Raises ConfigError or DataError if that is not possible at all.
+    Raises ConfigError or DataError if the submission cannot be copied or checked.
     """
     from bert_tools.package.checkers import run_checkers
     from bert_tools.package.export import export
@@ -82,20 +135,20 @@ def make_package(
 
     systems, problems = export(root, results, tree)
     checked, found = check_systems(tree, systems)
-    if problems:  # without the files left out, the checkers would fail with a traceback or silently
+    if problems:  # without the missing files, checkers would fail with a traceback or silently
         return [], [*problems, *found]
     divisions = {one.name: one.division for one in checked}
-    said, scaling = run_checkers(tree, divisions, rulesets)
-    if found or said:
-        return [], [*found, *said]
+    reported, scaling = run_checkers(tree, divisions, rulesets)
+    if found or reported:
+        return [], [*found, *reported]
     return [_score_in_words(one, scaling[one.name]) for one in checked], []
 
 
 def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
-    """The score of a system that passed all checks.
+    """Describe the score of a system that passed all checks.
 
-    `scaling_factor` comes from the reference convergence points, for runs that needed fewer samples
-    than the reference (closed division); else 1. The times are those before any scaling.
+    `scaling_factor` comes from the reference convergence points. It is above 1 for closed runs
+    that needed fewer samples than the reference. The printed times are not scaled.
     """
     from bert_tools.common.results import olympic_mean
 
@@ -112,9 +165,12 @@ def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
 
 
 def _check_out(out: Path, root: Path, results: Path) -> None:
+    """Raise ConfigError if the submission cannot be written to `out`."""
     if os.path.lexists(out):
-        raise ConfigError("--out", f"{out} exists", "name a new directory, or remove that one")
-    place = out.resolve()
+        remedy = "pass a new directory, or remove the existing one"
+        raise ConfigError("--out", f"{out} exists", remedy)
+    resolved = out.resolve()
     for source in (results, root / "systems", root / "benchmarks", root / "docs"):
-        if place.is_relative_to(source.resolve()):
-            raise ConfigError("--out", f"{out} lies in {source}", "name another place")
+        if resolved.is_relative_to(source.resolve()):
+            remedy = "pass a directory elsewhere"
+            raise ConfigError("--out", f"{out} is inside {source}", remedy)

@@ -1,9 +1,9 @@
-"""Our own checks of a system's results, in both divisions; stricter than MLCommons' checkers.
+"""Our own checks of a system's results. They are stricter than MLCommons' checkers.
 
-MLCommons' accept any accuracy, any seed and an aborted run in the open division, and one log that
-does not comply in both. The system's description is checked by MLCommons' submission rules; that
-every field is there is for their checker to say. A log is text, and nothing tells a forged one from
-a true one.
+In the open division MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
+divisions they accept one log that does not comply. We check the values of a system's description
+by MLCommons' submission rules, and leave it to their checker to require every field. A log is
+text, so no check can tell a forged log from a true one.
 """
 
 import re
@@ -30,12 +30,12 @@ STATUSES = (
 )
 DIVISIONS = ("closed", "open")
 
-# Whole numbers, written as strings, and their least values.
+# Fields that are whole numbers written as strings, with their smallest values.
 _COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}
 _NEVER_EMPTY = ("submitter", "system_name", "framework")
-_USED = ("division", "status", *_COUNTS, *_NEVER_EMPTY)  # without which no check means anything
-# Records that stand once in a log of ours (mlperf_log.py): name among the facts (None: no fact),
-# and type.
+_USED = ("division", "status", *_COUNTS, *_NEVER_EMPTY)  # fields that our checks need
+# Records that a log of ours (mlperf_log.py) has exactly once, each with the name of its field in
+# RunFacts (None if it has no field) and its type.
 _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "submission_benchmark": ("benchmark", str),
     "submission_division": ("division", str),
@@ -52,8 +52,8 @@ _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "run_start": (None, type(None)),
     "run_stop": (None, type(None)),
 }
-_MAY_LACK = ("initial_weights",)  # not in older logs; the closed division asks for it
-# Before `init_stop`: facts in which ten runs may differ, or which are checked for each alone.
+_OPTIONAL = ("initial_weights",)  # missing from older logs, and required in the closed division
+# Records before `init_stop` that may differ among the ten runs, or that are checked run by run.
 _OF_ONE_RUN = (
     "cache_clear",
     "init_start",
@@ -66,17 +66,18 @@ _OF_ONE_RUN = (
     "submission_division",
     "weights_initialization",
 )
-_RUN_AGAIN = "run it again with this version"
+_RERUN = "rerun it with this version"
 _MS_PER_MINUTE = 60_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """One run. `accuracy` is the last measured one, `minutes` the time on the clock.
+    """The facts of one run.
 
-    `initial_weights`: "checkpoint" or "random", None if the log does not have it.
-    `first_evaluation`: the samples before the first evaluation. `settings`: facts that the runs of
-    a system share, above all target and hyper-parameters.
+    `initial_weights` is "checkpoint" or "random", or None if the log does not say. `accuracy` is
+    the last measured one, and `minutes` is the time from `run_start` to `run_stop`.
+    `first_evaluation` is the number of samples before the first evaluation. `settings` are the
+    records that all runs of a system must share, for example the hyper-parameters.
     """
 
     name: str
@@ -109,7 +110,7 @@ class SystemResults:
 def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResults], Problems]:
     """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
 
-    It finds every problem, not only the first.
+    Returns the readable runs of each system, and every problem, not only the first.
     """
     checked, problems = [], []
     for system in systems:
@@ -120,8 +121,9 @@ def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResult
 
 
 def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
+    """Check the description and the logs of one system."""
     path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
-    # The export has found missing ones.
+    # `export` has already reported a missing description.
     description, problems = read_description(path, name) if path.exists() else ({}, [])
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
@@ -141,76 +143,92 @@ def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
 
 
 def _check_names(names: Sequence[str], where: str) -> Problems:
+    """Check that the logs of a system are result_0.txt to result_9.txt."""
     if sorted(names) == sorted(LOG_NAMES):
         return []
     missing = ", ".join(name for name in LOG_NAMES if name not in names)
     surplus = ", ".join(name for name in names if name not in LOG_NAMES)
-    problem = f"holds {len(names)} logs"
-    problem += f", not {missing}" if missing else ""
-    problem += f", but {surplus}" if surplus else ""
-    remedy = f"put the logs of {RUNS} runs there as {LOG_NAMES[0]} .. {LOG_NAMES[-1]}"
+    problem = f"has {len(names)} logs instead of {RUNS}"
+    problem += f" (missing: {missing})" if missing else ""
+    problem += f" (not expected: {surplus})" if surplus else ""
+    remedy = f"name the logs of {RUNS} runs (NEXP={RUNS}) {LOG_NAMES[0]} to {LOG_NAMES[-1]}"
     return [DataError(where, problem, remedy)]
 
 
 def _check_run(run: RunFacts) -> Iterator[DataError]:
+    """Check what a single log must show on its own."""
     if run.status != "success":
         yield DataError(
-            run.name, f"the run's status is {in_brief(run.status)}", "use one with 'success'"
+            run.name,
+            f"the status of the run is {in_brief(run.status)}",
+            "use a run with status 'success'",
         )
     if run.benchmark != "bert":
         yield DataError(
-            run.name, f"the benchmark is {in_brief(run.benchmark)}", "this package is of bert"
+            run.name,
+            f"the benchmark is {in_brief(run.benchmark)}",
+            "use a run of 'bert'",
         )
     if run.accuracy < run.quality_target:
-        problem = f"the accuracy ends at {run.accuracy}, below its target of {run.quality_target}"
+        problem = f"the last accuracy is {run.accuracy}, below the target of {run.quality_target}"
         yield DataError(run.name, problem, "train until the target is reached")
     if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
-        problem = f"target {run.quality_target} and accuracy {run.accuracy} in the closed division"
-        yield DataError(run.name, problem, f"both must be at least {CLOSED_TARGET_ACCURACY}")
+        problem = f"the target is {run.quality_target} and the accuracy {run.accuracy}"
+        remedy = f"in the closed division both must be at least {CLOSED_TARGET_ACCURACY}"
+        yield DataError(run.name, problem, remedy)
     if not may_begin_with(run.initial_weights, run.division):
         problem = f"initial_weights is {in_brief(run.initial_weights)} in the closed division"
         if run.initial_weights is None:
-            problem = "does not say which weights it started from (initial_weights)"
+            problem = "the log does not say which weights the run started from (initial_weights)"
         remedy = (
-            "run again from the given checkpoint (INIT_CHECKPOINT, --init-checkpoint), or go open"
+            "rerun from MLPerf's checkpoint (INIT_CHECKPOINT, --init-checkpoint), or use the open "
+            "division"
         )
         yield DataError(run.name, problem, remedy)
     if run.resumed:
-        yield DataError(run.name, "the run was resumed from a checkpoint", "use one that was not")
+        problem = "the run was resumed from a checkpoint, so its time does not count"
+        yield DataError(run.name, problem, "use a run that was not interrupted")
     if not run.rules_enforced:
         problem = "the run was made with mlperf.enforce_rules = false"
-        yield DataError(run.name, problem, "run again with it true")
+        yield DataError(run.name, problem, "set it to true and rerun")
 
 
 def _check_against(
     run: RunFacts, description: Mapping[str, Any], where: str
 ) -> Iterator[DataError]:
+    """Check a run against the description of its system, which messages call `where`."""
     division = description.get("division")
     if division != run.division:
-        problem = f"the division is {in_brief(run.division)}, in {where} {in_brief(division)}"
-        yield DataError(run.name, problem, "correct the description, or run in that division")
+        problem = f"the division is {in_brief(run.division)}, but {in_brief(division)} in {where}"
+        yield DataError(run.name, problem, "correct the description, or rerun in its division")
     nodes, accelerators = (
         _count(description.get(field)) for field in ("number_of_nodes", "accelerators_per_node")
     )
     if nodes is not None and nodes != run.nodes:
-        problem = f"ran on {run.nodes} nodes, {where} has {nodes}"
-        yield DataError(run.name, problem, "put it under the system that it ran on")
+        problem = f"the run used {run.nodes} nodes, but {where} has {nodes}"
+        yield DataError(run.name, problem, "move the log to the system that it ran on")
     if nodes and accelerators and nodes * accelerators != run.ranks:
-        problem = f"has {run.ranks} ranks, {where} {nodes} x {accelerators} accelerators"
-        yield DataError(run.name, problem, "describe what was used, one rank an accelerator")
+        problem = f"the run used {run.ranks} ranks, but {where} has {nodes} x {accelerators}"
+        remedy = "describe the accelerators that were used, one per rank"
+        yield DataError(run.name, f"{problem} accelerators", remedy)
 
 
 def _count(text: object) -> int | None:
-    """A number in a description; check_description has reported invalid ones."""
+    """Return a number of a description, or None if it is invalid.
+
+    check_description reports invalid numbers.
+    """
     is_count = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdecimal()
     return int(str(text)) if is_count else None
 
 
 def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]:
+    """Check that the runs of a system have different seeds and otherwise equal settings."""
     seeds = Counter(run.seed for run in runs)
     for seed in (seed for seed, count in seeds.items() if count > 1):
         names = ", ".join(Path(run.name).name for run in runs if run.seed == seed)
-        yield DataError(where, f"seed {seed} in {names}", "run again with seeds of their own")
+        problem = f"{names} have the same seed {seed}"
+        yield DataError(where, problem, "rerun them, each with its own seed")
     facts = [
         {**run.settings, "samples before the first evaluation": run.first_evaluation}
         for run in runs
@@ -218,13 +236,13 @@ def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]
     for what in dict.fromkeys(key for each in facts for key in each):
         values = sorted({in_brief(each.get(what)) for each in facts})
         if len(values) > 1:
-            problem = f"runs with different {in_brief(what)}: {', '.join(values)}"
-            yield DataError(where, problem, "make all ten runs with one config")
+            problem = f"the runs differ in {in_brief(what)} ({', '.join(values)})"
+            yield DataError(where, problem, f"make all {RUNS} runs with the same config")
 
 
 def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
-    """The description in a file, and its problems, which refer to it as `name`."""
-    remedy = "mend it, or copy another of systems/"
+    """Return the description in a file, and its problems, which call the file `name`."""
+    remedy = "fix it, or copy another description of systems/"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -237,53 +255,52 @@ def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataEr
 
 
 def check_description(description: Mapping[str, object]) -> list[str]:
-    """Problems of a description, one per string; [] if it has none.
+    """Return the problems of a description, one per string.
 
-    Stricter than MLCommons' checker, which accepts a field that is no string and fails on it later.
-    Any field is allowed.
+    This is stricter than MLCommons' checker, which accepts a value that is not a string and fails
+    on it later. Unknown fields are allowed.
     """
     problems = [f"{field} is missing" for field in _USED if field not in description]
     for field, value in description.items():
         if not isinstance(value, str):
-            problems.append(f"{field} is {in_brief(value)}, and every value must be a string")
+            problems.append(f"{field} must be a string, not {in_brief(value)}")
         else:
             problems += _check_value(field, value)
     return problems
 
 
 def _check_value(field: str, value: str) -> list[str]:
+    """Return the problems of one field."""
     choices = {"division": DIVISIONS, "status": STATUSES}.get(field)
     if choices and value not in choices:
-        return [
-            f"{field} is {in_brief(value)}, which is not one of {', '.join(map(repr, choices))}"
-        ]
+        return [f"{field} must be one of {', '.join(map(repr, choices))}, not {in_brief(value)}"]
     if field in _NEVER_EMPTY and not value.strip():
         return [f"{field} is empty"]
     least = _COUNTS.get(field)
     if least is not None and not (re.fullmatch(r"[0-9]{1,6}", value) and int(value) >= least):
-        return [f"{field} is {in_brief(value)}, which is not a whole number of at least {least}"]
+        return [f"{field} must be a whole number of at least {least}, not {in_brief(value)}"]
     return []
 
 
 def read_facts(log: RunLog) -> RunFacts:
-    """The facts of a log. Raises DataError if a record is missing, repeated or invalid."""
+    """Return the facts of a log. Raises DataError if a record is missing, repeated or invalid."""
     if log.last_text("quality_target") == "none":
-        problem = "is of a run without a target (eval.target_accuracy = 'none')"
-        raise DataError(log.name, problem, "no result can be claimed: set a target, run again")
+        problem = "the run had no target (eval.target_accuracy = 'none'), so it has no result"
+        raise DataError(log.name, problem, "set a target and rerun")
     values = _single_values(log)
     stop = log.records[-1]
     if stop.key != "run_stop":
-        raise DataError(log.name, f"goes on after run_stop: {in_brief(stop.key)}", _RUN_AGAIN)
+        raise DataError(log.name, f"has {in_brief(stop.key)} after run_stop", _RERUN)
     evaluations = log.named("eval_accuracy")
     if not evaluations:
-        raise DataError(log.name, "holds no eval_accuracy", _RUN_AGAIN)
+        raise DataError(log.name, "has no record eval_accuracy", _RERUN)
     accuracy = evaluations[-1].value
     if not (isinstance(accuracy, int | float) and is_number(accuracy) and 0 <= accuracy <= 1):
-        problem = f"eval_accuracy is {in_brief(accuracy)}, not a number within 0 .. 1"
+        problem = f"eval_accuracy must be a number from 0 to 1, not {in_brief(accuracy)}"
         raise DataError(f"{log.name}, line {evaluations[-1].line}", problem, AS_WRITTEN)
     (start,) = log.named("run_start")
     if stop.time_ms <= start.time_ms:
-        raise DataError(log.name, "stops before it starts (run_stop, run_start)", AS_WRITTEN)
+        raise DataError(log.name, "run_stop is not later than run_start", AS_WRITTEN)
     caches = log.named("cache_clear")
     facts: dict[str, Any] = {name: values.get(key) for key, (name, _) in _SINGLE.items() if name}
     return RunFacts(
@@ -299,29 +316,32 @@ def read_facts(log: RunLog) -> RunFacts:
 
 
 def _single_values(log: RunLog) -> dict[str, Any]:
+    """Return the values of the records of `_SINGLE`. Raises DataError, as `read_facts` does."""
     found = {key: log.named(key) for key in _SINGLE}
-    missing = [key for key, records in found.items() if not records and key not in _MAY_LACK]
+    missing = [key for key, records in found.items() if not records and key not in _OPTIONAL]
     if missing:
-        problem = f"holds no {', no '.join(missing)}"
-        remedy = f"the run did not end, or an older version wrote the log: {_RUN_AGAIN}"
-        raise DataError(log.name, problem, remedy)
-    there = {key: records for key, records in found.items() if records}
-    for key, records in there.items():
-        value = records[0].value
+        problem = f"has no record {', '.join(missing)}, so the run did not end or is too old"
+        raise DataError(log.name, problem, _RERUN)
+    present = {key: records for key, records in found.items() if records}
+    for key, records in present.items():
+        value, kind = records[0].value, _SINGLE[key][1]
         if len(records) > 1:
-            raise DataError(log.name, f"holds {len(records)} records {key}", _RUN_AGAIN)
-        if not _is_of(value, _SINGLE[key][1]):
-            raise DataError(log.name, f"{key} is {in_brief(value)}", _RUN_AGAIN)
-    return {key: records[0].value for key, records in there.items()}
+            raise DataError(log.name, f"has {len(records)} records {key} instead of one", _RERUN)
+        if not _has_type(value, kind):
+            wanted = "null" if kind is type(None) else f"of type {kind.__name__}"
+            raise DataError(log.name, f"{key} must be {wanted}, not {in_brief(value)}", _RERUN)
+    return {key: records[0].value for key, records in present.items()}
 
 
 def _settings(log: RunLog) -> dict[str, Any]:
+    """Return the records before `init_stop` in which the runs of a system must not differ."""
     keys = [record.key for record in log.records]
     before = log.records[: keys.index("init_stop")]
     return {record.key: record.value for record in before if record.key not in _OF_ONE_RUN}
 
 
-def _is_of(value: object, kind: type) -> bool:
+def _has_type(value: object, kind: type) -> bool:
+    """Return whether a JSON value has a type. An integer counts as a float, a boolean does not."""
     if kind in (int, float):
         return is_number(value) and (kind is float or type(value) is int)
     return type(value) is kind
