@@ -17,7 +17,7 @@ def test_the_page_of_a_run_is_in_its_directory(run, told):
     said = told("report", "page", run).splitlines()
     assert "target reached" in checked((run / "report.html").read_text("utf-8")).words
     assert said[0] == f"{run}/run_0: target reached"
-    assert said[1].startswith("page, ") and said[1].endswith(f": {run}/report.html")
+    assert said[1].startswith("open this page (") and said[1].endswith(f": {run}/report.html")
 
 
 def test_of_several_runs_it_is_below_runs_or_where_asked_for(run, tmp_path, monkeypatch, told):
@@ -39,14 +39,15 @@ def test_tensorboard_reads_what_is_written(run, tmp_path, told):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "scalars"
     said = told("report", "tensorboard", run, "--out", directory)
-    assert f"48 scalars, for tensorboard --logdir {directory}" in said  # 4 records of 12 numbers
+    scalars = "48 scalars written, show them with: tensorboard"  # 4 records of 12 numbers
+    assert f"{scalars} --logdir {directory}" in said
     events = reader.EventAccumulator(str(directory))
     events.Reload()
     found = [(each.step, each.value) for each in events.Scalars("mlm_accuracy")]
     assert found == [(each["step"], pytest.approx(each["mlm_accuracy"])) for each in records_of()]
     assert {each.value for each in events.Scalars("step_ms")} == {20.0}
     again = told("report", "tensorboard", run, "--out", directory, status=2)
-    assert "holds an event file already" in again
+    assert "already has an event file" in again
 
 
 def test_without_the_extra_a_line_names_it_and_nothing_is_written(run, tmp_path, monkeypatch, told):
@@ -59,13 +60,13 @@ def test_without_the_extra_a_line_names_it_and_nothing_is_written(run, tmp_path,
 
 
 REFUSED = {
-    "report page run --out .": "--out: . is a directory; name a file, as report.html",
+    "report page run --out .": "--out: . is a directory; pass a file, such as report.html",
     "report page run --out missing/x.html": "missing/x.html: No such file or directory",
     "report page missing": "missing: No such file or directory",
     "report tensorboard run --out run/run_0/config.toml": "run/run_0/config.toml: ",
-    "report tensorboard two --out scalars": "holds 2 runs; name one, as ",
-    "watch missing --once": "does not exist",
-    "watch run/run_0/config.toml --once": "give a run directory",
+    "report tensorboard two --out scalars": "has 2 runs; pass one, such as ",
+    "watch missing --once": "no such directory",
+    "watch run/run_0/config.toml --once": "pass a run directory",
     "watch a\x1b[31m --once": "a\\x1b[31m",
 }
 

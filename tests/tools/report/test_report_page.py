@@ -47,8 +47,8 @@ def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path):
     with (run / "run_0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
     page = checked(page_of(run))
-    assert "no end recorded: under way, or ended by a fault; last written 20" in page.words
-    assert "there is no evaluation yet" in page.words and "Time to train" not in page.words
+    assert "still running, or ended by a fault (last written 20" in page.words
+    assert "there was no evaluation yet" in page.words and "Time to train" not in page.words
     end_run(run / "run_0", "aborted", "SIGTERM")
     assert "stopped by SIGTERM, can be resumed" in checked(page_of(run)).words
     end_run(run / "run_0", "aborted")
@@ -76,13 +76,38 @@ def test_a_resumed_run_has_no_time_to_train(tmp_path):
 
 def test_equal_runs_differ_in_nothing(tmp_path):
     runs = [write_run(tmp_path / name, records_of()) for name in "ab"]
-    told = "No setting and no machine does, as far as the files of the runs tell them."
+    told = "the same settings and the same machine, as far as the files of the runs show."
     assert told in checked(page_of(*runs)).words
     for each in runs:
         write_environment(each / "run_0")
-    assert "No setting and no machine does. Start times" in checked(page_of(*runs)).words
+    assert "the same settings and the same machine. Start times" in checked(page_of(*runs)).words
     (runs[1] / "run_0" / "config.toml").unlink()  # what is not told is not called equal
     assert told in checked(page_of(*runs)).words
+
+
+def test_the_seeds_that_runs_used_are_compared_also_if_they_were_drawn(tmp_path):
+    runs = [write_run(tmp_path / name, records_of()) for name in "ab"]
+    for seed, each in enumerate(runs, 101):
+        write_environment(each / "run_0", seed=seed)
+    page = checked(page_of(*runs))
+    assert "Only the seed differs. Start times are not compared." in page.words
+    first = page.texts.index("run.seed")
+    assert page.texts[first : first + 3] == ["run.seed", "101", "102"]
+    fixed = write_run(tmp_path / "c", records_of(), overrides=["run.seed=102"])
+    write_environment(fixed / "run_0", seed=102)
+    words = checked(page_of(runs[1], fixed)).words
+    assert "The runs have the same settings and the same machine." in words
+
+
+def test_a_change_says_what_it_is_a_percentage_of(tmp_path):
+    runs = [
+        write_run(tmp_path / name, [record(1, samples_per_s=rate)])
+        for name, rate in {"a": 800.0, "b": 600.0}.items()
+    ]
+    page = checked(page_of(*runs))
+    assert "\N{MINUS SIGN}25.0%" in page.texts
+    assert "in percent of the first run's value (a)" in page.words
+    assert "25% of gradients or buckets" in page.words
 
 
 def test_eager_steps_are_counted_for_a_captured_run_only(tmp_path):

@@ -25,20 +25,20 @@ def changed(**values):
 
 
 DAMAGED = {
-    "no JSON": (b"{\n", "line 1: is no record"),
-    "second line": (GOOD + b"x\n", "line 2: is no record"),
-    "an empty line": (GOOD + b"\n", "line 2: is no record"),
-    "a list": (b"[]\n", "it is no JSON object"),
-    "deep": (b"[" * 100_000 + b"\n", "line 1: is no record"),
-    "not UTF-8": (b"\xff\xfe\x00\n", "line 1: is no record"),
-    "many digits": (b'{"step": ' + b"9" * 5000 + b"}\n", "line 1: is no record"),
-    "no step": (changed(step=...), "step is no number"),
-    "no loss": (changed(loss=...), "loss is no number"),
-    "a step of null": (changed(step=None), "step is no count"),
-    "half a sample": (changed(samples=0.5), "samples is no count"),
-    "a loss in words": (changed(loss="1"), "loss is no number"),
-    "NaN": (changed(loss=float("nan")), "loss is no number"),
-    "a step back": (GOOD + GOOD, "line 2: goes back to step 1"),
+    "no JSON": (b"{\n", "line 1, which is not a record"),
+    "second line": (GOOD + b"x\n", "line 2, which is not a record"),
+    "an empty line": (GOOD + b"\n", "line 2, which is not a record"),
+    "a list": (b"[]\n", "not a JSON object"),
+    "deep": (b"[" * 100_000 + b"\n", "line 1, which is not a record"),
+    "not UTF-8": (b"\xff\xfe\x00\n", "line 1, which is not a record"),
+    "many digits": (b'{"step": ' + b"9" * 5000 + b"}\n", "line 1, which is not a record"),
+    "no step": (changed(step=...), "step is not a number"),
+    "no loss": (changed(loss=...), "loss is not a number"),
+    "a step of null": (changed(step=None), "step is not an integer"),
+    "half a sample": (changed(samples=0.5), "samples is not an integer"),
+    "a loss in words": (changed(loss="1"), "loss is not a number"),
+    "NaN": (changed(loss=float("nan")), "loss is not a number"),
+    "a step back": (GOOD + GOOD, "line 2, which goes back to step 1"),
 }
 
 
@@ -50,7 +50,7 @@ def test_a_damaged_line_is_skipped_and_said_in_one_line(name, tmp_path, capsys):
     assert len(read_metrics(path)) == contents.startswith(GOOD)
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error[:-1].isprintable() and len(error) < 500
-    assert reason in error and error.endswith("; skipped\n")
+    assert reason in error and "jsonl: skipped line " in error
 
 
 def test_metrics_come_back_as_they_were_written(tmp_path, capsys):
@@ -76,11 +76,11 @@ def test_of_lines_that_do_not_ascend_the_odd_one_is_skipped(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of([*written[:2], record(830), *written[3:]]))
     assert read_metrics(path) == [*written[:2], *written[3:]]
-    assert "line 4: goes back to step 4; skipped\n" in capsys.readouterr().err
+    assert "skipped line 4, which goes back to step 4\n" in capsys.readouterr().err
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([b"x\n", *lines[:2], b"x\n"]))
     assert read_metrics(path) == written[:2]
-    assert capsys.readouterr().err.endswith("; skipped (and 1 more)\n")
+    assert capsys.readouterr().err.endswith(", and 1 more\n")
 
 
 def make_runs(root, *indexes):
@@ -103,14 +103,16 @@ def test_runs_are_in_their_order_named_once_and_by_what_tells_them_apart(tmp_pat
 
 def test_what_holds_no_run_is_told_so(tmp_path):
     (tmp_path / "e").mkdir()
-    with pytest.raises(UserError, match=r"holds no run: no run_<i>, no metrics\.jsonl"):
+    with pytest.raises(UserError, match=r"has no run \(no run_<i>, no metrics\.jsonl\)"):
         find_runs([tmp_path / "e"])
-    with pytest.raises(UserError, match="No such file or directory; give a run directory"):
+    with pytest.raises(UserError, match="No such file or directory; pass a run directory"):
         find_runs([tmp_path / "x"])
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="give a run directory"):
+    with pytest.raises(UserError, match="pass a run directory"):
         find_runs([tmp_path / "file"])
-    with pytest.raises(UserError, match=f"are 33 runs; name {MAX_RUNS} of them at most"):
+    with pytest.raises(
+        UserError, match=f"33 runs are too many for one page; pass at most {MAX_RUNS}"
+    ):
         find_runs([make_runs(tmp_path / "many", *range(MAX_RUNS + 1))])
 
 

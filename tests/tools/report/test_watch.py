@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.report.watch import look_at, rows_of
+from bert_tools.report.watch import rows_of, snapshot_of
 from run_cases import end_run, record, write_run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x00\ud800\u0301" + "\u4e2d" * 50
@@ -27,30 +27,30 @@ def numbers(look):
 def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path):
     rates = [9e9] * 4 + [0.5] * 6 + [2.0] * 6  # of the last 12 the median is 1.25
     records = [record(step, samples_per_s=rate) for step, rate in enumerate(rates, 1)]
-    look = look_at(write_run(tmp_path / "run", records))
+    look = snapshot_of(write_run(tmp_path / "run", records))
     assert look.rate == 1.25 and look.left_s == pytest.approx(4 * 16 / 1.25)
     assert numbers(look)["left"] == "at most 51.2 s to the last step"
     for rate in (None, 0.0, -1.0):
-        look = look_at(write_run(tmp_path / str(rate), [record(1, samples_per_s=rate)]))
+        look = snapshot_of(write_run(tmp_path / str(rate), [record(1, samples_per_s=rate)]))
         assert numbers(look)["left"] == "not known to the last step"
 
 
 def test_a_run_that_writes_nothing_is_stalled(tmp_path):
     run = write_run(tmp_path / "run", [record(1)], said=["attention: grouped"]) / "run_0"
-    for seconds, state in ((50, "running"), (90, "stalled: nothing written for 90.0 s")):
+    for seconds, state in ((50, "running"), (90, "stalled, nothing written for 90.0 s")):
         set_age(run, seconds)
-        assert look_at(run).state == state
+        assert snapshot_of(run).state == state
     os.utime(run / "stdout.log")  # it may be evaluating
-    assert look_at(run).state == "running"
+    assert snapshot_of(run).state == "running"
     slow = write_run(tmp_path / "slow", [record(n, step_ms=60_000.0) for n in (1, 2, 3)])
     for seconds, is_stalled in ((290, False), (310, True)):  # of a minute between two records
         set_age(slow / "run_0", seconds)
-        assert look_at(slow).is_stalled == is_stalled
+        assert snapshot_of(slow).is_stalled == is_stalled
     set_age(slow / "run_0", -1e6)  # a clock that is ahead of ours
-    assert look_at(slow).state == "running"
+    assert snapshot_of(slow).state == "running"
     set_age(slow / "run_0", 1e6)
     end_run(slow / "run_0")
-    assert not look_at(slow).is_stalled
+    assert not snapshot_of(slow).is_stalled
 
 
 def test_no_file_reaches_the_terminal_as_it_is(tmp_path, told):
@@ -59,7 +59,7 @@ def test_no_file_reaches_the_terminal_as_it_is(tmp_path, told):
     with (run / "metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps({'step': HOSTILE})}\n{HOSTILE.splitlines()[0]}\n")
     (run / "outcome.json").write_text(json.dumps({"schema_version": 1, "status": HOSTILE}))
-    look = look_at(root)
+    look = snapshot_of(root)
     for text in (look.name, look.state, *(text for row in rows_of(look) for text in row)):
         assert text.isprintable(), ascii(text)
     assert len(look.problems) == 2
@@ -72,5 +72,5 @@ def test_no_file_reaches_the_terminal_as_it_is(tmp_path, told):
 def test_any_number_is_written(tmp_path_factory, number):
     values = dict.fromkeys(("samples_per_s", "step_ms", "loss"), number)
     records = [record(step, **values) for step in (1, 5, 2**61, 2**62)]
-    look = look_at(write_run(tmp_path_factory.mktemp("any"), records))
+    look = snapshot_of(write_run(tmp_path_factory.mktemp("any"), records))
     assert all(value.isprintable() for value in numbers(look).values())

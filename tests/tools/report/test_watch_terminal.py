@@ -13,7 +13,7 @@ def test_what_is_written_meanwhile_is_shown_until_all_runs_have_ended(tmp_path):
     with Terminal(root) as terminal:
         terminal.until(lambda: "no run has" in " ".join(terminal.text.split()))
         run = write_run(root) / "run_0"
-        terminal.until(lambda: "starting: no metrics yet" in terminal.text)
+        terminal.until(lambda: "starting, no metrics yet" in terminal.text)
         (run / "metrics.jsonl").write_text(lines_of([record(1)]))
         terminal.until(lambda: "1 of 20" in terminal.text and "running" in terminal.text)
         with (run / "metrics.jsonl").open("a") as file:

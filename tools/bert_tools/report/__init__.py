@@ -1,1 +1,1 @@
-"""Reports on runs, from the runs' own files."""
+"""Reports on runs, made from the files that the runs wrote."""

@@ -1,23 +1,23 @@
-"""Charts, independent of how they are drawn: curves, scales, and short numbers."""
+"""Describes charts, independent of how they are drawn: curves, scales, and short numbers."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Point: TypeAlias = tuple[float, float | None]  # position and value; None is a gap
+Point: TypeAlias = tuple[float, float | None]  # position and value, None for a gap
 
 MINUS = "\N{MINUS SIGN}"
 _MINUTE, _HOUR = 60.0, 3600.0
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_MOST_PLAIN = 1e15
-_ROOM = 0.06  # above the highest value, and below the lowest unless a floor is given
-MOST_DOTS = 60
+_MAX_PLAIN = 1e15  # larger numbers are written with an exponent
+_MARGIN = 0.06  # space above the highest value, and below the lowest one if there is no floor
+MAX_DOTS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One curve: values by samples; `run` is the number of its run."""
+    """One curve of values over samples. `run` is the number of its run."""
 
     run: int
     label: str
@@ -25,29 +25,29 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """The values without gaps."""
+        """Return the values without the gaps."""
         return [value for _, value in self.points if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One axis: its range, and its ticks with their labels."""
+    """One axis with its range and its labelled ticks."""
 
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
 
     def share(self, value: float) -> float:
-        """The relative position of a value, 0 at the low end and 1 at the high one."""
+        """Return the relative position of a value: 0 at the low end, 1 at the high end."""
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves of a key of `metrics.jsonl` on one scale, over samples.
+    """Curves of one key of `metrics.jsonl` over samples, on one scale.
 
-    The scale begins at `floor` or below; `levels` are horizontal lines (value, label); `has_dots`
-    shows each value.
+    The scale starts at `floor` or below it. `levels` are horizontal lines (value, label). With
+    `has_dots`, every value is marked by a dot.
     """
 
     key: str
@@ -60,25 +60,25 @@ class Chart:
     has_dots: bool = False
 
     def sample_scale(self) -> Scale:
-        """The scale from 0 to the last value."""
+        """Return the horizontal scale, from 0 to the largest number of samples."""
         ends = [x for series in self.series for x, _ in series.points]
         return _scale(0.0, max(ends, default=0.0) or 1.0)
 
     def value_scale(self) -> Scale:
-        """The scale around all values and levels, from the floor if there is one."""
+        """Return the vertical scale for all values and levels, from the floor if there is one."""
         values = [value for series in self.series for value in series.values]
         values += [value for value, _ in self.levels]
         low, high = min(values, default=0.0), max(values, default=1.0)
         if self.floor is not None:
             low = min(low, self.floor)
         if not high > low:
-            room = abs(high) * _ROOM or 1.0
-            return _scale(low if self.floor is not None else low - room, high + room)
-        room = high * _ROOM - low * _ROOM
-        return _scale(low if self.floor == low else low - room, high + room)
+            margin = abs(high) * _MARGIN or 1.0
+            return _scale(low if self.floor is not None else low - margin, high + margin)
+        margin = high * _MARGIN - low * _MARGIN
+        return _scale(low if self.floor == low else low - margin, high + margin)
 
     def in_words(self) -> str:
-        """The chart for readers who cannot see it."""
+        """Describe the chart for readers who cannot see it."""
         curves = "; ".join(
             f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
             for each in self.series
@@ -87,22 +87,25 @@ class Chart:
         return f"{self.title} over samples: {curves}"
 
     def dots_of(self, series: Series) -> bool:
-        """True if single values are shown as dots, as a lone value makes no line."""
-        return len(series.values) <= (MOST_DOTS if self.has_dots else 1)
+        """Return whether values are shown as dots. A single one always is, as it has no line."""
+        return len(series.values) <= (MAX_DOTS if self.has_dots else 1)
 
 
 def _scale(low: float, high: float) -> Scale:
-    places = ticks(low, high)
-    return Scale(low, high, tuple(zip(places, tick_labels(places), strict=True)))
+    """Return a scale with ticks."""
+    values = ticks(low, high)
+    return Scale(low, high, tuple(zip(values, tick_labels(values), strict=True)))
 
 
-def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
-    """At most about `most` points, at least 8: the first and the last, and of each of equally many
-    points in a row the lowest, the highest and a gap, where there is one.
+def thinned(points: Sequence[Point], max_points: int) -> tuple[Point, ...]:
+    """Reduce a curve to about `max_points` points, at least 8, and keep its peaks.
+
+    The first and the last point are kept. The others are split into equal parts, and each part
+    keeps its lowest point, its highest point and a gap, if it has one.
     """
-    if len(points) <= max(most, 8):
+    if len(points) <= max(max_points, 8):
         return tuple(points)
-    parts = max(1, (most - 2) // 2)
+    parts = max(1, (max_points - 2) // 2)
     inner = points[1:-1]
     kept: list[Point] = [points[0]]
     for part in range(parts):
@@ -117,52 +120,58 @@ def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number with significant digits, or all digits before the point, as 36,272 or 0.2719."""
+    """Format a number with significant digits, for example 36,272 or 0.2719.
+
+    All digits before the decimal point are kept.
+    """
     if value == 0:
         return "0"
-    if not 1e-4 <= abs(value) < _MOST_PLAIN:
+    if not 1e-4 <= abs(value) < _MAX_PLAIN:
         return f"{value:.{max(0, digits - 2)}e}".replace("-", MINUS)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}".replace("-", MINUS)
 
 
 def seconds(value: float) -> str:
-    """A time as `95.2 s`, `12 min 05 s` or `3 h 07 min`."""
+    """Format a time in seconds, for example `95.2 s`, `12 min 05 s` or `3 h 07 min`."""
     if value < 2 * _MINUTE:
         return f"{value:.1f} s" if value >= 1 or value == 0 else f"{value:.3f} s"
     if value < 2 * _HOUR:
         minutes, rest = divmod(round(value), 60)
         return f"{minutes} min {rest:02d} s"
-    if value >= _MOST_PLAIN:
+    if value >= _MAX_PLAIN:
         return f"{value / _HOUR:.2e} h"
     hours, rest = divmod(round(value / _MINUTE), 60)
     return f"{hours:,} h {rest:02d} min"
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Even values within low .. high, each a multiple of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+    """Return about `wanted` evenly spaced values from low to high.
+
+    The step between them is 1, 2 or 5 times a power of ten.
+    """
     if not high > low:
         return [low]
-    raw = (high - low) / most
+    raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw)) if raw >= 1e-300 else 0.0
     if not power or not math.isfinite(power):
         return [low, high]
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    if last - first > 2 * most:  # a range below floating-point resolution
+    if last - first > 2 * wanted:  # the range is below floating-point resolution
         return [low, high]
     return [number * step for number in range(first, last + 1)] or [low, high]
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Labels of a row of ticks: just enough decimals, and one prefix for all, as 40 k."""
+    """Return the labels of an axis's ticks, with few decimals and one prefix such as k for all."""
     largest = max(map(abs, values), default=0.0)
     step = values[1] - values[0] if len(values) > 1 else largest
-    if largest >= _MOST_PLAIN or 0 < step < 1e-4:
+    if largest >= _MAX_PLAIN or 0 < step < 1e-4:
         return [f"{value:.1e}".replace("-", MINUS) if value else "0" for value in values]
     found = [pair for pair in _PREFIXES if largest >= max(1e4, pair[0])]
     factor, prefix = found[0] if found else (1.0, "")
-    decimals = 0  # enough for the step
+    decimals = 0  # as many as the step between two ticks needs
     while decimals < 6 and abs((step / factor * 10**decimals + 0.5) % 1 - 0.5) > 1e-6:
         decimals += 1
     return [

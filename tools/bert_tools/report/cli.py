@@ -1,4 +1,4 @@
-"""The sub-command `report`: its arguments, its printing, and its files."""
+"""The sub-command `report`: write runs as a page or as TensorBoard scalars."""
 
 import argparse
 import os
@@ -13,29 +13,33 @@ from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.files import check_writable, make_directory, write_file
 
 PAGE = "report.html"
-_NOT_SCALARS = ("step", "samples")
+_NOT_SCALARS = ("step", "samples")  # positions, not measurements
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands of `report`."""
     commands = parser.add_subparsers(required=True, metavar="KIND")
-    page = commands.add_parser("page", help="a page to open in a browser")
+    page = commands.add_parser("page", help="write a page to open in a browser")
     page.set_defaults(make=_page)
-    tensorboard = commands.add_parser("tensorboard", help="all numbers as TensorBoard scalars")
+    tensorboard = commands.add_parser(
+        "tensorboard", help="write all metrics as TensorBoard scalars"
+    )
     tensorboard.set_defaults(make=_tensorboard)
-    text = "run directory, or its run_<i>; several are compared side by side"
+    text = "run directory, or one of its run_<i>, and several runs are compared side by side"
     page.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "run directory with one run, or its run_<i>"
+    text = "run directory with a single run, or one of its run_<i>"
     tensorboard.add_argument("run_paths", type=Path, nargs=1, metavar="RUN", help=text)
-    text = f"default: {PAGE} in the run, or in runs/"
+    text = f"file to write (default: {PAGE} in the run directory, or in runs/ for several)"
     page.add_argument("--out", type=Path, metavar="FILE", help=text)
-    tensorboard.add_argument("--out", type=Path, metavar="DIR", required=True, help="log directory")
+    text = "directory to write the event file to"
+    tensorboard.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the requested files and print how the runs ended and the files' names; return 0.
+    """Write the requested files, print how the runs ended and the files' names, and return 0.
 
-    Raises ConfigError for options that do not fit, DataError for files that are missing or wrong.
+    Raises ConfigError for an option that cannot be used, and DataError for a file that is missing
+    or damaged.
     """
     runs = [read_run(folder, label) for label, folder in find_runs(args.run_paths).items()]
     written = args.make(args, runs)
@@ -45,25 +49,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
+    """Write the page and return the line that tells the user where it is."""
     page, paths = args.out, args.run_paths
     if page is None:
         page = (paths[0] if len(paths) == 1 else Path("runs")) / PAGE
         make_directory(page.parent)
     if page.is_dir():
-        raise ConfigError("--out", f"{page} is a directory", f"name a file, as {page / PAGE}")
+        raise ConfigError("--out", f"{page} is a directory", f"pass a file, such as {page / PAGE}")
     check_writable(page)
-    from bert_tools.report.page import report_page  # with jinja2
+    from bert_tools.report.page import report_page  # imports jinja2, which only this command needs
 
     contents = report_page(runs).encode("utf-8")
     write_file(page, contents)
-    return f"page, {len(contents) / 1e3:,.0f} kB, to be opened in a browser: {page}"
+    return f"open this page ({len(contents) / 1e3:,.0f} kB) in a browser: {page}"
 
 
 def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
-    """Write one event file. Raises ConfigError if TensorBoard would find another beside it."""
+    """Write one event file and return the command that shows it.
+
+    Raises ConfigError if the directory already has an event file, because TensorBoard would merge
+    the two.
+    """
     if len(runs) > 1:
-        problem = f"holds {len(runs)} runs"
-        raise ConfigError(str(args.run_paths[0]), problem, f"name one, as {runs[0].name}")
+        problem = f"has {len(runs)} runs"
+        raise ConfigError(str(args.run_paths[0]), problem, f"pass one, such as {runs[0].name}")
     try:
         import tensorboard.compat.proto.event_pb2
         import tensorboard.compat.proto.summary_pb2  # noqa: F401
@@ -71,25 +80,27 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
         remedy = "run in the checkout: tools/venv.sh tensorboard"
         raise ConfigError("tensorboard", "is not installed", remedy) from None
     if any(args.out.glob("events.out.tfevents.*")):
-        problem = "holds an event file already"
-        raise ConfigError(str(args.out), problem, "name another directory, or remove the file")
+        problem = "already has an event file"
+        raise ConfigError(str(args.out), problem, "pass another directory, or remove the file")
     make_directory(args.out)
     check_writable(args.out / PAGE)
     count = _write_scalars(args.out, runs[0])
-    return f"{count:,} scalars, for tensorboard --logdir {args.out}"
+    return f"{count:,} scalars written, show them with: tensorboard --logdir {args.out}"
 
 
 def _write_scalars(directory: Path, run: Run) -> int:
-    """Write one event file into the directory; the number of its scalars.
+    """Write one event file into a directory and return the number of its scalars.
 
-    The time of a record is not known and is 0. Raises DataError if it cannot be written.
+    The wall time of every event is 0, because metrics.jsonl has no times. Raises DataError if the
+    file cannot be written.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     contents = BytesIO()
-    # Not its EventFileWriter, whose thread prints a traceback on a full disk.
+    # TensorBoard's EventFileWriter is not used, because its thread prints a traceback when the
+    # disk is full.
     writer = RecordWriter(contents)
     writer.write(Event(file_version="brain.Event:2").SerializeToString())
     count = 0

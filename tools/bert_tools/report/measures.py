@@ -1,4 +1,4 @@
-"""Single numbers of runs, and the settings in which they differ, as rows of tables."""
+"""Computes single numbers of runs, and finds the settings in which they differ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,22 @@ from bert_tools.report.run import Run
 from mlperf_bert.config.files import config_to_tables
 
 Number: TypeAlias = int | float
-_OF_EACH_RUN = ("utc", "seed")  # facts of the environment that always differ
-_TIMES = "\N{MULTIPLICATION SIGN}"
+SEED = "run.seed"
+_NOT_COMPARED = ("utc", "seed")  # the start time always differs, and SEED stands for the seed
+_OF_MEAN = "\N{MULTIPLICATION SIGN} mean rank"
+_OF_MEDIAN = "\N{MULTIPLICATION SIGN} median rank"
 _FORMS: dict[str, Callable[[Number], str]] = {
     "count": lambda value: f"{value:,}",
     "number": significant,
     "accuracy": lambda value: f"{value:.4f}",
-    "percent": lambda value: f"{100 * value:.3g}",
+    "percent": lambda value: f"{100 * value:.3g}%",
     "seconds": seconds,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run; `value` gets it, None if the run's files do not say."""
+    """One number of a run. `value` computes it, or returns None if the run's files do not say."""
 
     label: str
     form: str
@@ -31,62 +33,76 @@ class Measure:
     unit: str = ""
 
     def in_words(self, value: Number) -> str:
-        """The number as a table shows it, with its unit."""
+        """Format the number with its unit, as a table shows it."""
         words = _FORMS[self.form](value)
         return f"{words} {self.unit}" if self.unit else words
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting: its name, and its value in words for each run, None for a run without it."""
+    """One setting with its name and its value in each run, None for a run without it."""
 
     name: str
     values: tuple[str | None, ...]
 
     @property
     def differs(self) -> bool:
-        """True if runs have different values, or only some runs have one."""
+        """Return whether runs have different values, or only some runs have one."""
         return len(set(self.values)) > 1
 
 
 def samples_to_target(run: Run) -> int | None:
-    """Samples at the first evaluation that reached the target."""
+    """Return the number of samples at the first evaluation that reached the target."""
     if run.target is None:
         return None
     return next((samples for samples, each in run.evaluations if each >= run.target), None)
 
 
 def _time_to_train_s(run: Run) -> float | None:
+    """Return MLPerf's time in seconds, which counts only if the target was reached."""
     return run.time_to_train_s if run.state == "target reached" else None
 
 
 def _training_s(run: Run) -> float | None:
+    """Return the seconds of training of all attempts together."""
     return run.outcome.seconds if run.outcome else None
 
 
 def _best_accuracy(run: Run) -> float | None:
+    """Return the highest held-out accuracy of the run."""
     return max((accuracy for _, accuracy in run.evaluations), default=None)
 
 
 def _last_of(key: str) -> Callable[[Run], Number | None]:
+    """Return a function that reads a key of the last record."""
     return lambda run: run.records[-1][key] if run.records else None
 
 
 def _median_of(key: str) -> Callable[[Run], Number | None]:
+    """Return a function that computes the median of a key over all records."""
     return lambda run: median(run.known(key)) if run.known(key) else None
 
 
 def _mean_of(key: str) -> Callable[[Run], Number | None]:
+    """Return a function that computes the mean of a key over all records."""
     return lambda run: fmean(run.known(key)) if run.known(key) else None
 
 
 def _skipped(run: Run) -> int | None:
+    """Return the number of steps without an update."""
     return sum(run.known("skipped_steps")) if run.records else None
 
 
+def _eager_steps(run: Run) -> int | None:
+    """Return the eager steps of a run whose steps should be captured, None for other runs."""
+    is_captured = run.config is not None and run.config.run.step_mode == "captured"
+    return sum(run.known("eager_steps")) if is_captured and run.records else None
+
+
 def _memory_gib(run: Run) -> float | None:
-    most = max(run.known("memory_bytes"), default=None)
-    return most / 2**30 if most is not None else None
+    """Return the peak memory of rank 0 in GiB."""
+    peak = max(run.known("memory_bytes"), default=None)
+    return peak / 2**30 if peak is not None else None
 
 
 MEASURES = (
@@ -101,38 +117,49 @@ MEASURES = (
     Measure("Throughput, median", "number", _median_of("samples_per_s"), "samples/s"),
     Measure("Token throughput, median", "number", _median_of("tokens_per_s"), "tokens/s"),
     Measure("Time of a step, median", "number", _median_of("step_ms"), "ms"),
-    Measure("Wait for data, median", "number", _median_of("data_wait_ms"), "ms"),
-    Measure("Imbalance by tokens, mean", "number", _mean_of("imbalance_tokens"), _TIMES),
-    Measure("Slowest rank, median", "number", _median_of("straggler_ratio"), _TIMES),
+    Measure("Wait for data, median", "number", _median_of("data_wait_ms"), "ms per step"),
+    Measure("Imbalance of tokens, mean", "number", _mean_of("imbalance_tokens"), _OF_MEAN),
+    Measure("Slowest rank, median", "number", _median_of("straggler_ratio"), _OF_MEDIAN),
     Measure("Last training loss", "number", _last_of("loss")),
-    Measure("Clipped gradients, mean", "percent", _mean_of("clipped_fraction"), "%"),
+    Measure("Clipped, mean", "percent", _mean_of("clipped_fraction"), "of gradients or buckets"),
     Measure("Skipped steps", "count", _skipped),
+    Measure("Eager steps (not captured)", "count", _eager_steps),
     Measure("Peak memory of rank 0", "number", _memory_gib, "GiB"),
 )
 
 
 def setting_rows(runs: Sequence[Run]) -> list[Row]:
-    """All settings of the configs, as `section.field`."""
+    """Return all settings of the configs, named `section.field`."""
     return _rows([_settings(each) for each in runs])
 
 
 def environment_rows(runs: Sequence[Run]) -> list[Row]:
-    """All facts of `environment.json`."""
+    """Return all facts of `environment.json`."""
     return _rows([each.environment for each in runs])
 
 
 def differences(runs: Sequence[Run]) -> list[Row]:
-    """Settings, and facts of the environment, with different values in the runs that have one."""
+    """Return the settings and the facts of the environment whose values differ between runs.
+
+    The seed is the one that a run used, even if the config left it to be drawn. Start times are
+    not compared.
+    """
     environment = [
         Row(f"environment: {row.name}", row.values)
         for row in environment_rows(runs)
-        if row.name not in _OF_EACH_RUN
+        if row.name not in _NOT_COMPARED
     ]
-    rows = [*setting_rows(runs), *environment]
+    rows = [*_rows([_settings(each) | _seed(each) for each in runs]), *environment]
     return [row for row in rows if len({*row.values} - {None}) > 1]
 
 
+def _seed(run: Run) -> dict[str, str]:
+    """Return the seed that a run used as a setting, empty if it is not known."""
+    return {SEED: run.environment["seed"]} if "seed" in run.environment else {}
+
+
 def _settings(run: Run) -> dict[str, str]:
+    """Return the settings of a run by name, with the global batch size that follows from them."""
     if run.config is None:
         return {}
     found = {
@@ -144,5 +171,6 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:
+    """Return a row for each name that occurs in any run."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [Row(name, tuple(column.get(name) for column in columns)) for name in names]

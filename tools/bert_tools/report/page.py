@@ -1,7 +1,7 @@
-"""The page of a report: one HTML file that loads nothing and needs no script, from page.html.
+"""Renders the page of a report: one HTML file that loads nothing and needs no script.
 
-Every value is made one printable line and escaped where it is put in, because anybody may have
-written the files of a run.
+The template is page.html. Every value is escaped and made one printable line when it is inserted,
+because anybody may have written the files of a run.
 """
 
 import base64
@@ -17,7 +17,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from bert_tools.report.chart import Chart, Point, Scale, Series, seconds, significant, thinned
 from bert_tools.report.measures import (
     MEASURES,
+    SEED,
     Number,
+    Row,
     differences,
     environment_rows,
     setting_rows,
@@ -25,12 +27,12 @@ from bert_tools.report.measures import (
 from bert_tools.report.run import Run
 from mlperf_bert.errors import one_line
 
-COLOURS = 8  # in the style sheet, from --c0
-_POINTS_OF_A_CHART = 1600  # over all curves
-_FEWEST_POINTS = 64  # per curve
+COLOURS = 8  # the style sheet has --c0 to --c7
+_POINTS_PER_CHART = 1600  # of all its curves together
+_MIN_POINTS = 64  # of one curve
 _BYTES_PER_GIB = 2**30
-_BOX = 1000  # units of the stretched part of a chart, across and up
-_LEAST_CHANGE = 0.0005  # written as 0.1 %
+_BOX = 1000  # width and height of a chart's curves in SVG units, before they are stretched
+_MIN_CHANGE = 0.0005  # a smaller relative change would be written as 0.0%
 _TILES = (
     *("Time to train", "Samples to target", "Best accuracy"),
     *("Throughput", "Token throughput", "Peak memory of rank 0"),
@@ -48,42 +50,45 @@ CHARTS = (
         "mlm_accuracy",
         "Masked-LM accuracy",
         "",
-        "share of masked tokens of the held-out set that are predicted right",
+        "fraction of the held-out set's masked tokens that are predicted correctly",
         has_dots=True,
     ),
     Chart(
         "loss",
         "Training loss",
         "",
-        "mean of an interval's steps; masked LM and next sentence together",
+        "mean over the steps of an interval, masked LM and next sentence together",
         floor=None,
     ),
     Chart("samples_per_s", "Throughput", "samples/s", "all ranks together, without evaluations"),
-    Chart("tokens_per_s", "Token throughput", "tokens/s", "real tokens, no padding counted"),
-    Chart("step_ms", "Time of a step", "ms", "the whole step, with its wait for data"),
+    Chart("tokens_per_s", "Token throughput", "tokens/s", "real tokens, without padding"),
+    Chart("step_ms", "Time of a step", "ms", "the whole step, including its wait for data"),
     Chart(
         "imbalance_tokens",
         "Imbalance",
-        "\N{MULTIPLICATION SIGN} mean",
-        "tokens of the rank with the most over the mean of all ranks",
+        "\N{MULTIPLICATION SIGN} mean rank",
+        "tokens of the rank with the most, divided by the mean of all ranks",
         floor=1.0,
     ),
-    Chart("grad_norm", "Gradient norm", "", "before clipping, of an interval's last step"),
-    Chart("learning_rate", "Learning rate", "", "of an interval's last step"),
-    Chart("memory_bytes", "Peak memory", "GiB", "of rank 0: allocated on a GPU, resident on a CPU"),
+    Chart("grad_norm", "Gradient norm", "", "before clipping, at the last step of an interval"),
+    Chart("learning_rate", "Learning rate", "", "at the last step of an interval"),
+    Chart(
+        "memory_bytes", "Peak memory", "GiB", "of rank 0, allocated on a GPU or resident on a CPU"
+    ),
     Chart(
         "straggler_ratio",
         "Slowest rank",
-        "\N{MULTIPLICATION SIGN} median",
-        "own work of the slowest rank over that of the median one",
+        "\N{MULTIPLICATION SIGN} median rank",
+        "step time of the slowest rank without its waits, divided by that of the median rank",
         floor=1.0,
     ),
 )
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """The whole page for one run or several."""
+    """Render the page for one run or for several side by side."""
     style = _text_of("page.css")
+    different = differences(runs) if len(runs) > 1 else []
     return _template().render(
         runs=runs,
         drawn=[(each, each.sample_scale(), each.value_scale()) for each in charts_of(runs)],
@@ -93,8 +98,12 @@ def report_page(runs: Sequence[Run]) -> str:
         box=_BOX,
         tiles=list(_tiles(runs[0])),
         measures=list(_measure_rows(runs)),
-        differences=differences(runs) if len(runs) > 1 else [],
-        is_known=all(each.config is not None and each.environment for each in runs),
+        differences=different,
+        about_differences=_about_differences(runs, different),
+        about_changes=(
+            f"A change such as +5% is in percent of the first run's value ({runs[0].label}). "
+            "A change such as 12 \N{MULTIPLICATION SIGN} means 12 times that value."
+        ),
         not_known=[
             f"{run.label}: {each}" if len(runs) > 1 else each for run in runs for each in run.absent
         ],
@@ -103,17 +112,30 @@ def report_page(runs: Sequence[Run]) -> str:
     )
 
 
+def _about_differences(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    """Say what is equal in all runs, and what was not compared."""
+    is_known = all(each.config is not None and each.environment for each in runs)
+    known = "" if is_known else ", as far as the files of the runs show"
+    if not rows:
+        equal = f"The runs have the same settings and the same machine{known}."
+    elif [row.name for row in rows] == [SEED]:
+        equal = f"Only the seed differs{known}."
+    else:
+        equal = f"All other settings and facts about the machine are the same{known}."
+    return f"{equal} Start times are not compared."
+
+
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
-    """The charts that these runs have values for, the accuracy with its targets first."""
+    """Return the charts that these runs have values for, the accuracy with its targets first."""
     targets = sorted({run.target for run in runs if run.target is not None})
-    most = max(_FEWEST_POINTS, _POINTS_OF_A_CHART // len(runs))
+    max_points = max(_MIN_POINTS, _POINTS_PER_CHART // len(runs))
     charts = []
     for chart in CHARTS:
         series = tuple(
             Series(
                 run=number,
                 label=run.label if len(runs) > 1 else "this run",
-                points=thinned(_points(run, chart.key), most),
+                points=thinned(_points(run, chart.key), max_points),
             )
             for number, run in enumerate(runs)
             if run.known(chart.key)
@@ -125,7 +147,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _points(run: Run, key: str) -> list[Point]:
-    """The points of a curve; a loss that is not finite is a gap."""
+    """Return the points of a curve. A loss that is not finite becomes a gap."""
     scale = 1 / _BYTES_PER_GIB if key == "memory_bytes" else 1.0
     points: list[Point] = []
     for record in run.records:
@@ -139,6 +161,7 @@ def _points(run: Run, key: str) -> list[Point]:
 
 @cache
 def _template() -> Template:
+    """Return the compiled template page.html."""
     environment = Environment(
         autoescape=True,
         finalize=_finalized,
@@ -153,34 +176,35 @@ def _template() -> Template:
 
 
 def _finalized(value: object) -> object:
-    """A value as one printable line for the page, before it is escaped."""
-    if value is None or hasattr(value, "__html__"):  # the template's own markup
+    """Return a value as one printable line, before it is escaped."""
+    if value is None or hasattr(value, "__html__"):  # the template's own markup has __html__
         return value or ""
     return one_line(str(value))
 
 
 def _text_of(name: str) -> str:
+    """Return the contents of a file next to this module."""
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _policy(style: str) -> str:
-    """The content policy: nothing is loaded, no script runs, and only this style sheet applies."""
+    """Return the content policy, which allows this style sheet, no other file and no script."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def run_class(run: int) -> str:
-    """The style-sheet classes of a run's colour and, beyond the eighth run, of its dashes."""
+    """Return the CSS classes of a run's colour and, from the ninth run on, of its dashes."""
     return f"r{run % COLOURS} dash{run // COLOURS}"
 
 
 def percent(share: float) -> str:
-    """A percentage for SVG."""
+    """Format a fraction as a percentage for SVG coordinates."""
     return f"{100 * share:.2f}%"
 
 
 def path_of(series: Series, across: Scale, up: Scale) -> str:
-    """The curve in the stretched units; a gap starts a new segment."""
+    """Return the SVG path of a curve in a box of `_BOX` units. A gap starts a new segment."""
     words, pen = [], "M"
     for x, value in series.points:
         if value is None:
@@ -193,12 +217,12 @@ def path_of(series: Series, across: Scale, up: Scale) -> str:
 
 
 def state_sign(run: Run) -> tuple[str, str]:
-    """The style-sheet class and the sign of a run's state."""
+    """Return the CSS class and the sign for the state of a run."""
     return _STATE_SIGNS.get(run.state, _OTHER_SIGN)
 
 
 def device_in_words(environment: Mapping[str, str]) -> str:
-    """The known part of `2 ranks on cpu`; empty if nothing is known."""
+    """Describe the device, for example `2 ranks on cpu`. Parts that are not known are left out."""
     ranks, device = environment.get("world_size"), environment.get("device")
     if not ranks or not device:
         return device or ""
@@ -206,20 +230,21 @@ def device_in_words(environment: Mapping[str, str]) -> str:
 
 
 def _state_in_words(run: Run) -> str:
+    """Describe how a run ended, or when it last wrote its metrics."""
     words = run.state
     if words.startswith("stopped by"):
         words += ", can be resumed"
     if run.last_written is not None:
         written = time.gmtime(min(max(run.last_written, 0.0), 2.0**32))
         utc = time.strftime("%Y-%m-%d %H:%M:%SZ", written)
-        words = f"no end recorded: under way, or ended by a fault; last written {utc}"
+        words = f"still running, or ended by a fault (last written {utc})"
     if run.attempts:
-        words += f"; {run.attempts + 1} attempts"
+        words += f" ({run.attempts + 1} attempts)"
     return words
 
 
 def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
-    """The main numbers of a run: short label, number in words, unit."""
+    """Yield the main numbers of a run as short label, formatted number, and unit."""
     for measure in MEASURES:
         label = measure.label.partition(" (")[0].partition(",")[0]
         if label in _TILES and (value := measure.value(run)) is not None:
@@ -227,7 +252,7 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _measure_rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Rows of all single numbers: for each run its difference from the first, and the number."""
+    """Yield a row per number, with each run's change from the first run and its value."""
     for measure in MEASURES:
         values = [measure.value(run) for run in runs]
         if any(value is not None for value in values):
@@ -236,19 +261,19 @@ def _measure_rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[tuple[str, st
                 [
                     ("", "")
                     if value is None
-                    else (_change(values[0], value) if place else "", measure.in_words(value))
-                    for place, value in enumerate(values)
+                    else (_change(values[0], value) if number else "", measure.in_words(value))
+                    for number, value in enumerate(values)
                 ],
             )
 
 
 def _change(first: Number | None, value: Number) -> str:
-    """The difference from the first run's number, in words; empty if there is none to speak of."""
+    """Format the change from the first run's value, empty if it is negligible or unknown."""
     if not first or not value or abs(value) > 1e6 * abs(first):
         return ""
     ratio = value / first
-    if abs(ratio - 1) < _LEAST_CHANGE:
+    if abs(ratio - 1) < _MIN_CHANGE:
         return ""
     if 0.1 < ratio < 10:
-        return f"{100 * (ratio - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+        return f"{100 * (ratio - 1):+.1f}%".replace("-", "\N{MINUS SIGN}")
     return f"{significant(ratio, 2)} \N{MULTIPLICATION SIGN}"

@@ -1,6 +1,6 @@
-"""Runs: found below directories, and read from their folders `run_<i>` and the logs beside them.
+"""Finds runs in directories, and reads their folders `run_<i>` and the logs next to them.
 
-Damaged lines of metrics are left out, and missing files are named.
+Damaged lines of metrics are skipped, and missing files are reported.
 """
 
 import json
@@ -18,29 +18,30 @@ from mlperf_bert.errors import ConfigError, DataError, one_line, say
 from mlperf_bert.files import open_regular_file
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
-MAX_RUNS = 32  # as many as the page has colours and dashes
-_OF_A_RUN = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
+MAX_RUNS = 32  # the page has no more combinations of colours and dashes
+_RUN_FILES = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 _RUN = re.compile(r"run_(\d{1,6})")
 _NEEDED = frozenset(("step", "samples", "skipped_steps", "loss", "mlm_accuracy"))
 _COUNTS = ("step", "samples", "skipped_steps")
 _AS_WRITTEN = "use the file as the run wrote it"
-_GIVE_RUN = "give a run directory, which train makes below runs/"
+_PASS_RUN = "pass a run directory, which training creates in runs/"
 _MS_PER_S = 1e3
 
 Record = Mapping[str, Any]
 Contents = TypeVar("Contents")
-Points = tuple[tuple[int, float], ...]  # values by the samples trained until then
+Points = tuple[tuple[int, float], ...]  # numbers of samples trained so far, and values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run as described by its files; None or empty for missing facts.
+    """One run as described by its files. Missing facts are None or empty.
 
-    `label` tells it from the other runs of a report. `records` are those of `metrics.jsonl`.
-    `time_to_train_s` is MLPerf's, from `run_start` to `run_stop`; None for a run that was resumed,
-    because each attempt has a log of its own. `init_s` is the time before. `attempts` counts those
-    before the last one. `last_written` is the time at which the metrics of a run without an end
-    were last written, in seconds since the epoch. `absent` has sentences about missing files.
+    `label` distinguishes the run from the others of a report. `records` are the records of
+    `metrics.jsonl`. `time_to_train_s` is MLPerf's time from `run_start` to `run_stop`. It is None
+    for a run that was resumed, because each attempt has its own log. `init_s` is the time from
+    `init_start` to `init_stop`. `attempts` counts the attempts before the last one. `last_written`
+    is the time at which the metrics of a run without a recorded end were last written, in seconds
+    since the epoch. `absent` has sentences about missing files.
     """
 
     name: str
@@ -57,33 +58,33 @@ class Run:
 
     @property
     def target(self) -> float | None:
-        """The accuracy to be reached, if known and if there is one."""
+        """Return the target accuracy, None if it is not known or there is none."""
         return self.config.eval.target if self.config else None
 
     @property
     def evaluations(self) -> Points:
-        """The accuracies."""
+        """Return the held-out accuracies of all evaluations."""
         return points_in(self.records, "mlm_accuracy")
 
     @property
     def state(self) -> str:
-        """How the run ended, in words; `no end recorded` for one without an end."""
+        """Describe how the run ended, with `no end recorded` if it has no outcome."""
         return ended_in_words(self.outcome, self.config) if self.outcome else "no end recorded"
 
     def known(self, key: str) -> list[Any]:
-        """The numbers of a key in the records."""
+        """Return all numbers of a key in the records."""
         return [value for _, value in points_in(self.records, key)]
 
 
 def points_in(records: Sequence[Record], key: str) -> Points:
-    """The numbers of a key, with the samples of their records."""
+    """Return all numbers of a key, each with the samples of its record."""
     return tuple(
         (record["samples"], record[key]) for record in records if record.get(key) is not None
     )
 
 
 def ended_in_words(outcome: RunOutcome, config: RunConfig | None) -> str:
-    """How a run ended; without a config it is taken to have had a target."""
+    """Describe how a run ended. A run without a config is assumed to have had a target."""
     has_target = config is None or config.eval.target is not None
     if outcome.status == "success":
         return "target reached" if has_target else "finished, no target"
@@ -93,21 +94,21 @@ def ended_in_words(outcome: RunOutcome, config: RunConfig | None) -> str:
 
 
 def read_run(folder: Path, label: str) -> Run:
-    """Read a run. Raises DataError or ConfigError for a file that is wrong, not for one missing."""
+    """Read a run. Raises DataError or ConfigError for a damaged file, but not for a missing one."""
     config = read_if_there(folder / "config.toml", load_config)
     records = tuple(read_if_there(folder / "metrics.jsonl", read_metrics) or ())
     outcome = read_if_there(folder / "outcome.json", read_outcome)
     environment = read_if_there(folder / "environment.json", read_environment)
     attempts = len(list(folder.glob("interrupted/result_*_*.txt")))
-    place = folder.absolute()
-    log_path = place.parent / f"{place.name.replace('run_', 'result_')}.txt"
+    absolute = folder.absolute()
+    log_path = absolute.parent / f"{absolute.name.replace('run_', 'result_')}.txt"
     log = read_if_there(log_path, lambda path: read_foreign_log(path, str(path)))
     metrics = folder / "metrics.jsonl"
     is_known = {
-        "there is no metrics.jsonl with a record, so there are no curves": records,
-        "there is no evaluation yet, so no accuracy": points_in(records, "mlm_accuracy"),
-        "there is no MLPerf log, so time to train and start-up are not known": log,
-        "there is no config.toml, so target and settings are not known": config,
+        "metrics.jsonl has no record, so there are no curves": records,
+        "there was no evaluation yet, so there is no accuracy": points_in(records, "mlm_accuracy"),
+        "there is no MLPerf log, so the time to train and the start-up time are not known": log,
+        "there is no config.toml, so the target and the settings are not known": config,
         "there is no environment.json, so the machine is not known": environment,
     }
     return Run(
@@ -121,72 +122,76 @@ def read_run(folder: Path, label: str) -> Run:
         environment=environment or {},
         attempts=attempts,
         last_written=metrics.stat().st_mtime if outcome is None and metrics.exists() else None,
-        absent=tuple(sentence for sentence, there in is_known.items() if not there),
+        absent=tuple(sentence for sentence, found in is_known.items() if not found),
     )
 
 
 def read_if_there(path: Path, reader: Callable[[Path], Contents]) -> Contents | None:
-    """The reader's result for a file, None if it is missing; the reader refuses other things."""
+    """Return the reader's result for a path, or None if nothing exists there."""
     return reader(path) if os.path.lexists(path) else None
 
 
 def _between(log: RunLog, start: str, stop: str) -> float | None:
-    """Seconds between the first records of two keys; None if one is missing."""
+    """Return the seconds between the first records of two keys, None if one is missing."""
     found = [record.time_ms for key in (start, stop) for record in log.named(key)[:1]]
     return (found[1] - found[0]) / _MS_PER_S if len(found) == 2 else None
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """All runs of run directories and of their `run_<i>`, without repetition: folders by label.
+    """Return the folders of all runs in some paths by label, without repetition.
 
-    Raises DataError if a path has none, ConfigError if there are more than MAX_RUNS.
+    A path is a run directory or one of its `run_<i>`. Raises DataError if a path has no run, and
+    ConfigError if there are more than MAX_RUNS.
     """
-    by_place: dict[str, Path] = {}
+    by_real_path: dict[str, Path] = {}
     for path in paths:
         folders = _runs_of(path)
         if not folders:
-            raise DataError(str(path), "holds no run: no run_<i>, no metrics.jsonl", _GIVE_RUN)
+            raise DataError(str(path), "has no run (no run_<i>, no metrics.jsonl)", _PASS_RUN)
         for folder in folders:
-            by_place.setdefault(os.path.realpath(folder), folder)
-    found = list(by_place.values())
+            by_real_path.setdefault(os.path.realpath(folder), folder)
+    found = list(by_real_path.values())
     if len(found) > MAX_RUNS:
-        problem = f"are {len(found):,} runs"
-        raise ConfigError("RUN", problem, f"name {MAX_RUNS} of them at most")
+        problem = f"{len(found):,} runs are too many for one page"
+        raise ConfigError("RUN", problem, f"pass at most {MAX_RUNS}")
     return dict(zip(_labels(found), found, strict=True))
 
 
 def newest_run(path: Path) -> Path | None:
-    """The directory `run_<i>` that `path` is or contains, of the highest i; None if none exists.
+    """Return the run that `path` is, or its `run_<i>` with the highest i, None if it has none.
 
-    Raises DataError if `path` is no directory or cannot be read.
+    Raises DataError if `path` is not a directory or cannot be read.
     """
     runs = _runs_of(path) if path.exists() else []
     return runs[-1] if runs else None
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """The runs that a path is or contains, in the order of their numbers.
+    """Return the runs that a path is or contains, in the order of their numbers.
 
-    Raises DataError if it is no directory or cannot be read.
+    Raises DataError if the path is not a directory or cannot be read.
     """
     try:
         names = set(os.listdir(path))
     except OSError as error:
-        raise DataError(str(path), error.strerror or "cannot be read", _GIVE_RUN) from None
+        raise DataError(str(path), error.strerror or "cannot be read", _PASS_RUN) from None
     runs = sorted(filter(_RUN.fullmatch, names), key=lambda name: (int(name[4:]), name))
     found = [path / name for name in runs if (path / name).is_dir()]
     if found and not _RUN.fullmatch(path.name):
         return found
-    return [path] if _RUN.fullmatch(path.name) or names & {*_OF_A_RUN} else []
+    return [path] if _RUN.fullmatch(path.name) or names & {*_RUN_FILES} else []
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """For `runs/a/run_0` a, or more of its path if two would be equal, at last with a number."""
-    places = [folder.absolute().parts for folder in folders]
+    """Return a short label per run: `a` for `runs/a/run_0`.
+
+    If two labels would be equal, all become longer parts of the paths, and finally get a number.
+    """
+    paths = [folder.absolute().parts for folder in folders]
     for labels in (
-        [parts[-2] if parts[-1].startswith("run_") else parts[-1] for parts in places],
-        ["/".join(parts[-2:]) for parts in places],
-        ["/".join(parts[-3:]) for parts in places],
+        [parts[-2] if parts[-1].startswith("run_") else parts[-1] for parts in paths],
+        ["/".join(parts[-2:]) for parts in paths],
+        ["/".join(parts[-3:]) for parts in paths],
     ):
         if len(set(labels)) == len(labels):
             return labels
@@ -194,24 +199,25 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`: finite numbers or None by key, `step` ascending.
+    """Read the records of a `metrics.jsonl` in ascending order of `step`.
 
-    Each has `step`, `samples`, `skipped_steps`, `loss` and `mlm_accuracy`; values that are no
-    numbers are left out. So is an incomplete last line: the run was killed, or is still running. A
-    damaged line is skipped, which is said in one line on stderr.
+    Each record has finite numbers or None by key, with at least `step`, `samples`,
+    `skipped_steps`, `loss` and `mlm_accuracy`. Values that are not numbers are left out, and so is
+    an incomplete last line, because the run may have been killed or may still be running. Damaged
+    lines are skipped and reported in one line on stderr.
 
     Raises DataError if the file is missing or cannot be read.
     """
     records, problem = metrics_in(path)
     if problem:
-        say(f"{one_line(str(path))}, {problem}")
+        say(f"{one_line(str(path))}: {problem}")
     return records
 
 
 def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Records as in `read_metrics`, and what is wrong with skipped lines, as printable text.
+    """Read records like `read_metrics`, and describe skipped lines as printable text.
 
-    Raises like `read_metrics`.
+    Raises DataError, as `read_metrics` does.
     """
     lines = _contents(path).split(b"\n")[:-1]
     records: list[dict[str, Any]] = []
@@ -220,46 +226,47 @@ def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
         try:
             record = _record_in(line)
         except (ValueError, RecursionError) as error:
-            skipped.append(one_line(f"line {number}: is no record ({error})"))
+            skipped.append(one_line(f"line {number}, which is not a record ({error})"))
             continue
         if records and record["step"] <= records[-1]["step"]:
-            skipped.append(f"line {number}: goes back to step {record['step']}")
+            skipped.append(f"line {number}, which goes back to step {record['step']}")
             if len(records) > 1 and record["step"] <= records[-2]["step"]:
                 continue
-            records.pop()  # it is the one before that does not fit
+            records.pop()  # this record fits the earlier ones, so the one before it was wrong
         records.append(record)
-    more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-    return records, f"{skipped[0]}; skipped{more}" if skipped else ""
+    more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+    return records, f"skipped {skipped[0]}{more}" if skipped else ""
 
 
 def _contents(path: Path) -> bytes:
+    """Read a file of a run. Raises DataError if it is missing or cannot be read."""
     try:
         with open_regular_file(path) as file:
             return file.readall()
     except FileNotFoundError:
-        raise DataError(str(path), "is missing", "give the directory of a run") from None
+        raise DataError(str(path), "is missing", _PASS_RUN) from None
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", _AS_WRITTEN) from None
 
 
 def _record_in(line: bytes) -> dict[str, Any]:
-    """The record on a line. Raises ValueError, RecursionError for anything else."""
+    """Parse the record on a line. Raises ValueError or RecursionError for anything else."""
     found = json.loads(line)
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     record = {key: value for key, value in found.items() if value is None or is_number(value)}
     if missing := _NEEDED - record.keys():
-        raise ValueError(f"{min(missing)} is no number")
+        raise ValueError(f"{min(missing)} is not a number")
     for key in _COUNTS:
         if not isinstance(record[key], int):
-            raise ValueError(f"{key} is no count")
+            raise ValueError(f"{key} is not an integer")
     return record
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """A run's environment as flat texts in order; `packages` are keyed like `packages.torch`.
+    """Read a run's environment as flat texts in order, with keys such as `packages.torch`.
 
-    Raises DataError if it is missing or is no JSON object.
+    Raises DataError if the file is missing or is not a JSON object.
     """
     try:
         found = json.loads(_contents(path))
@@ -279,4 +286,5 @@ def read_environment(path: Path) -> dict[str, str]:
 
 
 def _as_text(fact: object) -> str:
+    """Return a fact as text, empty for null."""
     return "" if fact is None else str(fact)
