@@ -63,7 +63,7 @@ def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     assert main(words) == 0
     told = capsys.readouterr().out
     first = out / "first_weights"
-    assert f"{bert} (BertModel) converted to {first}; it has no masked-LM head: drawn" in told
+    assert f"converted {bert} (BertModel) to {first} (it has no masked-LM head, " in told
     trained = tensors_of(resolve(out / "run" / "run_0" / "checkpoints"))
     assert trained.keys() == tensors_of(first).keys()
     assert trained[WORDS].shape == (PADDED, 32)

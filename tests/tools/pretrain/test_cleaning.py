@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tools.pretrain.cleaning import (
-    LEAST_CHARS,
+    MIN_CHARS,
     SENTENCE_CHARS,
     any_sentences,
     clean_document,
@@ -58,11 +58,11 @@ def test_sentences_are_short_and_lose_nothing(text):
 
 
 def test_documents_are_left_out_for_a_reason():
-    half_marks = "\u0915\u093f" * (LEAST_CHARS // 2)
-    for kept in ("a" * LEAST_CHARS, "\u4e00" * LEAST_CHARS, half_marks, LONG + "."):
+    half_marks = "\u0915\u093f" * (MIN_CHARS // 2)
+    for kept in ("a" * MIN_CHARS, "\u4e00" * MIN_CHARS, half_marks, LONG + "."):
         assert clean_document([kept]) == ([kept], {})
     for text, reason, characters in (
-        ("a" * (LEAST_CHARS - 1), "too short", LEAST_CHARS - 1),
+        ("a" * (MIN_CHARS - 1), "too short", MIN_CHARS - 1),
         ("12 34 | 56 " * 20, "few letters", 219),
         ("ab\ufffd " * 20, "not UTF-8", 80),
         (" \n", "too short", 0),

@@ -42,7 +42,7 @@ def test_a_directory_is_read_by_name_at_any_depth(tmp_path):
 
 
 def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
-    with pytest.raises(DataError, match="has no text files; these are read: "):
+    with pytest.raises(DataError, match="has no text files; pass files with these endings: "):
         find_files(tmp_path)
     path = tmp_path / "corpus.dump"
     with pytest.raises(DataError, match="No such file"):
@@ -164,8 +164,8 @@ def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(tmp_path, ki
 def test_parquet_that_gives_no_text_is_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     for text, field, problem in (
-        (["a"], "body", "document 1: has no text 'body'"),
-        ([["a"]], "text", "document 1: has no text 'text'"),
+        (["a"], "body", "document 1: has no text field 'body'"),
+        ([["a"]], "text", "document 1: has no text field 'text'"),
     ):
         said = refusal(of_parquet, write_parquet(path, text), field)
         assert problem in said and "--text-field" in said

@@ -39,7 +39,7 @@ def texts():
 def small_parts():
     """Several jobs of so small a text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "LEAST_PART_BYTES", 4000)
+        patch.setattr(preparing, "MIN_PART_BYTES", 4000)
         patch.setattr(preparing, "LARGEST_SHARE", 0.2)
         yield
 
@@ -146,7 +146,7 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
     assert not set(held_out) & set(documents_in(after, "train"))
     assert len(set(held_out)) == len(held_out)  # a copy is not evaluated again
     record = json.loads((after / "corpus.json").read_text())
-    assert record["documents"]["held out, but not needed"] > 0
+    assert record["documents"]["held out but not needed"] > 0
 
 
 def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
@@ -172,9 +172,9 @@ def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
     record = json.loads((out / "corpus.json").read_text())
     longer = replace(SETTINGS, max_seq_length=64)
     for change, problem in (
-        ({"documents": "file"}, "was made with documents = empty-line, now it is file"),
-        ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, now it is own, 301"),
-        ({"settings": longer}, "was made with max_seq_length = 48, now it is 64"),
+        ({"documents": "file"}, "was made with documents = empty-line, which is now file"),
+        ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, which is now own, 301"),
+        ({"settings": longer}, "was made with max_seq_length = 48, which is now 64"),
     ):
         # Finished, and as if it had been stopped before its end.
         for written in (record, {"settings": record["settings"]}):
@@ -207,7 +207,7 @@ def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, ca
     lost = 150 * len(figures)
     assert record["characters"]["reasons"] == {"few letters": lost}
     assert record["characters"]["left_out"] == lost
-    assert any(line.endswith(f" characters; few letters {lost:,}") for line in lines)
+    assert any(line.endswith(f" characters (few letters {lost:,})") for line in lines)
     assert not any("warning" in line for line in lines)
 
 
@@ -217,7 +217,7 @@ def test_the_paragraphs_of_few_files_are_documents(wanted, whole, tmp_path):
     wanted.source.rename(tmp_path / "text" / "text.txt")
     few = replace(wanted, source=tmp_path / "text", documents=None)
     assert contents(make(few, tmp_path / "other")) == contents(whole)
-    with pytest.raises(DataError, match=r"has 1 documents of .*, 4 are needed; .*empty-line"):
+    with pytest.raises(DataError, match=r"has 1 documents of .*, but 4 are needed; .*empty-line"):
         make(replace(few, documents="file"), tmp_path / "one")
 
 
@@ -226,7 +226,7 @@ def test_much_that_is_left_out_is_a_warning(wanted, tmp_path, texts, capsys):
     make(wanted, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     (warning,) = (line for line in lines if line.startswith("warning: left out: "))
-    assert warning.endswith(" characters; too short 5,700")
+    assert warning.endswith(" characters (too short 5,700)")
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [1] * 39 + [20], [1] * 6, [1] * 500])
@@ -278,7 +278,7 @@ def test_options_are_checked_before_the_text_is_read(wanted, tmp_path):
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, "out", 1, "dupe_factor: is -1"),
         ({}, "out", 0, "workers: is 0"),
         *(
-            ({}, out, 1, r"--out: is .* read as text of")
+            ({}, out, 1, r"--out: files in .* would be read as text of")
             for out in ("text", "text/data", "text/../text/a/b", ".")
         ),
     ):
@@ -320,5 +320,5 @@ def test_a_stopped_run_goes_on_with_the_same_text_alone(wanted, tmp_path, monkey
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))
-    with pytest.raises(DataError, match="was made with other text; name a new directory"):
+    with pytest.raises(DataError, match="was made from other text; pass a new directory"):
         make(wanted, out)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.pretrain import cli as own_text
+from bert_tools.pretrain import cli as pretrain
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
@@ -36,9 +36,9 @@ SHORT = (  # at a rate by which twelve steps show
 def chosen(*words, device="cpu"):
     """The plan for a text; without a device, of the GPUs that there seem to be."""
     parser = ArgumentParser()
-    own_text.add_arguments(parser)
+    pretrain.add_arguments(parser)
     settings = ["--set", f"run.device={device}"] if device else []
-    return own_text._choose(parser.parse_args([*map(str, words), "--out", "out", *settings]))
+    return pretrain._choose(parser.parse_args([*map(str, words), "--out", "out", *settings]))
 
 
 def of_size(path, num_bytes):
@@ -52,14 +52,14 @@ def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path):
         chosen(of_size(tmp_path / f"{size}.txt", size)).config
         for size in (1_000, 1_500_000, 2_000_000_000)
     )
-    assert (tiny.model.vocab_size, tiny.max_steps) == (512, own_text.LEAST_STEPS)
+    assert (tiny.model.vocab_size, tiny.max_steps) == (512, pretrain.MIN_STEPS)
     assert usual.model.vocab_size == 4096
-    samples = 1_500_000 / own_text.BYTES_A_TOKEN / usual.data.max_seq_length
+    samples = 1_500_000 / pretrain.BYTES_PER_TOKEN / usual.data.max_seq_length
     passes = usual.max_steps * usual.parallel.global_batch_size / samples
-    assert passes == pytest.approx(own_text.PASSES["pretrain_cpu"], rel=0.01)
+    assert passes == pytest.approx(pretrain.PASSES["pretrain_cpu"], rel=0.01)
     assert (huge.model.vocab_size, huge.max_steps) == (8192, 15_000)
     assert tiny.schedule.warmup_steps < usual.schedule.warmup_steps <= huge.schedule.warmup_steps
-    ranks = min(len(usable_cpus()), own_text.MOST_CPU_RANKS)
+    ranks = min(len(usable_cpus()), pretrain.MAX_CPU_RANKS)
     batch = 32 // ranks * ranks
     assert (usual.parallel.ranks_per_node, usual.parallel.global_batch_size) == (ranks, batch)
 
@@ -72,7 +72,7 @@ def test_the_architecture_of_today(tmp_path, monkeypatch):
     assert modern.model.num_parameters == pytest.approx(plain.model.num_parameters, rel=0.02)
     assert modern.max_steps == plain.max_steps
     for other in ("--config", "--init-checkpoint"):
-        with pytest.raises(ConfigError, match=f"beside {other}"):
+        with pytest.raises(ConfigError, match=f"cannot be combined with {other}"):
             chosen(text, "--architecture", "modern", other, CONFIGS / "pretrain_cpu.toml")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config = chosen(text, "--architecture", "modern", device=None).config
@@ -104,7 +104,7 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
         assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
         assert parallel.data_parallel == ("flat" if num_gpus > 1 else "ddp")
         assert plan.config_path.stem == "pretrain_gpu"
-        assert num_gpus == 1 or "not measured" in own_text._expected(plan)
+        assert num_gpus == 1 or "not measured" in pretrain._expected(plan)
     assert "on 1 GPU:" in plan.in_words()
 
 
@@ -114,7 +114,7 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     assert "TEXT: there is no file" in refusal(capsys, "pretrain", tmp_path / "none", *out)
     text = write_letters(tmp_path / "text")
     for place, problem in (
-        (text / "out", f"--out: is {text / 'out'}, whose files would be read as text of {text}"),
+        (text / "out", f"--out: files in {text / 'out'} would be read as text of {text}"),
         (Path(__file__) / "out", f"{Path(__file__) / 'out'}/run: Not a directory"),
     ):
         assert problem in refusal(capsys, "pretrain", text, "--out", place)
@@ -125,7 +125,7 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     for name, value in (("SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    assert "was started once for each rank" in refusal(capsys, "pretrain", __file__, *out)
+    assert "was started once per rank" in refusal(capsys, "pretrain", __file__, *out)
     assert list(tmp_path.iterdir()) == [text]
 
 
@@ -168,7 +168,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     shown = f"held-out accuracy {facts['accuracy']:.4f}; the context-free baseline "
     shown += f"{facts['context_free_accuracy']:.4f}"
     shown += f"; the weights before training {facts['untrained']:.4f}"
-    assert lines[-1] == f"own text: {shown}"
+    assert lines[-1] == f"pretrain: {shown}"
     assert facts["accuracy"] > facts["untrained"]
     card = (out / "exported" / "README.md").read_text()
     assert shown in card
@@ -194,12 +194,12 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     capfd.readouterr()
     assert main(command) == 0
     told = capfd.readouterr().out
-    assert told.startswith(f"already finished: see {out / 'exported' / 'README.md'}")
+    assert told.startswith(f"already finished, see {out / 'exported' / 'README.md'}")
     assert told.count("\n") == 1
     run = out / "run" / "run_0"
     ended = (run / "outcome.json").read_text()
     (run / "outcome.json").write_text(ended.replace('"success"', '"aborted"'))
-    assert own_text._finish(run, out / "data", out / "other") == 3
+    assert pretrain._finish(run, out / "data", out / "other") == 3
     assert "training diverged, so no model is exported" in capfd.readouterr().err
     assert not (out / "other").exists()
 
@@ -224,6 +224,6 @@ def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path):
     assert not (out / "exported").exists()
     done = run_process("bash", "-c", hint)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "already prepared with these settings" in done.stdout
+    assert "is already prepared with these settings" in done.stdout
     assert "step 1/60" not in done.stdout
     assert "60 steps of 32 sequences" in (out / "exported" / "README.md").read_text()

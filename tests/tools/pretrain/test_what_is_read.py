@@ -96,16 +96,16 @@ def test_every_other_file_is_named_with_its_reason(tmp_path):
     (tmp_path / "lost.txt").symlink_to("nowhere")
     (tmp_path / "again").symlink_to(tmp_path)
     assert names(tmp_path) == ["text.txt"]
-    no_lines = ".json without 'text' a line"
+    no_lines = ".json without 'text' in its first line"
     assert why(tmp_path) == {
         "NOTES": "without an ending",
-        "again": "read by another name",
+        "again": "already read by another name",
         "array.json": no_lines,
         "config.json": no_lines,
-        "lost.txt": "linked to nothing",
+        "lost.txt": "with a broken link",
         "page.html": ".html",
         "part.csv.gz": ".csv.gz",
-        "pipe.txt": "no regular file",
+        "pipe.txt": "not a regular file",
         "pretty.json": no_lines,
     }
     others = (".html", ".", ".json")
@@ -121,15 +121,15 @@ def test_entries_that_cannot_be_looked_at_are_named(tmp_path):
     (tmp_path / "more").symlink_to("out")
     write(tmp_path, {"out/text/b.txt": "what an earlier call has made"})
     assert why(tmp_path) == {
-        "circle.txt": "not to be read (too many levels of symbolic links)",
-        "out": "read by another name",
+        "circle.txt": "unreadable (too many levels of symbolic links)",
+        "out": "already read by another name",
     }
     assert names(tmp_path) == ["a.txt", "more/text/b.txt"]
     assert names(tmp_path, out=tmp_path / "out") == ["a.txt"]
 
 
 def test_a_line_of_json_without_end_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_tools.pretrain.files.MOST_OF_A_LINE", 2**17)
+    monkeypatch.setattr("bert_tools.pretrain.files.MAX_LINE_BYTES", 2**17)
     line = json.dumps({"text": "x " * 2**17})
     write(tmp_path, {"a.json": line + "\n" + line, "b.json": LINES, "c.txt": "c" * 2**20})
     assert names(tmp_path) == ["b.json", "c.txt"]
@@ -147,7 +147,7 @@ def test_linked_folders_are_read_once(tmp_path):
     (tmp_path / "text" / "link").symlink_to("../elsewhere")
     (tmp_path / "elsewhere" / "deep" / "up").symlink_to("..")
     assert names(tmp_path / "text") == ["b.txt", "link/deep/a.txt"]
-    assert why(tmp_path / "text") == {"link/deep/up": "read by another name"}
+    assert why(tmp_path / "text") == {"link/deep/up": "already read by another name"}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_linked_folders_are_read_once(tmp_path):
 def test_a_readme_beside_the_data_is_not_the_data(capsys, tmp_path, contents):
     write(tmp_path / "text", contents)
     said = refusal(capsys, *prepare(tmp_path / "text", tmp_path / "out"))
-    assert "is mostly not read (" in said and "--also" in said
+    assert "more than half of its bytes are not read: " in said and "--also" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -180,7 +180,7 @@ def test_what_is_not_read_is_said(capsys, tmp_path):
     assert "in 2 files" in said and "not read: 2 .html (first 'b.html')\n" in said
     with pytest.raises(SystemExit):
         run(capsys, tmp_path / "text", tmp_path / "no", "--also", "py")
-    assert "'py' is no ending of file names" in capsys.readouterr().err
+    assert "'py' is not an ending of file names" in capsys.readouterr().err
 
 
 BOOK = " ".join(TEXTS)
@@ -190,10 +190,15 @@ FAULTS = {  # text, options, what is said, and what would help
     "documents of one sentence": (
         "\n\n".join(text.partition(". ")[0] + "." for text in TEXTS),
         (),
-        "138 of 138 documents have one sentence",
+        "138 of 138 documents have a single sentence",
         "--segments single",
     ),
-    "copies only": ("\n\n".join([TEXTS[0], TEXTS[1]] * 40), (), "of which 2 differ", "different"),
+    "copies only": (
+        "\n\n".join([TEXTS[0], TEXTS[1]] * 40),
+        (),
+        "only 2 of them differ",
+        "that differ",
+    ),
     "an empty file": ("", (), "has 0 documents after", "sentences"),
     "figures only": (
         "\n\n".join(["12 34 56 " * 20] * 40),
@@ -221,7 +226,7 @@ def test_text_that_cannot_be_learned_from_says_why(capsys, tmp_path, fault):
 def test_one_sentence_is_enough_for_masked_words_alone(capsys, tmp_path):
     write(tmp_path, {"text.txt": FAULTS["documents of one sentence"][0]})
     said = run(capsys, tmp_path / "text.txt", tmp_path / "out", "--segments", "single")
-    assert "documents: train" in said
+    assert " train, " in said
 
 
 def test_other_encodings_of_unicode_are_read_and_said(capsys, tmp_path):
@@ -229,6 +234,6 @@ def test_other_encodings_of_unicode_are_read_and_said(capsys, tmp_path):
     write(tmp_path, {"utf8/a.txt": texts, "utf16/a.txt": texts.encode("utf-16")})
     run(capsys, tmp_path / "utf8", tmp_path / "out8")
     said = run(capsys, tmp_path / "utf16", tmp_path / "out16")
-    assert "encodings: 1 in UTF-16-LE; the others in UTF-8\n" in said
+    assert "encodings: 1 in UTF-16-LE, the others in UTF-8\n" in said
     held = [(tmp_path / out / "text" / "eval.txt").read_bytes() for out in ("out8", "out16")]
     assert held[0] == held[1]

@@ -1,1 +1,1 @@
-"""Your own text to a trained and exported encoder."""
+"""Trains an encoder on your text and exports it: `mlperf_bert pretrain`."""

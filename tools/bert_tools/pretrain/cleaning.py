@@ -1,16 +1,18 @@
-r"""Cleaning of a user's own text, the same way for every language.
+r"""Cleans a corpus, in the same way for every language.
 
-A paragraph is normalised to Unicode NFC; control characters, invisible formatting (except the
-joiners that some scripts need), noncharacters and halves of surrogate pairs are dropped; every run
-of white space becomes one space. It is split into sentences as in mlperf_bert/prepare/documents.py,
-and also after the full stops of other scripts, and after . ! ? before a letter without case. A
-sentence of more than SENTENCE_CHARS is cut at white space, or at that length if there is none. A
-line that opens with a mark of Markdown (heading, list item, row of a table, fence) or a prompt
-starts a new piece of at least one sentence; code is treated like other text.
+A paragraph is normalised to Unicode NFC. Control characters, invisible formatting (except the
+joiners that some scripts need), noncharacters and halves of surrogate pairs are removed, and every
+run of white space becomes one space. The paragraph is then split into sentences as in
+mlperf_bert/prepare/documents.py, and also after the full stops of other scripts, and after . ! ?
+before a letter without case. A sentence of more than SENTENCE_CHARS is cut at white space, or at
+that length if it has none. A line that starts with a mark of Markdown (heading, list item, row of a
+table, fence) or with a prompt starts a new piece of at least one sentence. Code is treated like
+other text.
 
-Two things are left out. A piece is, if fewer than LEAST_LETTERS of its characters other than spaces
-are letters (rules and figures of tables). A document is, if it is not UTF-8 (more than one
-character in a thousand unreadable) or has fewer than LEAST_CHARS letters and digits.
+Two things are left out. A piece is left out if the fraction of letters among its characters other
+than spaces is below MIN_LETTERS, for example the rules and figures of tables. A document is left
+out if it is not UTF-8 (more than one character in a thousand cannot be decoded) or if it has fewer
+than MIN_CHARS letters and digits.
 """
 
 import re
@@ -25,13 +27,13 @@ from mlperf_bert.prepare.documents import split_sentences
 Reason = Literal["not UTF-8", "too short", "few letters"]
 
 SENTENCE_CHARS = 500
-LEAST_CHARS = 32
-LEAST_LETTERS = 0.25  # share of the characters other than spaces
-MOST_UNREADABLE = 0.001
+MIN_CHARS = 32
+MIN_LETTERS = 0.25  # fraction of the characters other than spaces
+MAX_UNREADABLE = 0.001  # fraction of the characters
 
 _MARKED_LINE = re.compile(r"\n(?=\s*(?:[-*+•]\s|\d{1,3}[.)]\s|#{1,6}\s|\||```|~~~|>>>))")
 
-# White-space control characters stay for `split`.
+# White-space control characters are not removed here, because `split` uses them.
 _UNWANTED = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -41,7 +43,7 @@ _STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RU
 
 
 def documents_of(path: Path) -> Iterator[str]:
-    """Yield the documents of a sentence file, with the line ends of their sentences."""
+    """Yield the documents of a sentence file. Each keeps the line ends of its sentences."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for is_between, lines in groupby(file, key=lambda line: line == "\n"):
             if not is_between:
@@ -49,21 +51,21 @@ def documents_of(path: Path) -> Iterator[str]:
 
 
 def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]:
-    """The sentences of a document, and the number of characters left out for each reason.
+    """Return the sentences of a document, and the number of characters left out by reason.
 
-    A left-out document has no sentences and one reason.
+    A document that is left out has no sentences and one reason.
     """
     num_chars = sum(map(len, paragraphs))
     unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
-    if unreadable > MOST_UNREADABLE * num_chars:
+    if unreadable > MAX_UNREADABLE * num_chars:
         return [], {"not UTF-8": num_chars}
     lines = (piece for paragraph in paragraphs for piece in _MARKED_LINE.split(paragraph))
     pieces = [cleaned for piece in lines if (cleaned := clean_paragraph(piece))]
     num_chars = sum(map(len, pieces))
-    if _letters_and_digits(pieces) < LEAST_CHARS:
+    if _letters_and_digits(pieces) < MIN_CHARS:
         return [], {"too short": num_chars}
     kept = [piece for piece in pieces if _has_letters(piece)]
-    if _letters_and_digits(kept) < LEAST_CHARS:
+    if _letters_and_digits(kept) < MIN_CHARS:
         return [], {"few letters": num_chars}
     sentences = [sentence for piece in kept for sentence in any_sentences(piece)]
     left_out = num_chars - sum(map(len, kept))
@@ -71,35 +73,37 @@ def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]
 
 
 def _letters_and_digits(pieces: list[str]) -> int:
+    """Count the letters and digits of some pieces."""
     return sum(char.isalnum() or _is_mark(char) for piece in pieces for char in piece)
 
 
 def _has_letters(piece: str) -> bool:
+    """Return whether enough of a piece's characters are letters."""
     letters = sum(char.isalpha() or _is_mark(char) for char in piece)
-    return letters >= LEAST_LETTERS * (len(piece) - piece.count(" "))
+    return letters >= MIN_LETTERS * (len(piece) - piece.count(" "))
 
 
 def _is_mark(char: str) -> bool:
-    """True for a part of a letter, such as a vowel sign of Hindi or Thai."""
+    """Return whether a character is part of a letter, such as a vowel sign of Hindi or Thai."""
     return unicodedata.category(char).startswith("M")
 
 
 def clean_paragraph(text: str) -> str:
-    """A paragraph on one line, without characters that carry no meaning."""
+    """Return a paragraph as one line, without characters that carry no meaning."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(_UNWANTED.sub("", text).split())
 
 
 def any_sentences(text: str) -> Iterator[str]:
-    """The sentences of a cleaned paragraph, none longer than SENTENCE_CHARS."""
+    """Yield the sentences of a cleaned paragraph, none longer than SENTENCE_CHARS."""
     for part in _parts(text):
         for sentence in split_sentences(part):
             yield from _cut(sentence)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield the text, cut where `split_sentences` finds no end of a sentence."""
+    """Yield the text in parts, cut at ends of sentences that `split_sentences` does not find."""
     if text.isascii():
         yield text
         return
@@ -114,6 +118,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _cut(sentence: str) -> Iterator[str]:
+    """Yield the pieces of a sentence, none longer than SENTENCE_CHARS."""
     while len(sentence) > SENTENCE_CHARS:
         space = sentence.rfind(" ", 1, SENTENCE_CHARS + 1)
         end = space if space > 0 else SENTENCE_CHARS

@@ -1,11 +1,11 @@
-"""The sub-command `pretrain`: train an encoder on a user's own text and export it.
+"""The sub-command `pretrain`: train an encoder on a corpus and export it.
 
     choose a model -> prepare -> train -> measure -> export, with a model card
 
-First weights in Hugging Face's form are converted before that, once.
-Each step can be resumed: the same command continues an interrupted call, and reports a finished one
-without repeating it. On several nodes, where SLURM or mpiexec start the ranks, the steps are typed
-one by one (`--only`).
+Initial weights in Hugging Face's format are converted once, before these steps. Each step can be
+resumed: the same command continues an interrupted call, and reports a finished one without
+repeating it. On several nodes SLURM or mpiexec starts the ranks, so the user runs the steps one by
+one (`--only`).
 """
 
 import argparse
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.model.bert import BertForPretraining
 
-SEED = 12_345  # of the examples: the reference's
-DATA, RUN, EXPORTED = "data", "run", "exported"  # below --out
-CONVERTED = "first_weights"  # there too, if the first weights were in Hugging Face's form
-# Passes over the text. On a CPU: minutes for 1.5 MB on two cores. On a GPU: BERT's own 40 (arXiv
-# 1810.04805, appendix A.2), not run.
+SEED = 12_345  # seed of the examples, the same as in the reference
+DATA, RUN, EXPORTED = "data", "run", "exported"  # directories in --out
+CONVERTED = "first_weights"  # directory in --out for converted initial weights
+# Passes over the text. On a CPU, 1.5 MB take minutes on two cores. On a GPU they are BERT's own 40
+# (arXiv 1810.04805, appendix A.2), which was not run.
 PASSES = {"pretrain_cpu": 20, "pretrain_gpu": 40}
-# Settings of ModernBERT's architecture (arXiv 2412.13663) in the same files: on a GPU the published
-# base size and first phase, on a CPU a gated half with as many weights as the plain one.
+# Settings that turn the same configs into ModernBERT's architecture (arXiv 2412.13663). On a GPU
+# they are the published base size and first phase. On a CPU the gated feed-forward part is smaller,
+# so that the model has as many weights as the plain one.
 _AS_PUBLISHED = {
     "model.architecture": "modern",
     "model.layer_norm_epsilon": 1e-5,
@@ -68,20 +69,20 @@ MODERN: dict[str, dict[str, Any]] = {
         "parallel.grad_accum_steps": 16,
     },
 }
-LEAST_STEPS = 400  # smaller texts get more passes
-MOST_CPU_RANKS = 8
-BYTES_A_WORD = 300  # bytes of text per vocabulary entry; with fewer, entries are too rare
-LEAST_VOCABULARY = 512
-BYTES_A_TOKEN = 3  # of a full sequence: 3.7 of English, and sequences are 0.8 full
-CONTINUED_SHARE = 0.25  # of the passes, where weights are trained already: not tuned
-GPU_FLOPS = 1e14  # a second: assumed, not measured; a third of what an A100 can
-MEASUREMENTS, MEASURED_S = 5, 3.0  # at most, before training
-_BATCH_OF_A_RANK = {"parallel.local_batch_size", "parallel.grad_accum_steps"}
+MIN_STEPS = 400  # a small corpus gets more passes
+MAX_CPU_RANKS = 8
+BYTES_PER_WORD = 300  # bytes of text per vocabulary entry, because entries must not be too rare
+MIN_VOCABULARY = 512
+BYTES_PER_TOKEN = 3  # of a full sequence: English has 3.7, and sequences are 80% full
+CONTINUED_SHARE = 0.25  # fraction of the passes if the weights are already trained (not tuned)
+GPU_FLOPS = 1e14  # operations per second, assumed and not measured: a third of an A100's peak
+MEASUREMENTS, MEASURED_S = 5, 3.0  # maximum number and seconds of measurements before training
+_RANK_BATCH = {"parallel.local_batch_size", "parallel.grad_accum_steps"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The planned training: a config file, settings from text and machine, and the result."""
+    """The planned training: a config file, settings for text and machine, and the whole config."""
 
     config_path: Path
     settings: tuple[str, ...]
@@ -89,68 +90,84 @@ class Plan:
     num_gpus: int
 
     def in_words(self) -> str:
-        """The model that was chosen, in one line."""
+        """Describe the chosen model in one line."""
         model, ranks = self.config.model, self.config.parallel.world_size
         where = {0: "the CPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
         return (
             f"model: {self.config_path.stem} on {where}: {model.num_layers} layers of "
             f"{model.hidden_size}, {model.num_parameters / 1e6:,.1f} M weights, a vocabulary of "
-            f"{model.vocab_size:,}, up to {self.config.data.max_seq_length} tokens "
-            f"of text at a time, {ranks} {'rank' if ranks == 1 else 'ranks'}"
+            f"{model.vocab_size:,} tokens, sequences of up to {self.config.data.max_seq_length} "
+            f"tokens, {ranks} {'rank' if ranks == 1 else 'ranks'}"
         )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `pretrain`."""
-    parser.add_argument("text", type=Path, metavar="TEXT", help="a directory or a file of text")
+    parser.add_argument("text", type=Path, metavar="TEXT", help="your text, a directory or a file")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="gets data/, run/ and exported/"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="directory to write data/, run/ and exported/ to",
     )
-    default = "default: pretrain_gpu where there is a GPU, else pretrain_cpu"
+    default = "default: pretrain_gpu if there is a GPU, otherwise pretrain_cpu"
     add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
-    parser.add_argument("--architecture", choices=("bert", "modern"), help="default: bert")
+    parser.add_argument(
+        "--architecture",
+        choices=("bert", "modern"),
+        help="architecture of the model, BERT or ModernBERT (default: bert)",
+    )
     add_text_options(parser)
     add_init_checkpoint(parser)
-    data_help = "where prepared data go (default: OUT/data)"
+    data_help = "directory to write the prepared data to (default: data/ in --out)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
-    only_help = "one step: choose the model, prepare the data, or finish (measure and export)"
+    only_help = "do a single step: choose the model, prepare the data, or measure and export it"
     parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=only_help)
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how the text is read, and the vocabulary."""
-    parser.add_argument("--vocab", type=Path, metavar="FILE", help="vocab.txt or tokenizer.json")
+    """Add the options for reading a corpus and for its vocabulary."""
+    vocab_help = "existing vocab.txt or tokenizer.json to use (default: one is made from the text)"
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help=vocab_help)
     parser.add_argument(
         "--documents",
         choices=("file", "empty-line"),
-        help="where a document of plain text ends (default: file in a directory, empty-line in "
-        "a single file)",
+        help="where a document of plain text ends (default: file for 32 files or more, otherwise "
+        "empty-line)",
     )
-    also_help = "ending of plain text to read too, such as .py (. for none); several times"
+    also_help = (
+        "also read files with this ending as plain text, such as .py (. for no ending); may be "
+        "repeated"
+    )
     parser.add_argument(
         "--also", action="append", default=[], type=ending, metavar=".ENDING", help=also_help
     )
-    text_field_help = "of JSON lines and Parquet (default text)"
+    text_field_help = "name of the text in JSON lines and Parquet (default: text)"
     parser.add_argument("--text-field", metavar="NAME", help=text_field_help)
 
 
 def ending(text: str) -> str:
-    """An ending of file names in lower case, "." for none; argparse makes a line of its error."""
+    """Return an ending of file names in lower case, "." for none.
+
+    Raises ArgumentTypeError, which argparse prints in one line.
+    """
     if not text.startswith(".") or "/" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ending of file names, such as .py")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an ending of file names, such as .py")
     return text.lower()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the remaining steps; 0, or the status of a training that gave no model."""
+    """Do the remaining steps. Return 0, or the status of a training that produced no model."""
     if not args.text.exists():
-        raise ConfigError("TEXT", f"there is no file or directory '{args.text}'", "give your text")
+        problem = f"there is no file or directory '{args.text}'"
+        raise ConfigError("TEXT", problem, "pass a directory or a file of text")
     if args.only:
         return _only(args)
     args.data = args.data or args.out / DATA
     card = args.out / EXPORTED / CARD
     if card.exists():
-        print(f"already finished: see {card}; another --out makes another model")
+        print(f"already finished, see {card} (pass another --out to train another model)")
         return 0
     try:
         return _text_to_model(args)
@@ -160,18 +177,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_to_model(args: argparse.Namespace) -> int:
+    """Choose, prepare, train, measure and export. Return the exit status."""
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
 
     if read_rank_info().world_size > 1:
-        remedy = "start it once; it starts its own ranks"
-        raise ConfigError("pretrain", "was started once for each rank", remedy)
-    print(f"own text: looking at {args.text}", flush=True)
-    from bert_tools.pretrain.prepare import check_place  # which takes a while
+        remedy = "start it once, because it starts its own ranks"
+        raise ConfigError("pretrain", "was started once per rank", remedy)
+    print(f"pretrain: reading {args.text}", flush=True)
+    from bert_tools.pretrain.prepare import check_out_dir  # this import takes a while
 
-    for place in (args.out, args.data):
-        check_place(args.text, place)
+    for directory in (args.out, args.data):
+        check_out_dir(args.text, directory)
     run_dir = args.out / RUN
     with ProgressLines().never_silent(lambda: "choosing the model"):
         if args.init_checkpoint is not None:
@@ -196,9 +214,9 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """One step; the training between them says itself how it ended."""
+    """Do a single step and return the exit status. Training is a command of its own."""
     if args.only == "finish":
-        return _finish(args.out, args.data, args.out / EXPORTED)  # --out is a run's directory
+        return _finish(args.out, args.data, args.out / EXPORTED)  # --out is the folder of a run
     plan = _choose(args)
     if args.only == "choose":
         print(plan.config_path, *plan.settings, sep="\n")
@@ -213,10 +231,10 @@ def _only(args: argparse.Namespace) -> int:
 
 
 def _as_checkpoint(given: Path, converted: Path) -> Path:
-    """The first weights as a checkpoint: `given`, or `converted`, which is made of it once.
+    """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
-    A masked-LM head that a Hugging Face directory lacks is drawn. A resumed call needs only
-    `converted`. Raises CheckpointError, ConfigError or DataError.
+    The result is `converted` if `given` is in Hugging Face's format, and otherwise `given`. The conversion happens once, so a resumed call needs only `converted`. If the weights have no
+    masked-LM head, it is initialized at random. Raises CheckpointError, ConfigError or DataError.
     """
     from bert_tools.huggingface.conversion import (
         HEAD,
@@ -234,20 +252,20 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
     origin = {"format": "huggingface", **source.origin}
     if converted.exists():
         if not origin.items() <= read_manifest(converted).origin.items():
-            problem = f"was made of other weights than {given}"
-            raise ConfigError(str(converted), problem, "name another --out")
+            problem = f"was converted from other weights than {given}"
+            raise ConfigError(str(converted), problem, "pass another --out")
         return converted
     plan = plan_conversion(source, None, "draw")
     write_checkpoint(plan, converted, origin)
-    head = f"; it has no {HEAD}: drawn at random" if plan.drawn else ""
-    print(f"{given} ({source.form}) converted to {converted}{head}", flush=True)
+    head = f" (it has no {HEAD}, which is initialized at random)" if plan.drawn else ""
+    print(f"converted {given} ({source.form}) to {converted}{head}", flush=True)
     return converted
 
 
 def _choose(args: argparse.Namespace) -> Plan:
-    """Choose the config, and settings from text and machine that the user left open.
+    """Choose the config, and the settings for text and machine that the user did not set.
 
-    The choice depends on the size of the raw text only, so the scripts of all ranks agree on it.
+    The choice depends only on the size of the raw text, so the scripts of all ranks agree on it.
     """
     import torch
 
@@ -260,21 +278,24 @@ def _choose(args: argparse.Namespace) -> Plan:
     path = args.config or find_config(f"pretrain_{'gpu' if num_gpus else 'cpu'}")
     settings: dict[str, Any] = {}
 
-    def words() -> tuple[str, ...]:
+    def chosen() -> tuple[str, ...]:
+        """Return the settings that the user did not set, as `--set` takes them."""
         return tuple(f"{name}={value}" for name, value in settings.items() if name not in own)
 
     def config_with(more: dict[str, Any]) -> RunConfig:
+        """Add settings and return the config that results from all of them."""
         settings.update(more)
-        return load_config(path, [*words(), *args.set], args.init_checkpoint)
+        return load_config(path, [*chosen(), *args.set], args.init_checkpoint)
 
     if args.architecture and (args.config or args.init_checkpoint):
         given = "--config" if args.config else "--init-checkpoint"
-        raise ConfigError("--architecture", f"is given beside {given}", f"leave it to {given}")
+        problem = f"cannot be combined with {given}, which sets the architecture"
+        raise ConfigError("--architecture", problem, "leave it out")
     if args.architecture == "modern":
         settings |= MODERN[path.stem]
     file = load_config(path, [f"{name}={value}" for name, value in settings.items()])
     if args.init_checkpoint is not None:
-        settings |= _as_the_weights(args, file.data.max_seq_length)
+        settings |= _settings_of_weights(args, file.data.max_seq_length)
     if args.vocab is not None:
         settings["model.vocab_size"] = len(load_any_vocabulary(args.vocab))
     if path.stem in PASSES:
@@ -283,10 +304,10 @@ def _choose(args: argparse.Namespace) -> Plan:
             args.text, args.vocab, text_field=field, also=args.also, out=args.data or args.out
         )
         num_bytes = text_bytes(files)
-        settings["schedule.warmup_steps"] = 0  # so that any number of steps may be set
+        settings["schedule.warmup_steps"] = 0  # so that the user may set any number of steps
         if args.vocab is None:
-            size = 2 ** max(0, (num_bytes // BYTES_A_WORD).bit_length() - 1)
-            size = min(file.model.vocab_size, max(LEAST_VOCABULARY, size))
+            size = 2 ** max(0, (num_bytes // BYTES_PER_WORD).bit_length() - 1)
+            size = min(file.model.vocab_size, max(MIN_VOCABULARY, size))
             settings["model.vocab_size"] = size
         batch = _ranks(config_with({}), set(own), num_gpus, file.parallel.global_batch_size)
         config = config_with(batch)
@@ -295,11 +316,15 @@ def _choose(args: argparse.Namespace) -> Plan:
         warm_up = min(file.schedule.warmup_steps, steps // 10)
         settings |= {"schedule.decay_steps": steps, "schedule.warmup_steps": warm_up}
     config = config_with({})
-    return Plan(config_path=path, settings=words(), config=config, num_gpus=num_gpus)
+    return Plan(config_path=path, settings=chosen(), config=config, num_gpus=num_gpus)
 
 
-def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
-    """Model, vocabulary, `length` at most and learning rate to go on with weights of somebody."""
+def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
+    """Return the settings of model, length and learning rate for training to continue from weights.
+
+    Sequences have at most `length` tokens. The vocabulary of the weights becomes `args.vocab`,
+    unless the user passed one.
+    """
     from bert_tools.huggingface.tokenizer import vocabulary_file
     from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
     from mlperf_bert.checkpoint.manifest import read_config, resolve
@@ -309,7 +334,7 @@ def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
         args.vocab = vocabulary_file(checkpoint)
     model = settings_of(read_config(checkpoint).model)
     if model.get("objective") != "mlm":
-        model.pop("objective", None)  # what trains both tasks can train masked LM alone
+        model.pop("objective", None)  # weights trained on both tasks can train masked LM only
     settings = {f"model.{name}": value for name, value in model.items()}
     settings["data.max_seq_length"] = min(length, model.get("max_position_embeddings", length))
     if args.config is None:
@@ -318,30 +343,35 @@ def _as_the_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
 
 
 def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -> dict[str, Any]:
-    """A rank a GPU, or a core, and a launcher's; together about the file's global batch."""
+    """Return the settings of ranks and batch: one rank per GPU or core, or those of a launcher.
+
+    The global batch of all ranks is about `global_batch`.
+    """
     from mlperf_bert.distributed.launch import read_rank_info
 
     parallel, info = config.parallel, read_rank_info()
-    nodes, on_node = parallel.nodes, num_gpus or min(MOST_CPU_RANKS, len(usable_cpus()))
+    nodes, on_node = parallel.nodes, num_gpus or min(MAX_CPU_RANKS, len(usable_cpus()))
     if info.world_size > 1:
         nodes, on_node = info.world_size // info.local_world_size, info.local_world_size
     elif "parallel.ranks_per_node" in own:
         on_node = parallel.ranks_per_node
     settings: dict[str, Any] = {"parallel.nodes": nodes, "parallel.ranks_per_node": on_node}
-    if not own & _BATCH_OF_A_RANK:
+    if not own & _RANK_BATCH:
         rows = max(1, global_batch // (nodes * on_node))
         accumulated = -(-rows // parallel.local_batch_size)
         settings["parallel.local_batch_size"] = rows // accumulated
         settings["parallel.grad_accum_steps"] = accumulated
     if nodes * on_node > 1 and config.run.step_mode == "captured":
-        settings["parallel.data_parallel"] = "flat"  # no futures inside a capture
+        settings["parallel.data_parallel"] = "flat"  # a capture must not contain futures
     return settings
 
 
 def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
-    """A share of the steps that read `num_bytes` of text; at most the config's `run.max_steps`."""
-    bytes_a_step = BYTES_A_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
-    steps = min(config.schedule.decay_steps, max(LEAST_STEPS, num_bytes // bytes_a_step))
+    """Return a share of the steps that read `num_bytes` of text, at most the config's steps."""
+    bytes_per_step = (
+        BYTES_PER_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
+    )
+    steps = min(config.schedule.decay_steps, max(MIN_STEPS, num_bytes // bytes_per_step))
     return max(1, int(share * steps))
 
 
@@ -349,14 +379,15 @@ def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
 
 
 def _prepare(args: argparse.Namespace, plan: Plan) -> None:
-    """Make the data in the config's sizes. Raises ConfigError and DataError."""
+    """Prepare the data with the sizes of the config. Raises ConfigError or DataError."""
     from bert_tools.pretrain.prepare import prepare_corpus
 
-    if not prepare_corpus(_wanted(args, plan), args.data, workers=len(usable_cpus())):
-        print(f"{args.data}: already prepared with these settings")
+    if not prepare_corpus(_request(args, plan), args.data, workers=len(usable_cpus())):
+        print(f"{args.data} is already prepared with these settings")
 
 
-def _wanted(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
+def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
+    """Return the request to prepare the text for the planned training."""
     from bert_tools.pretrain.prepare import CorpusRequest
     from mlperf_bert.data.index import ShardSettings
 
@@ -379,24 +410,27 @@ def _wanted(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
 
 
 def _expected(plan: Plan) -> str:
-    """The expected training time in one line, for full sequences and without optimizer updates."""
+    """Describe the expected training time in one line.
+
+    It assumes full sequences and does not include the optimizer's updates.
+    """
     config = plan.config
     sequences = config.max_steps * config.parallel.global_batch_size
     if plan.num_gpus:
-        # 6 floating-point operations a weight and token (arXiv 2001.08361, section 2.1).
+        # 6 floating-point operations per weight and token (arXiv 2001.08361, section 2.1).
         tokens, rate = sequences * config.data.max_seq_length, GPU_FLOPS * plan.num_gpus
         seconds, how = 6 * config.model.num_parameters * tokens / rate, "assumed, not measured"
     else:
         micro_batches = config.max_steps * config.parallel.grad_accum_steps
-        seconds, how = micro_batches * _seconds_a_forward(config), "measured on made-up text"
+        seconds, how = micro_batches * _micro_batch_seconds(config), "measured on synthetic text"
     return (
         f"training: {config.max_steps:,} steps, {sequences:,} sequences, about "
-        f"{as_clock(seconds)} ({how}; progress lines correct it)"
+        f"{as_clock(seconds)} ({how}, and the progress lines will correct it)"
     )
 
 
-def _seconds_a_forward(config: RunConfig) -> float:
-    """Seconds of one rank's forward and backward on its CPU cores: the fastest of several."""
+def _micro_batch_seconds(config: RunConfig) -> float:
+    """Measure a rank's forward and backward pass on its CPU cores, the fastest of several."""
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
@@ -420,19 +454,22 @@ def _seconds_a_forward(config: RunConfig) -> float:
 
 
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
-    """Measure what a run saved, export it with a card; 0, or 3 where training diverged."""
+    """Measure the model of a run and export it with a card.
+
+    Returns 0, or TARGET_MISSED if training diverged.
+    """
     from bert_tools.huggingface.export import FACTS_VERSION, PRETRAIN_FACTS, export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
     from mlperf_bert.files import write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
 
     if (exported / CARD).exists():
-        print(f"already finished: see {exported / CARD}")
+        print(f"already finished, see {exported / CARD}")
         return 0
     checkpoints = run_dir / "checkpoints"
     outcome, target = read_outcome(run_dir / "outcome.json"), read_config(checkpoints).eval.target
     if target is None and outcome.status != "success":
-        remedy = "begin again with another --out and a lower --set optim.learning_rate"
+        remedy = "start again with another --out and a lower --set optim.learning_rate"
         say(f"training diverged, so no model is exported; {remedy}")
         return TARGET_MISSED
     with ProgressLines().never_silent(lambda: "measuring and exporting the model") as shown:
@@ -441,14 +478,14 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         write_file(run_dir / PRETRAIN_FACTS, write_json(values))
         export_huggingface(checkpoints, exported)
     if facts.example:
-        print(f"an example: {facts.example}")
-    print(f"exported to {exported}, which transformers loads; {exported / CARD} tells of it")
-    print(f"own text: {facts.accuracy_in_words()}")
+        print(f"example: {facts.example}")
+    print(f"exported to {exported}, where transformers can load it; read {exported / CARD}")
+    print(f"pretrain: {facts.accuracy_in_words()}")
     return 0
 
 
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
-    """The held-out accuracy before and after training, an example, and counts of the text."""
+    """Measure the held-out accuracy before and after training, with an example and text counts."""
     from bert_tools.huggingface.export import Facts
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve
@@ -462,16 +499,18 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
 
     checkpoints = run_dir / "checkpoints"
     config = read_config(checkpoints)
-    # Attention policies differ by rounding only, and the one of training may not run here.
+    # Attention policies differ only by rounding, and the one used in training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
     seed = read_state(resolve(checkpoints)).seed
     found: list[Facts] = []
 
-    def tell(done: int, of: int) -> None:
+    def show(done: int, of: int) -> None:
+        """Print the progress of the evaluation when a line is due."""
         if shown.is_due():
             shown.line(f"measured {done:,} of {of:,} batches")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
+        """Measure the model on a single rank."""
         index = open_index(data / "eval", config)
         evaluator = Evaluator.of_run(
             config, index, SampleReader(data / "eval", index.manifest), info, device
@@ -481,7 +520,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
             first = Path(config.run.init_checkpoint)
             load_weights(model, first, index.manifest.vocabulary_sha256)
         model.to(weights_dtype(config.model.precision))
-        evaluator.on_batch = tell
+        evaluator.on_batch = show
         untrained = evaluator(model).mlm_accuracy
         state = load_weights(model, checkpoints, index.manifest.vocabulary_sha256)
         baseline = index.manifest.baseline
@@ -497,20 +536,20 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
         )
         return 0
 
-    alone = RankInfo(0, 1, 0, 1, 0, "single")  # even if mpiexec started this script
-    in_session(run_rank, config.run.device, "allow", alone)
+    single = RankInfo(0, 1, 0, 1, 0, "single")  # even if mpiexec started this process
+    in_session(run_rank, config.run.device, "allow", single)
     return found[0]
 
 
 def _text_facts(data: Path) -> dict[str, int]:
-    """Counts from corpus.json; empty for data that were not made from a user's text."""
+    """Return counts from corpus.json, empty for data that were not prepared from a corpus."""
     from mlperf_bert.files import read_json, reading
 
     path = data / "corpus.json"
     if not path.exists():
         return {}
-    values = read_json(path, missing="is missing", remedy="prepare again")
-    with reading(path, "prepare again"):
+    values = read_json(path, missing="is missing", remedy="prepare the text again")
+    with reading(path, "prepare the text again"):
         counts, characters = values["documents"], values.get("characters")
         facts = {"documents": counts["train"], "held_out_documents": counts["eval"]}
         if characters is not None:
@@ -520,12 +559,12 @@ def _text_facts(data: Path) -> dict[str, int]:
 
 
 def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
-    """A held-out sentence with one word masked, and the words that the model predicts."""
+    """Return a held-out sentence with one word masked, and the words that the model predicts."""
     from bert_tools.huggingface.fill import fill
     from bert_tools.huggingface.tokenizer import MASK, vocabulary_of
     from mlperf_bert.checkpoint.manifest import read_manifest, resolve
 
-    path = data / "text" / "eval.txt"  # the docs allow deleting it
+    path = data / "text" / "eval.txt"  # users may delete data/text
     if not path.exists():
         return None
     manifest = read_manifest(resolve(checkpoints))
@@ -535,11 +574,11 @@ def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str 
         words = next((each for each in sentences if 8 <= len(each) <= 20), None)
     if words is None:
         return None
-    place = max(range(len(words) // 2, len(words)), key=lambda number: words[number].isalpha())
-    text = " ".join([*words[:place], MASK, *words[place + 1 :]])
+    masked = max(range(len(words) // 2, len(words)), key=lambda number: words[number].isalpha())
+    text = " ".join([*words[:masked], MASK, *words[masked + 1 :]])
     try:
         (candidates,) = fill(model, vocabulary, text, 3)
-    except ConfigError:  # longer than the model's limit, or it contains a mask already
+    except ConfigError:  # the sentence is longer than the model's limit, or it contains a mask
         return None
-    guesses = ", ".join(f"{each.token} {each.probability:.2f}" for each in candidates)
-    return one_line(f"{text} ({words[place]}): {guesses}")
+    predicted = ", ".join(f"{each.token} {each.probability:.2f}" for each in candidates)
+    return one_line(f"{text} ({words[masked]}): {predicted}")

@@ -1,4 +1,4 @@
-"""The sub-command `prepare --corpus`: a user's own text to prepared sets, with sizes as options.
+"""The sub-command `prepare --corpus`: prepare a corpus, with its sizes given as options.
 
 `pretrain` does the same with the sizes of a config, and then trains.
 """
@@ -22,50 +22,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=int, default=default, metavar="N", help=text)
 
     parser.add_argument(
-        "--corpus", type=Path, metavar="TEXT", required=True, help="a directory or a file of text"
+        "--corpus",
+        type=Path,
+        metavar="TEXT",
+        required=True,
+        help="your text, a directory or a file",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="gets train/, eval/ and vocab.txt"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="directory to write train/, eval/ and vocab.txt to",
     )
     add_text_options(parser)
     parser.add_argument(
         "--segments",
         choices=("pair", "single"),
         default="pair",
-        help="two segments for next-sentence prediction (default), or one for masked LM alone",
+        help="number of segments per example: pair for next-sentence prediction, or single for "
+        "masked LM only (default: %(default)s)",
     )
     parser.add_argument(
         "--vocab-size",
         type=int,
         metavar="N",
-        help=f"of the vocabulary that is made (default {VOCAB_SIZE:,})",
+        help=f"number of tokens in the vocabulary to make (default: {VOCAB_SIZE:,})",
     )
-    number("--max-seq-length", MAX_SEQ_LENGTH, "most tokens of an example (default %(default)s)")
+    number(
+        "--max-seq-length",
+        MAX_SEQ_LENGTH,
+        "maximum number of tokens per example (default: %(default)s)",
+    )
     number(
         "--max-predictions",
         MAX_PREDICTIONS,
-        "most masked positions of an example (default %(default)s)",
+        "maximum number of masked positions per example (default: %(default)s)",
     )
     parser.add_argument(
         "--dupe-factor",
         type=int,
         metavar="N",
-        help=f"passes over the text (default {DUPE_FACTOR}; with --segments single 1)",
+        help=f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)",
     )
-    number("--seed", SEED, "seed of the examples (default %(default)s)")
-    number("--workers", len(usable_cpus()), "worker processes (default: the cores, %(default)s)")
+    number("--seed", SEED, "seed of the examples (default: %(default)s)")
+    number(
+        "--workers",
+        len(usable_cpus()),
+        "number of worker processes (default: one per core, %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the text. Raises ConfigError or DataError for what the user can mend."""
+    """Prepare the text and return 0. Raises ConfigError or DataError for a user's mistake."""
     from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
     from mlperf_bert.data.index import ShardSettings
 
     if args.vocab is not None and args.vocab_size is not None:
-        raise ConfigError("--vocab-size", "does not go with --vocab", "leave one of them out")
+        raise ConfigError(
+            "--vocab-size", "cannot be combined with --vocab", "leave one of them out"
+        )
     if not args.corpus.exists():
         problem = f"there is no file or directory '{args.corpus}'"
-        raise ConfigError("--corpus", problem, "give your text")
+        raise ConfigError("--corpus", problem, "pass a directory or a file of text")
     passes = 1 if args.segments == "single" else DUPE_FACTOR
     wanted = CorpusRequest(
         source=args.corpus,
@@ -83,5 +102,5 @@ def run(args: argparse.Namespace) -> int:
         ),
     )
     if not prepare_corpus(wanted, args.out, workers=args.workers):
-        print(f"{args.out}: already prepared with these settings")
+        print(f"{args.out} is already prepared with these settings")
     return 0

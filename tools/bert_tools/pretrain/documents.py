@@ -1,9 +1,9 @@
-"""Where the documents of a user's own text end.
+"""Splits the files of a corpus into documents.
 
 A plain file is one document, in which an empty line ends a paragraph (`file`), or each of its
 paragraphs is a document (`empty-line`). A line of JSON or a row of Parquet is one document, and
-each line of its text is a paragraph. A file is never in memory as a whole, whatever its size; only
-a line of JSON is.
+each line of its text is a paragraph. Files are read in blocks, so they may have any size. Only a
+line of JSON must fit in memory.
 
 A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
 separate documents, but stay on one side of the train/held-out split.
@@ -26,15 +26,15 @@ from mlperf_bert.errors import DataError
 DocumentRule = Literal["file", "empty-line"]
 SECTION_CHARS = 2**16  # about 12,000 words
 
-_PARQUET_ROWS = 16  # in memory at a time
+_PARQUET_ROWS = 16  # rows in memory at a time
 _BUFFER_BYTES = 2**20
-# Other line ends: NEL, and Unicode's own, of which the second ends a paragraph.
+# Other line ends: NEL, and Unicode's line and paragraph separators.
 _LINE_ENDS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where documents of plain text end, and the name of the text in JSON lines and Parquet."""
+    """How documents of plain text end, and the field of the text in JSON lines and Parquet."""
 
     documents: DocumentRule
     text_field: str
@@ -42,26 +42,29 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive paragraphs of a document; `opens` if they are its first."""
+    """Consecutive paragraphs of a document. `opens` is true if they are its first ones."""
 
     paragraphs: list[str]
     opens: bool
 
 
 def can_be_cut(file: TextFile, rules: Rules) -> bool:
-    """True if `next_document` finds documents within the file: plain UTF-8 with line feeds."""
+    """Return whether `next_document` can find documents within the file.
+
+    It must be plain UTF-8 in which documents end with a line.
+    """
     if file.packing != "plain" or file.encoding != "utf-8":
         return False
     return file.form == "json_lines" or rules.documents == "empty-line"
 
 
 def next_document(file: TextFile, position: int) -> int | None:
-    """The start of the first document that begins after `position`; None if there is none.
+    """Return the start of the first document that begins after `position`, or None.
 
-    The file is one that can be cut. Memory is bounded even if it is one line.
+    The file must be one that can be cut. Memory is bounded even if it has a single line.
     """
     at = position
-    at_line_start = opens = False  # `position` may be within a line
+    at_line_start = opens = False  # `position` may be inside a line
     with opened(file) as stream:
         stream.seek(position)
         while line := stream.readline(SECTION_CHARS):
@@ -75,7 +78,7 @@ def next_document(file: TextFile, position: int) -> int | None:
 
 
 def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
-    """Yield all sections in order. Raises DataError if the file cannot be read in this form."""
+    """Yield all sections in order. Raises DataError if the file cannot be read in its form."""
     num_bytes = sys.maxsize if file.stop is None else file.stop - file.start
     with opened(file) as stream:
         if file.start:
@@ -91,18 +94,18 @@ def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
             found = _json_values((line for line, _ in lines), file.path)
         for number, value in enumerate(found, start=1):
             text = value.get(rules.text_field) if isinstance(value, dict) else None
-            if isinstance(text, bytes):  # Parquet of Spark, Hive or Impala
+            if isinstance(text, bytes):  # Parquet written by Spark, Hive or Impala
                 text = text.decode("utf-8", "replace")
             if not isinstance(text, str):
-                remedy = "give objects or rows with text, and its name as --text-field"
-                problem = f"has no text {rules.text_field!a}"
+                remedy = "pass the name of the field or column with the text as --text-field"
+                problem = f"has no text field {rules.text_field!a}"
                 raise DataError(f"{file.path}: document {number}", problem, remedy)
             paragraphs = re.split("\r\n?|\n", _with_line_feeds(text))
             yield from _sections((paragraph, False) for paragraph in _cut(paragraphs))
 
 
 def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    """Yield the next `num_bytes`, or all."""
+    """Yield the next `num_bytes` of a stream in blocks, or fewer if it ends before."""
     while num_bytes > 0 and (block := stream.read(min(num_bytes, SAMPLE_BYTES))):
         yield block
         num_bytes -= len(block)
@@ -111,15 +114,16 @@ def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
 def _lines(
     blocks: Iterable[bytes], encoding: str, *, longest: int | None
 ) -> Iterator[tuple[str, bool]]:
-    r"""Yield lines with their "\n", those over `longest` in pieces; True with what ends a line.
+    r"""Yield lines with their "\n", those over `longest` in pieces.
 
-    Line ends are LF, CR, and both together; in text, not in JSON, which allows them in strings, the
-    others of Unicode too (`longest` is given). Bytes that are not of the encoding become U+FFFD.
+    The flag that comes with each piece is true if the piece ends a line. Line ends are LF, CR, and
+    both together. The other line ends of Unicode count only in text (`longest` is given), because
+    JSON allows them inside strings. Bytes that are invalid in the encoding become U+FFFD.
     """
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder(encoding)("replace"), translate=True
     )
-    pending: list[str] = []  # of a line that has not ended
+    pending: list[str] = []  # pieces of a line that has not ended yet
     for block in chain(blocks, (b"",)):
         text = decoder.decode(block, final=not block)
         if longest is not None:
@@ -136,12 +140,14 @@ def _lines(
 
 
 def _with_line_feeds(text: str) -> str:
+    """Replace the line ends of `_LINE_ENDS` by line feeds."""
     for end, feed in _LINE_ENDS.items():
         text = text.replace(end, feed)
     return text
 
 
 def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str, bool]]:
+    """Yield a line in pieces of at most `longest` characters. Only the last one has `ends`."""
     while longest is not None and len(line) > longest:
         yield line[:longest], False
         line = line[longest:]
@@ -151,7 +157,7 @@ def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str
 def _plain_paragraphs(
     lines: Iterable[tuple[str, bool]], rule: DocumentRule
 ) -> Iterator[tuple[str, bool]]:
-    """Yield paragraphs, or parts of long ones, each with True if it opens a document."""
+    """Yield paragraphs, or parts of long ones, each with a flag for one that opens a document."""
     collected: list[str] = []
     num_chars = 0
     opens, in_line = True, False
@@ -173,7 +179,7 @@ def _plain_paragraphs(
 
 
 def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
-    """Group paragraphs of a document up to the length of a section; the first opens a document."""
+    """Group the paragraphs of documents into sections. The first paragraph opens a document."""
     collected: list[str] = []
     num_chars, opens_with = 0, True
     for paragraph, opens in paragraphs:
@@ -187,27 +193,30 @@ def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
 
 
 def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Yield paragraphs, those of more than SECTION_CHARS in pieces."""
     for paragraph in paragraphs:
         for start in range(0, len(paragraph), SECTION_CHARS):
             yield paragraph[start : start + SECTION_CHARS]
 
 
 def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
+    """Yield the JSON value of each line that is not empty. Raises DataError for invalid JSON."""
     full = (line for line in lines if line.strip())
     for number, line in enumerate(full, start=1):
         try:
             yield json.loads(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError):
-            remedy = "give one JSON object a line"
+            remedy = "write one JSON object per line"
             raise DataError(f"{path}: document {number}", "is not JSON", remedy) from None
 
 
 def _parquet_rows(stream: BinaryIO, text_field: str) -> Iterator[dict[str, Any]]:
-    """Yield rows of one column, null as no text; one page and one batch are in memory, no threads.
+    """Yield the rows of one column, with null as an empty text.
 
-    A column of strings may also be large, a dictionary (pandas' category), or binary.
+    Only one page and one batch are in memory at a time, and no threads are used. The column may
+    have strings, large strings, a dictionary (pandas' category), or binary UTF-8.
     """
-    from pyarrow.parquet import ParquetFile  # an extra
+    from pyarrow.parquet import ParquetFile  # from the extra `parquet`
 
     table = ParquetFile(
         stream, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True

@@ -1,9 +1,9 @@
-"""The files of a user's own text: which are read, in which encoding, and how they are unpacked.
+"""Finds the files of a corpus, detects their encodings, and opens them unpacked.
 
-A file's endings decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`); its first bytes decide
-between UTF-8, UTF-16 and UTF-32, with a byte order mark or without, and what ends its lines. What
-is not read is counted by kind (`Unread`), because nobody looks for a silence. As a script it
-prints the table of docs/guides/own_text.md.
+The endings of a file's name decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`). Its first bytes
+decide between UTF-8, UTF-16 and UTF-32, with or without a byte order mark. Files that are not read
+are counted by kind (`Unread`) and reported, because a user would not notice that they are missing.
+Run as a script, this module prints the table of docs/guides/own_text.md.
 """
 
 import bz2
@@ -31,7 +31,7 @@ from mlperf_bert.files import in_brief, open_regular_file
 Form = Literal["text", "json_lines"]
 Packing = Literal["plain", "gzip", "bzip2", "xz", "zstandard", "parquet"]
 
-# Ending -> how the file is read; a row of Parquet is read like a JSON object.
+# Maps a file's ending to how it is read. A row of Parquet is read like a JSON object.
 FORMS: dict[str, Form] = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".adoc", ".org"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json_lines"),
@@ -43,15 +43,15 @@ PACKINGS: dict[str, Packing] = {
     ".zst": "zstandard",  # read by pyarrow
 }
 PARQUET = ".parquet"
-READ = f"{', '.join(FORMS)}, each also with {', '.join(PACKINGS)}; {PARQUET}"
-NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that nobody misses in a text
+READ = f"{', '.join(FORMS)} (each also packed as {', '.join(PACKINGS)}), {PARQUET}"
+NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that have no text to miss
 
-MOST_REASONS = 6  # that are told one by one
-EXPANSION = 4  # of packed text, roughly
-MOST_OF_A_LINE = 2**24  # of JSON, while files are looked for
-SAMPLE_BYTES = 2**16  # of a file's beginning, in which its encoding is seen
+MAX_REASONS = 6  # reasons that are reported one by one
+EXPANSION = 4  # approximate size of unpacked text, divided by the size of the packed file
+MAX_LINE_BYTES = 2**24  # of a line of JSON that is parsed to recognize JSON lines
+SAMPLE_BYTES = 2**16  # bytes at the start of a file from which its encoding is detected
 _BUFFER_BYTES = 2**20
-_MARKS = (  # byte order marks; that of UTF-32 begins with that of UTF-16
+_MARKS = (  # byte order marks, UTF-32 before UTF-16, whose mark is its beginning
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -59,19 +59,20 @@ _MARKS = (  # byte order marks; that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
-_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # in text of other encodings
+_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # rare in UTF-8, common in UTF-16
 _BREAKS = frozenset(" \n\r\u3000\u3001\u3002\uff0c")  # between words, lines or clauses
-_LEAST_BREAKS, _MOST_ODD = 0.002, 0.01  # shares of the characters of a text
-_FEW_PAGES = 4  # of 256 characters, which hold nearly all letters of a script that has an alphabet
-# Pages of Chinese, Japanese and Korean, with Latin letters and wide punctuation between them.
+_MIN_BREAKS, _MAX_ODD = 0.002, 0.01  # fractions of the characters of a text
+_FEW_PAGES = 4  # pages of 256 characters, enough for nearly all letters of an alphabet
+# Pages of Chinese, Japanese and Korean, including Latin letters and wide punctuation.
 _EAST_ASIAN = frozenset((0x00, *range(0x2E, 0xD8), 0xFF))
 
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """One file of the text, or the bytes `start` to `stop` of a plain one.
+    """One file of a corpus, or the bytes `start` to `stop` of a plain one.
 
-    `name` is its path below the given directory. A document begins at `start`, and at `stop`.
+    `name` is its path relative to the corpus directory. A document begins at `start`, and another
+    one at `stop`.
     """
 
     path: Path
@@ -85,7 +86,7 @@ class TextFile:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text; an estimate if it is packed."""
+        """Return the bytes of text, an estimate if the file is packed."""
         if self.packing != "plain":
             return self.size_bytes * EXPANSION
         return (self.size_bytes if self.stop is None else self.stop) - self.start
@@ -93,7 +94,7 @@ class TextFile:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file or folder that is not read, why, and its bytes (0 for a folder)."""
+    """A file or folder that is not read, with the reason and its bytes (0 for a folder)."""
 
     name: str
     why: str
@@ -111,48 +112,59 @@ def find_files(
     also: Collection[str] = (),
     out: Path | None = None,
 ) -> tuple[list[TextFile], list[Unread]]:
-    """The text files of a directory at any depth, or the one that is named; and what is not read.
+    """Find the text files of a corpus, and what is not read. Both are sorted by name.
 
-    Both are sorted by name. Folders and files that are links count like others. Hidden files,
-    `leave_out` and the directory `out` are in neither; `also` names endings of plain text that are
-    read too, "." for none. A file that is named itself is read as plain text if its kind is not
-    known. Raises DataError if there is none or if most of what was given is not read, ConfigError
-    if a package is missing.
+    A directory is searched at any depth, and links count like files and folders. A single file is
+    read as plain text if its kind is not known.
+
+    Args:
+        source: a directory, or a single file.
+        leave_out: a file to ignore, such as the vocabulary.
+        text_field: the field of the text in JSON lines.
+        also: more endings of plain text, "." for files without an ending.
+        out: a directory to ignore, in which the prepared data are written.
+
+    Raises DataError if there is no text file or if most bytes are not read, and ConfigError if a
+    package is missing. Hidden files are ignored.
     """
     if not source.is_dir():
         return [_text_file(source, source.name, also)], []
-    files, unread = _look(source, (leave_out, out), text_field, also)
+    files, unread = _search(source, (leave_out, out), text_field, also)
     missed = [each for each in unread if not _has_no_text(each.name)]
     if not files:
-        beside = f"; not read: {unread_in_words(unread)}" if unread else ""
-        remedy = f"these are read: {READ}; --also .ENDING reads others as plain text"
-        raise DataError(str(source), f"has no text files{beside}", remedy)
+        others = f", only {unread_in_words(unread)}" if unread else ""
+        remedy = f"pass files with these endings: {READ}, or name others with --also .ENDING"
+        raise DataError(str(source), f"has no text files{others}", remedy)
     missed_bytes = sum(each.size_bytes for each in missed)
     if missed_bytes > sum(file.size_bytes for file in files):
-        problem = f"is mostly not read ({unread_in_words(missed)}; {len(files):,} of its files are)"
-        remedy = "give a directory of what is read, or name endings of plain text by --also .ENDING"
+        problem = f"more than half of its bytes are not read: {unread_in_words(missed)}"
+        remedy = (
+            "pass a directory of text files, or name the endings of plain text by --also .ENDING"
+        )
         raise DataError(str(source), problem, remedy)
     return files, unread
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
-    """Their number by reason, the most frequent first, and the name of one."""
+    """Describe how many files are not read for each reason, with the name of one of them."""
     reasons = Counter(each.why for each in unread).most_common()
-    counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MOST_REASONS])
-    if others := sum(count for _, count in reasons[MOST_REASONS:]):
-        counts += f", {others:,} of {len(reasons) - MOST_REASONS:,} other kinds"
+    counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MAX_REASONS])
+    if others := sum(count for _, count in reasons[MAX_REASONS:]):
+        counts += f", {others:,} of {len(reasons) - MAX_REASONS:,} other kinds"
     return f"{counts} (first {in_brief(unread[0].name)})"
 
 
 def _has_no_text(name: str) -> bool:
+    """Return whether a file is of a kind without text, such as a picture, by its name."""
     kind = mimetypes.guess_type(name)[0] or ""
     return kind.partition("/")[0] in NO_TEXT
 
 
-def _look(
-    source: Path, apart: Iterable[Path | None], text_field: str, also: Collection[str]
+def _search(
+    source: Path, ignored: Iterable[Path | None], text_field: str, also: Collection[str]
 ) -> tuple[list[TextFile], list[Unread]]:
-    left_out = {_identity(path) for path in apart if path is not None and path.exists()}
+    """Return the text files of a directory, and what is not read, each sorted by name."""
+    left_out = {_identity(path) for path in ignored if path is not None and path.exists()}
     files, unread = [], []
     for path, status, why in _walk(source, left_out):
         name = path.relative_to(source).as_posix()
@@ -169,9 +181,10 @@ _Identity = tuple[int, int]
 
 
 def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
-    """Yield the files of a directory at any depth, and, with the reason, what cannot be entered.
+    """Yield the files of a directory at any depth, and what cannot be read with its reason.
 
-    A folder that two links lead to is entered once; hidden ones and those of `left_out` never.
+    A folder that several links lead to is entered once. Hidden files and folders and those of
+    `left_out` are skipped.
     """
     waiting, entered = [source], {_identity(source)}
     while waiting:
@@ -181,13 +194,14 @@ def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
         except OSError as error:
             if folder == source:
                 problem = error.strerror or "cannot be read"
-                raise DataError(str(source), problem, "give a directory you may read") from None
+                remedy = "check its permissions, or pass another directory"
+                raise DataError(str(source), problem, remedy) from None
             yield folder, None, _reason(error)
             continue
         for path in (folder / name for name in names if not name.startswith(".")):
             try:
                 status = path.stat()
-            except OSError as error:  # a broken link, a circle of links, a lost file system
+            except OSError as error:  # a broken link, a cycle of links, a lost file system
                 yield path, None, _reason(error)
                 continue
             identity = status.st_dev, status.st_ino
@@ -196,50 +210,54 @@ def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
             if not stat.S_ISDIR(status.st_mode):
                 yield path, status, None
             elif identity in entered:
-                yield path, None, "read by another name"
+                yield path, None, "already read by another name"
             else:
                 entered.add(identity)
                 waiting.append(path)
 
 
 def _reason(error: OSError) -> str:
+    """Describe in a few words why a file or folder cannot be read."""
     if isinstance(error, FileNotFoundError):
-        return "linked to nothing"
+        return "with a broken link"
     if isinstance(error, PermissionError):
-        return "without permission"
-    return f"not to be read ({(error.strerror or 'unknown').lower()})"
+        return "without read permission"
+    return f"unreadable ({(error.strerror or 'unknown').lower()})"
 
 
 def _identity(path: Path) -> _Identity:
+    """Return the device and inode of a path, which are the same for all of its names."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def _is_file(status: os.stat_result) -> bool:
+    """Return whether a status is that of a regular file."""
     return stat.S_ISREG(status.st_mode)
 
 
 def _why_not(
     path: Path, status: os.stat_result | None, text_field: str, also: Collection[str]
 ) -> str | None:
-    """Why a file below the directory is not read; None if it is."""
+    """Return why a file of a directory is not read, None if it is read."""
     if status is None or not _is_file(status):
-        return "no regular file"
+        return "not a regular file"
     form, packing = _kind(path.name, also)
     endings = "".join(suffix for suffix in path.suffixes[-2:] if len(suffix) <= 9).lower()
     if form is None:
         suffix = path.suffix.lower()
         return (endings if suffix in PACKINGS else suffix) or "without an ending"
     if not os.access(path, os.R_OK):
-        return "without permission"
+        return "without read permission"
     if form == "json_lines" and ".json" in endings and ".jsonl" not in endings:
         file = TextFile(path, path.name, form, packing, status.st_size)
         if not _is_json_lines(file, text_field):
-            return f"{endings} without {in_brief(text_field)} a line"
+            return f"{endings} without {in_brief(text_field)} in its first line"
     return None
 
 
 def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
+    """Return the form and the packing of a file by its name, None for an unknown form."""
     path = Path(name.lower())
     if path.suffix == PARQUET:
         return "json_lines", "parquet"
@@ -249,21 +267,22 @@ def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
 
 
 def _packing_suffix(packing: Packing) -> str:
+    """Return the ending of a packing, empty if there is none."""
     return next((suffix for suffix, each in PACKINGS.items() if each == packing), "")
 
 
 def _is_json_lines(file: TextFile, text_field: str) -> bool:
-    """True if the first line of a .json file is an object with a text, as in JSON lines."""
+    """Return whether the first line of a .json file is an object with a text, as in JSON lines."""
     with opened(file, SAMPLE_BYTES) as stream:
         sample = stream.read(SAMPLE_BYTES)
         encoding = encoding_of(sample) or "utf-8"
         start = sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n")
         if not start.startswith("{"):
             return False
-        if "\n" not in start:  # an object, or several of them, may be one line of gigabytes
-            sample += stream.read(MOST_OF_A_LINE)
+        if "\n" not in start:  # a .json file may be a single line of gigabytes
+            sample += stream.read(MAX_LINE_BYTES)
     first, ends, _ = sample.decode(encoding, "replace").lstrip("\ufeff \t\r\n").partition("\n")
-    if not ends and len(sample) > MOST_OF_A_LINE:
+    if not ends and len(sample) > MAX_LINE_BYTES:
         return False
     try:
         value = json.loads(first.removeprefix("\ufeff"))
@@ -273,6 +292,7 @@ def _is_json_lines(file: TextFile, text_field: str) -> bool:
 
 
 def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
+    """Describe a file to read. Raises DataError, or ConfigError if a package is missing."""
     form, packing = _kind(name, also)
     if packing in ("parquet", "zstandard") and find_spec("pyarrow") is None:
         suffix = PARQUET if packing == "parquet" else _packing_suffix(packing)
@@ -282,12 +302,12 @@ def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
         size_bytes = path.stat().st_size
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "give a text file or a directory of them") from None
+        raise DataError(str(path), problem, "pass a directory or a file of text") from None
     return TextFile(path, name, form or "text", packing, size_bytes)
 
 
 def text_bytes(files: Sequence[TextFile]) -> int:
-    """Bytes of all text; an estimate if it is packed."""
+    """Return the bytes of all text, an estimate if some files are packed."""
     return sum(file.text_bytes for file in files)
 
 
@@ -296,19 +316,21 @@ def text_bytes(files: Sequence[TextFile]) -> int:
 
 @contextmanager
 def opened(file: TextFile, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[BinaryIO]:
-    """Open a file whose contents are unpacked as they are read; Parquet as it is.
+    """Open a file so that its contents are unpacked while they are read, except for Parquet.
 
-    Raises DataError if it cannot be read, is damaged, or is cut short.
+    Raises DataError if the file cannot be read, is damaged, or is truncated.
     """
     try:
         with io.BufferedReader(open_regular_file(file.path), buffer_bytes) as stream:
             yield _unpacked(file.packing, stream)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise DataError(str(file.path), problem, "give whole, readable files") from None
+        remedy = "check that the file is complete and not damaged"
+        raise DataError(str(file.path), problem, remedy) from None
 
 
 def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
+    """Return a stream of the unpacked bytes of a stream."""
     match packing:
         case "gzip":
             return gzip.GzipFile(fileobj=stream)
@@ -317,7 +339,7 @@ def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
         case "xz":
             return lzma.LZMAFile(stream)
         case "zstandard":
-            from pyarrow import CompressedInputStream, PythonFile  # an extra
+            from pyarrow import CompressedInputStream, PythonFile  # from the extra `parquet`
 
             return io.BufferedReader(CompressedInputStream(PythonFile(stream), "zstd"))
     return stream
@@ -327,9 +349,9 @@ def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
 
 
 def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[TextFile]]:
-    """The files with their encodings, and apart from them those that are no Unicode text.
+    """Return the files with their encodings, and separately those that are not Unicode text.
 
-    Reads the first SAMPLE_BYTES of each. Raises DataError like `opened`.
+    Reads the first SAMPLE_BYTES of each file. Raises DataError, as `opened` does.
     """
     known, foreign = [], []
     for file in files:
@@ -346,18 +368,18 @@ def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[Text
 
 
 def encoding_of(sample: bytes) -> str | None:
-    """The Unicode encoding of a file that begins with `sample`, as Python names it; None for none.
+    """Return Python's name of the Unicode encoding of a file that begins with `sample`, or None.
 
-    Without a byte order mark, UTF-16 and UTF-32 are known by what UTF-8 would make of them, control
-    characters or nothing, and by having spaces and few kinds of letters.
+    Without a byte order mark, UTF-16 and UTF-32 are recognized if decoding as UTF-8 fails or gives
+    many control characters, and if the decoded text has spaces and letters of few scripts.
     """
     for mark, encoding in _MARKS:
         if sample.startswith(mark):
             return encoding
     as_utf8 = _decoded(sample, "utf-8")
     if as_utf8 is not None and len(sample.translate(None, _CONTROLS)) == len(sample):
-        return "utf-8"  # as nearly all files are
-    if as_utf8 is not None and _share_of_odd(as_utf8) <= _MOST_ODD:
+        return "utf-8"  # nearly all files end here
+    if as_utf8 is not None and _fraction_odd(as_utf8) <= _MAX_ODD:
         return "utf-8"
     wide = {encoding: _decoded(sample, encoding) for encoding in _WIDE}
     breaks = {
@@ -366,24 +388,27 @@ def encoding_of(sample: bytes) -> str | None:
         if text and _is_of_few_scripts(text)
     }
     best = max(breaks, key=breaks.__getitem__, default=None)
-    if best is not None and breaks[best] >= _LEAST_BREAKS * len(wide[best] or ""):
+    if best is not None and breaks[best] >= _MIN_BREAKS * len(wide[best] or ""):
         return best
     if as_utf8 is not None:
         return "utf-8"
     with_marks = sample.decode("utf-8", "replace")
-    return "utf-8" if with_marks.count("\ufffd") <= _MOST_ODD * len(with_marks) + 1 else None
+    return "utf-8" if with_marks.count("\ufffd") <= _MAX_ODD * len(with_marks) + 1 else None
 
 
 def _decoded(sample: bytes, encoding: str) -> str | None:
-    """The text of bytes that may end within a character; None if they are not of the encoding."""
+    """Decode bytes that may end inside a character. Return None if they are invalid."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError:
         return None
 
 
-def _share_of_odd(text: str) -> float:
-    """The share of characters that no text has: control characters, private and unassigned ones."""
+def _fraction_odd(text: str) -> float:
+    """Return the fraction of characters that text should not have.
+
+    These are control characters, private characters and unassigned ones.
+    """
     odd = sum(
         count
         for char, count in Counter(text).items()
@@ -394,18 +419,18 @@ def _share_of_odd(text: str) -> float:
 
 
 def _is_of_few_scripts(text: str) -> bool:
-    """True for what a person may have written, not bytes read in pairs that are none."""
+    """Return whether a text uses few scripts, unlike other bytes decoded as UTF-16 or UTF-32."""
     pages = Counter(ord(char) >> 8 for char in text)
     written = sum(count for _, count in pages.most_common(_FEW_PAGES))
     east_asian = sum(count for page, count in pages.items() if page in _EAST_ASIAN)
-    return _share_of_odd(text) <= _MOST_ODD and max(written, east_asian) >= 0.9 * len(text)
+    return _fraction_odd(text) <= _MAX_ODD and max(written, east_asian) >= 0.9 * len(text)
 
 
 # Say ----------------------------------------------------------------------------------------------
 
 
 def what_is_read() -> str:
-    """What is read, as a table in Markdown."""
+    """Return a Markdown table of the files that are read."""
     text = [suffix for suffix, form in FORMS.items() if form == "text"]
     lines = [suffix for suffix, form in FORMS.items() if form == "json_lines"]
     encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)
@@ -423,6 +448,7 @@ def what_is_read() -> str:
 
 
 def _listed(endings: Collection[str]) -> str:
+    """Return endings as a list in Markdown."""
     return " ".join(f"`{ending}`" for ending in endings)
 
 

@@ -1,15 +1,15 @@
-"""A user's own text to a training and a held-out set, with a vocabulary.
+"""Prepares a corpus: a training set, a held-out set, and a vocabulary.
 
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Each step writes its files whole or not at all, so a stopped run can be resumed. DIR/text holds the
-files of the first steps. DIR/corpus.json says what vocabulary and sets are made of, so that they
-never mix two texts; the last step completes it.
+Each step writes its files completely or not at all, so a stopped call can be resumed. DIR/text has
+the files of the first steps. DIR/corpus.json records what the vocabulary and the sets were made
+from, so that two texts are never mixed. The last step completes it.
 
-The digest of a document's text (of its first section, if it is cut) decides if it is held out, so
-new documents move no others, and copies of a document stay on one side. Evaluation keeps few
-held-out documents, and each text once.
+The digest of a document's text (of its first section, if it is cut) decides whether it is held out.
+Therefore new documents do not move other documents, and copies of a document stay on one side.
+Evaluation keeps only a few of the held-out documents, and each text once.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from bert_tools.pretrain.files import (
     unread_in_words,
     with_encodings,
 )
-from bert_tools.pretrain.vocabulary import check_vocab_size, own_vocabulary
+from bert_tools.pretrain.vocabulary import check_vocab_size, corpus_vocabulary
 from mlperf_bert.data.index import ShardSettings
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import (
@@ -59,36 +59,36 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
 CLEANING_VERSION = 5  # version of the rules that turn text into parts
-_REMEDY = "name a new directory or delete this one"
-_CONVERT = "convert what is not, for example by iconv -f WINDOWS-1252 -t UTF-8"
-FEWEST_FILES = 32  # of which each is a document
-LEAST_DOCUMENTS = 2  # in each text: the reference pairs a document with another one
-LEAST_DIFFERENT = 2 * LEAST_DOCUMENTS  # as copies stay on one side
-MANY_OF_ONE_SENTENCE = 0.9  # share of the documents, with a warning where pairs are learned
-MOST_LEFT_OUT = 0.05  # share of the characters, without a warning
+_REMEDY = "pass a new directory or delete this one"
+_CONVERT = "convert them to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
+MIN_FILES = 32  # with fewer plain files, each paragraph is a document
+MIN_DOCUMENTS = 2  # of each set, because the reference pairs a document with another one
+MIN_DIFFERENT = 2 * MIN_DOCUMENTS  # of both sets together, because copies stay on one side
+MANY_OF_ONE_SENTENCE = 0.9  # fraction of the documents that gives a warning if pairs are learned
+MAX_LEFT_OUT = 0.05  # fraction of the characters that may be left out without a warning
 
-# Making examples of a part of 16 MiB (S 512, ten passes) takes less than 1 GB.
-MOST_PART_BYTES = 16 * 2**20
-LEAST_PART_BYTES = 2**18
-WANTED_PARTS = 8  # parts of a small text, for as many workers
+# Making examples from a part of 16 MiB (512 tokens, ten passes) takes less than 1 GB of memory.
+MAX_PART_BYTES = 16 * 2**20
+MIN_PART_BYTES = 2**18
+WANTED_PARTS = 8  # parts of a small corpus, so that as many workers have work
 
-LARGEST_SHARE = 1 / 16
-MOST_HELD_OUT, SHARE_STEP = 2, 1.25  # most characters, over the share; factor between shares
-WANTED_HELD_OUT = 4  # of few documents
+LARGEST_SHARE = 1 / 16  # fraction of the documents that are held out
+MAX_HELD_OUT, SHARE_STEP = 2, 1.25  # most bytes relative to the share, factor between two shares
+WANTED_HELD_OUT = 4  # documents to hold out if there are few
 
-# An evaluation should cost little: this gives about half a million tokens in two passes, and a
+# An evaluation should be cheap. This size gives about half a million tokens in two passes, and a
 # standard error of the accuracy of 0.002.
 EVAL_BYTES = 2**20
-HELD_OUT_BYTES = 4 * EVAL_BYTES  # the most that is held out
+HELD_OUT_BYTES = 4 * EVAL_BYTES  # maximum size of the held-out text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusRequest:
-    """A request: the text, and the sets to make of it.
+    """A corpus, and the sets to make from it.
 
-    `vocab_path` is a given vocabulary or tokenizer; without it a vocabulary of `vocab_size` tokens
-    is made. If `documents` is None, each plain file is a document, but of fewer than FEWEST_FILES
-    each paragraph is one. `also` has endings of plain text beside the usual ones.
+    `vocab_path` is an existing vocabulary or tokenizer. If it is None, a vocabulary of `vocab_size`
+    tokens is made. If `documents` is None, each plain file is a document. With fewer than MIN_FILES
+    files, each paragraph is one. `also` has more endings of plain text.
     """
 
     source: Path
@@ -101,14 +101,14 @@ class CorpusRequest:
 
 
 def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> bool:
-    """Make or finish `out_dir`/train, /eval, /vocab.txt and /corpus.json.
+    """Prepare `out_dir`/train, /eval, /vocab.txt and /corpus.json, or resume doing so.
 
-    Returns True if anything had to be made. Raises ConfigError and DataError for faults that the
-    user can mend, and if `out_dir` was made of other text or with other settings.
+    Returns whether anything had to be done. Raises ConfigError or DataError for a user's mistake,
+    and if `out_dir` was made from other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
     files, unread = _checked_files(wanted, out_dir)
-    is_few = len(files) < FEWEST_FILES and all(file.form == "text" for file in files)
+    is_few = len(files) < MIN_FILES and all(file.form == "text" for file in files)
     by_number: DocumentRule = "empty-line" if is_few else "file"
     rules = Rules(wanted.documents or by_number, wanted.text_field)
     _show_files(files, rules, unread)
@@ -129,7 +129,7 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
     documents = {
         "train": num_documents(cleaned.train),
         "eval": len(held_out),
-        "held out, but not needed": num_documents(cleaned.held_out) - len(held_out),
+        "held out but not needed": num_documents(cleaned.held_out) - len(held_out),
     }
     _check_documents(wanted, rules, cleaned, documents)
     eval_path = text_dir / "eval.txt"
@@ -152,7 +152,7 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
     )
     record |= {"rules": asdict(rules), "documents": documents, "characters": characters}
     write_file(out_dir / "corpus.json", write_json(record))
-    print("documents: " + "; ".join(f"{name} {count:,}" for name, count in documents.items()))
+    print("documents: " + ", ".join(f"{count:,} {name}" for name, count in documents.items()))
     return True
 
 
@@ -160,21 +160,20 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
 
 
 def check_options(wanted: CorpusRequest, out_dir: Path, workers: int) -> None:
-    """Check the options before the text is read for hours. Raises ConfigError."""
+    """Check the options before the text is read, which may take hours. Raises ConfigError."""
     if wanted.vocab_path is None:
         check_vocab_size(wanted.vocab_size)
     check_settings(wanted.settings, workers, num_texts=1)
-    check_place(wanted.source, out_dir)
+    check_out_dir(wanted.source, out_dir)
 
 
 def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
-    """The files with their encodings, and what is not read.
+    """Return the files with their encodings, and what is not read.
 
-    A line tells of encodings where they are not all UTF-8.
-
-    Raises DataError if most bytes are in none of Unicode's encodings.
+    Prints a line about encodings if they are not all UTF-8. Raises DataError if most bytes are not
+    Unicode text.
     """
-    with ProgressLines().never_silent(lambda: "looking at the files"):
+    with ProgressLines().never_silent(lambda: "searching for files"):
         given, unread = find_files(
             wanted.source,
             wanted.vocab_path,
@@ -186,41 +185,42 @@ def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile]
     counts = Counter(file.encoding for file in files if file.encoding != "utf-8")
     if counts:
         found = ", ".join(f"{count:,} in {name.upper()}" for name, count in counts.most_common())
-        print(f"encodings: {found}; the others in UTF-8", flush=True)
+        print(f"encodings: {found}, the others in UTF-8", flush=True)
     if foreign:
         name = in_brief(foreign[0].name)
         number = len(files) + len(foreign)
         problem = f"{len(foreign):,} of {number:,} files are not Unicode text (first {name})"
         if text_bytes(foreign) > text_bytes(files):
             raise DataError(str(wanted.source), problem, _CONVERT)
-        print(f"warning: {problem}, so they are left out; {_CONVERT}", flush=True)
+        print(f"warning: {problem} and are left out; {_CONVERT}", flush=True)
     return files, unread
 
 
-def check_place(text: Path, out_dir: Path) -> None:
-    """Raise ConfigError for an `out_dir` whose files would be read as text."""
+def check_out_dir(text: Path, out_dir: Path) -> None:
+    """Raise ConfigError if files written to `out_dir` would be read as text."""
     source, out = text.resolve(), out_dir.resolve()
     is_read = out.is_relative_to(source) and not any(
         name.startswith(".") for name in out.relative_to(source).parts
     )
     if is_read or source.is_relative_to(out / "text"):
-        problem = f"is {out_dir}, whose files would be read as text of {text}"
-        raise ConfigError("--out", problem, "name a directory outside of the text")
+        problem = f"files in {out_dir} would be read as text of {text}"
+        raise ConfigError("--out", problem, "pass a directory outside of the text")
 
 
 def text_digest(files: Sequence[TextFile]) -> str:
-    """A digest of the text. Raises DataError if it cannot be read."""
+    """Return a digest of the text. Raises DataError if it cannot be read."""
     kinds = [f"{file.form} {file.packing}" for file in files]
-    digests = [file_digest(file.path, "give readable text files") for file in files]
+    digests = [file_digest(file.path, "check its permissions") for file in files]
     return _digest(str(CLEANING_VERSION), *kinds, *digests)
 
 
 def _digest(*words: str) -> str:
+    """Return the SHA-256 of some words in hex."""
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
 def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
-    """What must be as before if the directory exists."""
+    """Return the settings that must not change if the directory is already prepared."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     settings = {
         "text": text_digest(files),
@@ -234,7 +234,7 @@ def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules)
 
 
 def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
-    """True if everything is there and complete; DataError if it was made with other settings."""
+    """Return whether a directory is complete. Raises DataError if its settings were different."""
     path = out_dir / "corpus.json"
     if not path.exists():
         return False
@@ -243,9 +243,10 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
         before = {name: record["settings"].get(name) for name in settings}
     for name, value in settings.items():
         if before[name] != value:
-            now = f"{name} = {before[name]}, now it is {value}"
-            was = "other text" if name == "text" else now
-            raise DataError(str(out_dir), f"was made with {was}", _REMEDY)
+            problem = f"was made with {name} = {before[name]}, which is now {value}"
+            if name == "text":
+                problem = "was made from other text"
+            raise DataError(str(out_dir), problem, _REMEDY)
     has_vocabulary = any((out_dir / name).exists() for name in VOCABULARY_FILES)
     if "documents" not in record or not has_vocabulary:
         return False
@@ -256,7 +257,7 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
 
 
 class Part(NamedTuple):
-    """A file of cleaned text; each section counts as a document."""
+    """A file of cleaned text. Each section counts as a document."""
 
     file: str
     documents: int
@@ -265,12 +266,13 @@ class Part(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """The result of one job or of several.
+    """The result of cleaning, for one job or for several.
 
-    `num_chars` are kept, and `left_out` counts characters by the reason. `lowest` has the digest,
-    sections, and bytes of the held-out documents, and of the next few of each job. `different` has
-    the lowest digests of each job, each once, so that copies are seen. `one_sentence` counts
-    documents that have no second sentence.
+    `num_chars` counts the characters that are kept, and `left_out` those that are left out, by
+    reason. `lowest` has the digest, the sections and the bytes of the held-out documents, and of
+    the next few documents of each job. `different` has the lowest digests of each job without
+    repetition, which shows whether most documents are copies. `one_sentence` counts documents of a
+    single sentence.
     """
 
     train: list[Part]
@@ -288,7 +290,7 @@ Job = tuple[int, list[TextFile]]  # a number, and pieces of files
 def _clean_all(
     files: Sequence[TextFile], rules: Rules, text: str, text_dir: Path, workers: int, share: float
 ) -> tuple[Path, Cleaned]:
-    """Clean and split all files in a directory of their own for this text, rules, and share."""
+    """Clean and split all files, in a directory for this text, these rules and this share."""
     parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
     make_directory(parts_dir)
     jobs = plan_jobs(files, rules)
@@ -297,7 +299,7 @@ def _clean_all(
         jobs,
         workers,
         sizes=[text_bytes(pieces) for _, pieces in jobs],
-        words=("cleaned", "pieces"),
+        words=("cleaned", "parts"),
         quiet=False,
     )
     by_number = {number: cleaned for (number, _), cleaned in found}
@@ -315,12 +317,12 @@ def _clean_all(
 
 
 def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
-    """Plan the jobs: small files together, large plain files cut between documents.
+    """Group small files into jobs, and cut large plain files between documents.
 
-    They depend only on names and sizes of the files, never on the number of workers, so the same
-    files give the same parts.
+    The jobs depend only on the names and sizes of the files, and not on the number of workers, so
+    that the same files always give the same parts.
     """
-    wanted = min(MOST_PART_BYTES, max(LEAST_PART_BYTES, text_bytes(files) // WANTED_PARTS))
+    wanted = min(MAX_PART_BYTES, max(MIN_PART_BYTES, text_bytes(files) // WANTED_PARTS))
     groups: list[list[TextFile]] = []
     in_group = 0
     for piece in (each for file in files for each in _pieces(file, rules, wanted)):
@@ -333,6 +335,7 @@ def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
 
 
 def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
+    """Yield a file in pieces of about `wanted` bytes if it can be cut, otherwise as a whole."""
     if can_be_cut(file, rules):
         for position in range(wanted, file.size_bytes, wanted):
             if position > file.start:
@@ -345,9 +348,10 @@ def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
 
 
 def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
-    """Do a job, or read the record of its earlier result, which is written last.
+    """Clean the files of a job, or read the record of its earlier result.
 
-    Raises DataError for what cannot be read.
+    The record is written last, so it exists only if the job is complete. Raises DataError if
+    something cannot be read.
     """
     number, pieces = job
     record = parts_dir / f"job-{number:05d}.json"
@@ -361,9 +365,9 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
     held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
     to, opens, num_chars, one_sentence = train, True, 0, 0
     left_out: Counter[str] = Counter()
-    documents: list[list[int]] = []  # the digest, sections and bytes of each
+    documents: list[list[int]] = []  # digest, sections and bytes of each document
     for section in (each for piece in pieces for each in sections(piece, rules)):
-        opens = opens or section.opens  # also if the opening section was left out
+        opens = opens or section.opens  # stays true if the opening section was left out
         sentences, lost = clean_document(section.paragraphs)
         left_out.update(lost)
         if not sentences:
@@ -380,7 +384,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
         opens = False
     num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
     lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
-    different = sorted({digest for digest, _, _ in documents})[:LEAST_DIFFERENT]
+    different = sorted({digest for digest, _, _ in documents})[:MIN_DIFFERENT]
     parts = train.finish(), held_out.finish()
     made = Cleaned(*parts, num_chars, left_out, lowest, different, one_sentence)
     write_file(record, json.dumps(made._asdict()).encode())
@@ -388,7 +392,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
 
 
 class _PartWriter:
-    """Writes documents to files of about MOST_PART_BYTES, whose names begin with `stem`."""
+    """Writes documents to files of about MAX_PART_BYTES, whose names begin with `stem`."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem
@@ -397,14 +401,14 @@ class _PartWriter:
         self._num_bytes = 0
 
     def add(self, document: str) -> None:
-        """Add a document's sentences."""
-        if self._num_bytes > MOST_PART_BYTES:
+        """Add the sentences of a document."""
+        if self._num_bytes > MAX_PART_BYTES:
             self.finish()
         self._documents.append(document.encode())
         self._num_bytes += len(self._documents[-1]) + 1
 
     def finish(self) -> list[Part]:
-        """Write what is not written yet; return all parts."""
+        """Write the documents that are not written yet, and return all parts."""
         if self._documents:
             path = self._stem.with_name(f"{self._stem.name}-{len(self._parts):03d}.txt")
             contents = b"\n".join(self._documents)
@@ -416,15 +420,15 @@ class _PartWriter:
 
 
 def num_documents(parts: Iterable[Part]) -> int:
-    """Documents of all these parts."""
+    """Return the number of documents in some parts."""
     return sum(part.documents for part in parts)
 
 
 def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
-    """The parts with enough documents; documents of the other parts are joined to one more part."""
-    large = [part for part in cleaned.train if part.documents >= LEAST_DOCUMENTS]
-    small = [part for part in cleaned.train if part.documents < LEAST_DOCUMENTS]
-    if small and len(small) < LEAST_DOCUMENTS and large:
+    """Return the parts with enough documents. The other parts are joined into one more part."""
+    large = [part for part in cleaned.train if part.documents >= MIN_DOCUMENTS]
+    small = [part for part in cleaned.train if part.documents < MIN_DOCUMENTS]
+    if small and len(small) < MIN_DOCUMENTS and large:
         small.append(large.pop())
     paths = [parts_dir / part.file for part in large]
     if small:
@@ -435,7 +439,7 @@ def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
 
 
 def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
-    """A copy of the given vocabulary, or one of the training text."""
+    """Write a copy of the given vocabulary, or one made from the training text."""
     if wanted.vocab_path is not None:
         vocabulary = load_any_vocabulary(wanted.vocab_path)
         path = out_dir / file_name(vocabulary)
@@ -443,7 +447,7 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
         return path
     path = out_dir / "vocab.txt"
     if not path.exists():
-        tokens = own_vocabulary(train, wanted.vocab_size, workers)
+        tokens = corpus_vocabulary(train, wanted.vocab_size, workers)
         write_file(path, ("\n".join(tokens) + "\n").encode())
     elif (size := len(load_any_vocabulary(path))) != wanted.vocab_size:
         raise DataError(str(path), f"has {size:,} tokens, not {wanted.vocab_size:,}", _REMEDY)
@@ -453,28 +457,31 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
 def _check_documents(
     wanted: CorpusRequest, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
 ) -> None:
-    """Raise DataError, with what would help, where the documents cannot be learned from."""
+    """Raise DataError if nothing can be learned from the documents, and say what would help."""
     parts = [*cleaned.train, *cleaned.held_out]
     number = num_documents(parts)
     problem = f"has {number:,} documents"
     if number == 0:
         reasons = ", ".join(f"{name} {count:,}" for name, count in cleaned.left_out.items())
-        problem += f" after cleaning (left out: characters {reasons or 0})"
-        remedy = _CONVERT if "not UTF-8" in cleaned.left_out else "give text of sentences"
+        problem += f" after cleaning (characters left out: {reasons or 0})"
+        remedy = _CONVERT if "not UTF-8" in cleaned.left_out else "pass text that has sentences"
         raise DataError(str(wanted.source), problem, remedy)
-    if number >= LEAST_DIFFERENT > len(cleaned.different):
-        problem += f", of which {len(cleaned.different)} differ, as the others are copies"
-        raise DataError(str(wanted.source), problem, "give different documents")
-    if min(documents["train"], documents["eval"]) < LEAST_DOCUMENTS:
+    if number >= MIN_DIFFERENT > len(cleaned.different):
+        problem += f", but only {len(cleaned.different)} of them differ, the others are copies"
+        raise DataError(str(wanted.source), problem, "pass documents that differ")
+    if min(documents["train"], documents["eval"]) < MIN_DOCUMENTS:
         by_line = rules.documents == "empty-line"
-        problem += f" of {cleaned.num_chars:,} characters, {LEAST_DIFFERENT} are needed"
+        problem += f" of {cleaned.num_chars:,} characters, but {MIN_DIFFERENT} are needed"
         remedy = "separate documents by an empty line" if by_line else "try --documents empty-line"
-        raise DataError(str(wanted.source), problem, f"{remedy}, or give more of them")
+        raise DataError(str(wanted.source), problem, f"{remedy}, or pass more documents")
     if wanted.settings.segments == "single":
         return
     share = cleaned.one_sentence / number
-    problem = f"{cleaned.one_sentence:,} of {number:,} documents have one sentence, so none follows"
-    remedy = "train masked LM alone (--segments single), or give longer documents"
+    problem = (
+        f"{cleaned.one_sentence:,} of {number:,} documents have a single sentence, and the next "
+        "sentence cannot be predicted"
+    )
+    remedy = "use --segments single, which trains masked LM only, or pass longer documents"
     if share == 1:
         raise DataError(str(wanted.source), problem, remedy)
     if share > MANY_OF_ONE_SENTENCE:
@@ -485,7 +492,10 @@ def _check_documents(
 
 
 def default_share(files: Sequence[TextFile]) -> float:
-    """The default share, a power of two: as text is added it stays, or halves and keeps half."""
+    """Return the default fraction of documents to hold out, a power of two.
+
+    When text is added, the fraction stays, or it is halved and half of the documents stay held out.
+    """
     share = LARGEST_SHARE
     while share * text_bytes(files) > HELD_OUT_BYTES:
         share /= 2
@@ -493,17 +503,17 @@ def default_share(files: Sequence[TextFile]) -> float:
 
 
 def fitting_share(cleaned: Cleaned, share: float) -> float:
-    """The share to hold out, if few or long documents make `share` too much or too little."""
+    """Return the fraction to hold out, which is not `share` if documents are few or long."""
     parts = [*cleaned.train, *cleaned.held_out]
-    most = MOST_HELD_OUT * share * sum(part.num_bytes for part in parts)
-    wanted = max(LEAST_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
+    max_bytes = MAX_HELD_OUT * share * sum(part.num_bytes for part in parts)
+    wanted = max(MIN_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
 
     def held_out() -> tuple[int, int]:
-        """Documents and bytes that the share holds out."""
+        """Return the documents and bytes that the current share holds out."""
         low = [each for each in cleaned.lowest if each[0] < share * 2**64]
         return sum(count for _, count, _ in low), sum(size for _, _, size in low)
 
-    while held_out()[0] >= wanted and held_out()[1] > most:
+    while held_out()[0] >= wanted and held_out()[1] > max_bytes:
         share /= SHARE_STEP
     while held_out()[0] < wanted and share < 1:
         share = min(share * SHARE_STEP, 1.0)
@@ -511,7 +521,7 @@ def fitting_share(cleaned: Cleaned, share: float) -> float:
 
 
 def choose_held_out(paths: Iterable[Path]) -> list[str]:
-    """The documents of these parts with the lowest digests, each once: about EVAL_BYTES."""
+    """Return the documents with the lowest digests, without copies, about EVAL_BYTES in total."""
     kept: list[tuple[int, str]] = []
     for path in paths:
         found = {(digest_of(document), document) for document in documents_of(path)}
@@ -529,21 +539,22 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 
 
 def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread]) -> None:
-    """Print how documents are found, and how much is not read."""
+    """Print the size of the corpus, how documents are separated, and what is not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
-    way = f"read with --documents {rules.documents}"
-    print(f"own text of {megabytes:,.1f} MB in {len(files):,} files, {way}", flush=True)
+    rule = f"read with --documents {rules.documents}"
+    print(f"corpus: {megabytes:,.1f} MB in {len(files):,} files, {rule}", flush=True)
     if unread:
         print(f"not read: {unread_in_words(unread)}", flush=True)
 
 
 def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
-    """Print the left-out share of the text and the reasons, as a warning if it is large."""
+    """Print how much of the text is left out and why, as a warning if it is much."""
     left_out = sum(cleaned.left_out.values())
     of_the_text = cleaned.num_chars + left_out
-    much = "warning: " if left_out > MOST_LEFT_OUT * of_the_text else ""
+    warning = "warning: " if left_out > MAX_LEFT_OUT * of_the_text else ""
     share = left_out / max(1, of_the_text)
-    reasons = "".join(f"; {name} {count:,}" for name, count in sorted(cleaned.left_out.items()))
-    remedy = f"; {_CONVERT}" if much and "not UTF-8" in cleaned.left_out else ""
-    print(f"{much}left out: {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
+    counts = [f"{name} {count:,}" for name, count in sorted(cleaned.left_out.items())]
+    reasons = f" ({', '.join(counts)})" if counts else ""
+    remedy = f"; {_CONVERT}" if warning and "not UTF-8" in cleaned.left_out else ""
+    print(f"{warning}left out: {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
     return {"of_the_text": of_the_text, "left_out": left_out, "reasons": cleaned.left_out}

@@ -1,8 +1,8 @@
-"""A word-piece vocabulary of a user's own text, counted part by part.
+"""Makes a word-piece vocabulary from a corpus, counting words part by part.
 
 Words are counted in at most SAMPLE_BYTES of the text, sampled evenly by the documents' digests, so
 that memory and time stay bounded. The most frequent characters are kept, up to half of the
-vocabulary; a word with any other character is ignored here and becomes [UNK] later.
+vocabulary. A word with any other character is ignored here and becomes [UNK] in training.
 """
 
 from collections import Counter
@@ -18,12 +18,15 @@ from mlperf_bert.prepare.train_vocabulary import count_words, vocabulary_of_word
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS
 
 SAMPLE_BYTES = 64 * 2**20
-LEAST_VOCAB_SIZE = 256
-MOST_VOCAB_SIZE = 2**20
+MIN_VOCAB_SIZE = 256
+MAX_VOCAB_SIZE = 2**20
 
 
-def own_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list[str]:
-    """Exactly `vocab_size` tokens, the same for the same parts. Raises ConfigError for the size."""
+def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list[str]:
+    """Make a vocabulary of exactly `vocab_size` tokens, always the same for the same parts.
+
+    Raises ConfigError if no vocabulary of this size can be made.
+    """
     check_vocab_size(vocab_size)
     sizes = [path.stat().st_size for path in parts]
     count = partial(count_part, share=min(1.0, SAMPLE_BYTES / sum(sizes)))
@@ -34,37 +37,40 @@ def own_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list
     ):
         raw_counts.update(counts)
     counted = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
-    print(f"making a vocabulary of {vocab_size:,} tokens of {len(counted):,} words", flush=True)
+    print(f"making a vocabulary of {vocab_size:,} tokens from {len(counted):,} words", flush=True)
     return vocabulary_of_words(counted, vocab_size)
 
 
 def check_vocab_size(vocab_size: int) -> None:
     """Raise ConfigError if no vocabulary of this size can be made."""
-    if not LEAST_VOCAB_SIZE <= vocab_size <= MOST_VOCAB_SIZE:
-        remedy = f"set it within {LEAST_VOCAB_SIZE} .. {MOST_VOCAB_SIZE:,}"
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        remedy = f"set it to a number from {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,}"
         raise ConfigError("model.vocab_size", f"is {vocab_size}", remedy)
 
 
 def count_part(path: Path, *, share: float) -> Counter[str]:
-    """Counts of the strings between white space in this share of a part's documents."""
+    """Count the strings between white space in a share of a part's documents."""
     counts: Counter[str] = Counter()
     for document in documents_of(path):
-        if digest_of(document) >= (1 - share) * 2**64:  # held-out documents have low digests
+        if digest_of(document) >= (1 - share) * 2**64:  # low digests are held out
             counts.update(document.split())
     return counts
 
 
-def with_frequent_characters(words: Mapping[str, int], most: int) -> dict[str, int]:
-    """The words of the most frequent characters, which give at most `most` tokens."""
+def with_frequent_characters(words: Mapping[str, int], max_tokens: int) -> dict[str, int]:
+    """Return the words that consist of the most frequent characters.
+
+    These characters and the special tokens make at most `max_tokens` tokens.
+    """
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in {word[0], *("##" + char for char in word[1:])}:
             counts[char] += count
-    room = max(0, most - len(SPECIAL_TOKENS))
-    if len(counts) <= room:
+    max_characters = max(0, max_tokens - len(SPECIAL_TOKENS))
+    if len(counts) <= max_characters:
         return dict(words)
     ordered = sorted(counts, key=lambda char: (-counts[char], char))
-    kept = set(ordered[:room])
+    kept = set(ordered[:max_characters])
     return {
         word: count
         for word, count in words.items()
