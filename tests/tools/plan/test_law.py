@@ -54,7 +54,7 @@ def test_names_that_no_terminal_should_show_are_written_out(capsys):
     assert main(["plan", "suggest", *sizes, "x\udcff\x1b[31m.toml"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert all(line.isprintable() for line in lines)
-    assert r"config: x\udcff\x1b[31m.toml" in lines
+    assert r"config written to x\udcff\x1b[31m.toml" in lines
 
 
 def is_nvidia_a100(row):
@@ -146,10 +146,10 @@ def test_sizes_that_hardly_differ_and_too_few_entries_are_refused():
     """log(5/3) over log(1001/1000) is 511; at one accelerator that is 1000^511 times as much."""
     alike = [entry(1000, 5), entry(1001, 3)]
     for entries, message in (
-        (alike, r"entries is p\^.*; give entries whose sizes differ"),
-        ([*alike, entry(1002, 6)], r"entries is p\^.*; give entries whose sizes differ"),
+        (alike, r"entries would be p\^.*; pass entries whose sizes differ"),
+        ([*alike, entry(1002, 6)], r"entries would be p\^.*; pass entries whose sizes differ"),
         ([], "no entry is left"),
-        ([entry(8, 10)], "one entry alone, 's8'"),
+        ([entry(8, 10)], "a single entry, 's8'"),
         ([entry(8, 10), entry(8, 11)], "all 2 entries have 8 accelerators"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -170,7 +170,7 @@ def said(name, law):
 
 def test_half_the_time_is_out_of_reach_where_more_accelerators_hardly_help():
     halves = said("some", fit_law([entry(8, 20), entry(128, 5)]))  # a quarter by 16 times as many
-    assert "half the time takes 4.0 times the accelerators and 100% more" in halves
+    assert "half the time needs 4.0 times the accelerators and 100% more" in halves
     for minutes in (10.0, 10.1, 9.99):
         assert "half the time" not in said("some", fit_law([entry(8, 10), entry(1024, minutes)]))
 
@@ -180,6 +180,6 @@ def test_a_split_of_some_of_the_entries_says_so():
     entries = [entry(8, 10, 2e6), entry(64, 2, 3e6), entry(128, 0.5), entry(256, 0.3)]
     law = fit_law(entries)
     assert (law.time.count, law.samples.count, law.throughput.count) == (4, 2, 2)
-    of_some = "of entries that say it (throughput 2, samples 2 of 4): +0.195"
+    of_some = "from the entries that have them (throughput 2, samples 2 of 4): +0.195"
     assert of_some in said("some", law)
     assert "= +0.195" in said("all", fit_law(entries[:2]))  # log(1.5) / log(8)

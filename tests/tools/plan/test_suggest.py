@@ -37,7 +37,7 @@ def test_at_a_knot_the_published_set_comes_back():
     batches = [knot.global_batch_size for knot in knots()]
     assert batches == sorted(set(batches)) and batches[-1] == LARGEST
     for batch in (0, LARGEST + 1):
-        with pytest.raises(ConfigError, match="use 1 to 16,384"):
+        with pytest.raises(ConfigError, match="use a batch from 1 to 16,384"):
             lamb_recipe(batch)
 
 
@@ -171,6 +171,6 @@ def test_the_file_is_one_that_config_accepts_and_is_not_replaced(asked, told):
     assert found["run"]["steps"] == answer["steps"]
     before = path.read_bytes()
     words = ("suggest --nodes 3 --gpus-per-node 4 --out", path)
-    assert "exists; name a new file" in told(*words, status=2)
+    assert "exists; pass a new file" in told(*words, status=2)
     assert path.read_bytes() == before
     assert main(["config", "show", answer["file"]]) == 0

@@ -1,1 +1,1 @@
-"""Answers before a run: `mlperf_bert plan <command>`; needs no torch, no GPU and no cluster."""
+"""Answers questions before a run: `mlperf_bert plan`. It needs no torch, GPU or cluster."""

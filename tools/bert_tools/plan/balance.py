@@ -1,7 +1,7 @@
-"""`plan balance`: how even the ranks' work is by a config's sampler and policy, and by others.
+"""`plan balance`: how evenly a config's sampler and balance policy distribute work over the ranks.
 
-It plans steps over lengths and reads no sample. The others are all samplers and balance policies
-that the config's other settings allow.
+The answer compares the config with all other samplers and policies that its other settings allow.
+It plans steps from the lengths of the samples and does not read the samples.
 """
 
 import argparse
@@ -22,19 +22,22 @@ from mlperf_bert.errors import ConfigError
 
 _COLUMNS = ("sampler", "policy", "imbalance", "idle", "padding", "exchanged")
 _LEGEND = (
-    "imbalance: tokens of the slowest rank over the ranks' mean, mean over draws +- standard error",
-    "idle: time a rank waits for the slowest",
-    "padding: of tokens, if all micro-batches of a step take the smallest capacity that fits",
-    "exchanged: bytes a rank gets from others in a step",
+    "imbalance: tokens of the rank with the most, divided by the mean (mean over draws +- standard "
+    "error)",
+    "idle: time that the average rank waits for the slowest one, in percent of the step",
+    "padding: padding tokens in percent of real tokens, if all micro-batches of a step use the "
+    "smallest capacity that fits",
+    "exchanged: bytes that a rank receives from others per step",
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
-    """One sampler with one policy, measured over the draws (words: docs/reference/glossary.md).
+    """One sampler with one policy, measured over the draws (terms: docs/reference/glossary.md).
 
-    `capacity_waste_ladder` is the padding of a captured run of these steps, for each real token.
-    Bytes are those a rank of the first group receives from others in a step, mean over draws.
+    `capacity_waste_ladder` is the number of padding tokens per real token if these steps are
+    captured. `exchanged_bytes_per_rank` is what a rank of the first group receives from others in
+    a step, averaged over the draws.
     """
 
     sampler: SamplerName
@@ -48,19 +51,19 @@ class BalanceRow:
 
     @property
     def policy_in_words(self) -> str:
-        """The policy with its option."""
+        """Return the policy with its option."""
         return f"{self.policy} unequal" if self.counts_per_rank == "unequal" else self.policy
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Measure every possible combination. Raises ConfigError or DataError for a user's mistake."""
+    """Measure all allowed combinations. Raises ConfigError or DataError for a user's mistake."""
     config = load_config(args.config, args.set)
     if args.draws < 2:
-        raise ConfigError("--draws", f"is {args.draws}", "set it to 2 at least")
+        raise ConfigError("--draws", f"is {args.draws}", "set it to at least 2")
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
     if index.max_length != config.data.max_seq_length:
-        problem = f"has sequences of {config.data.max_seq_length} tokens at most"
-        remedy = f"give --data: {index.source} goes to {index.max_length}"
+        problem = f"its sequences have at most {config.data.max_seq_length} tokens"
+        remedy = f"pass --data with such a set, because {index.source} has up to {index.max_length}"
         raise ConfigError("--config", problem, remedy)
     rows: list[BalanceRow] = []
     left_out: dict[str, str] = {}
@@ -87,10 +90,10 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def variants(config: RunConfig) -> list[RunConfig]:
-    """The config, then it with every sampler and policy that its other settings allow.
+    """Return the config, then its variants with other samplers and policies that it allows.
 
-    The second is to compare it with. It has the same sampler, and the first policy that is another
-    one of: unequal counts, `presort_global`, `none`.
+    The first variant is the one to compare with. It has the same sampler, and the first policy that
+    differs from the config's in the order unequal counts, `presort_global`, `none`.
     """
     found = [config]
     samplers: tuple[SamplerName, ...] = get_args(SamplerName)
@@ -111,6 +114,7 @@ def variants(config: RunConfig) -> list[RunConfig]:
 
 
 def _is_allowed(config: RunConfig, data: DataSection) -> bool:
+    """Return whether a config is valid with another data section."""
     try:
         replace(config, data=data)
     except ConfigError:
@@ -119,7 +123,7 @@ def _is_allowed(config: RunConfig, data: DataSection) -> bool:
 
 
 def as_configured(rows: Sequence[BalanceRow]) -> str:
-    """Balance of a config's own policy and of the one it is compared with: the first two rows."""
+    """Describe the first two rows: the config's own policy, and the one to compare it with."""
     return "; ".join(
         f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f} %, padding "
         f"{100 * row.capacity_waste_ladder:.1f} %"
@@ -128,7 +132,7 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
 
 
 def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow:
-    """Plan the first `draws` steps. Raises ConfigError as `SampleIndex.planner` does."""
+    """Measure the first `draws` steps. Raises ConfigError, as `SampleIndex.planner` does."""
     data, planner = config.data, index.planner(config)
     plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
@@ -152,14 +156,15 @@ def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow
 def _in_words(
     config: RunConfig, index: SampleIndex, rows: Sequence[BalanceRow], left_out: Mapping[str, str]
 ) -> Iterator[str]:
+    """Yield the lines for the terminal."""
     parallel = config.parallel
     yield (
         f"{parallel.nodes} nodes of {parallel.ranks_per_node} GPUs, {parallel.local_batch_size} x "
-        f"{parallel.grad_accum_steps} sequences a rank"
+        f"{parallel.grad_accum_steps} sequences per rank"
     )
     yield (
-        f"{len(index.lengths):,} samples, mean length {index.mean_length:.2f} of at most "
-        f"{index.max_length}: {index.source}"
+        f"{len(index.lengths):,} samples of {index.source}, {index.mean_length:.2f} tokens on "
+        f"average and at most {index.max_length}"
     )
     yield from ("", *aligned(_COLUMNS, list(map(_cells, rows)), left="sampler,policy"), "")
     yield from _LEGEND
@@ -167,6 +172,7 @@ def _in_words(
 
 
 def _cells(row: BalanceRow) -> list[str]:
+    """Return the cells of a row in the order of `_COLUMNS`."""
     exchanged = row.exchanged_bytes_per_rank
     return [
         row.sampler,

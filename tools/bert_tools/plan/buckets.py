@@ -1,4 +1,4 @@
-"""`plan buckets`: gradient buckets and the order of the backward pass, from the config alone.
+"""`plan buckets`: gradient buckets in the order of the backward pass, computed from a config.
 
 Shape letters: D hidden, F feed-forward width, V vocabulary (padded), S tokens of a sequence,
 P its masked positions, R rows that the last layer computes.
@@ -19,17 +19,18 @@ from mlperf_bert.errors import ConfigError
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 _HEADER = ("bucket", "tensors", "parameters", "MiB", "earliest start", "first tensor .. last")
 _LEGEND = (
-    "earliest start: when a bucket's last gradient is ready, as a share of backward's multiply-adds"
+    "earliest start: when the last gradient of a bucket is ready, in percent of the backward "
+    "pass's multiply-adds"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of backward: the parameters whose gradients it completes, in order, and its work.
+    """A part of the backward pass: the gradients it completes, in order, and its work.
 
-    `numels` has their elements by name. The work is the forward's multiply-adds for one sequence.
-    Backward takes twice as many for every matrix product (one for its input, one for its weight),
-    so both passes have the same shares.
+    `numels` maps the names of the parameters to their numbers of elements. The work is counted as
+    the forward pass's multiply-adds for one sequence. The backward pass needs twice as many for
+    every matrix product (one for its input, one for its weight), so the shares are the same.
     """
 
     numels: dict[str, int]
@@ -37,13 +38,13 @@ class _Part:
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """The buckets of a config's model. Raises ConfigError for a user's mistake."""
+    """Plan the buckets of a config's model. Raises ConfigError for a user's mistake."""
     config = load_config(args.config, args.set)
     if config.model.architecture != "bert":
-        problem = f"is {config.model.architecture!r}, whose backward is not planned"
-        raise ConfigError("model.architecture", problem, "give a config of a BERT")
+        problem = f"is {config.model.architecture!r}, whose backward pass cannot be planned"
+        raise ConfigError("model.architecture", problem, "pass a config with architecture 'bert'")
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
-    dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast's
+    dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast has fp32 gradients
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
     gradients = backward_order(config.model, num_tokens, num_masked)
     buckets = []
@@ -65,23 +66,23 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "buckets": buckets,
     }
     title = (
-        f"{args.config.stem}: {dtype} gradients, bucket cap {cap_mb:g} MiB; {num_tokens} tokens, "
-        f"{num_masked} masked"
+        f"{args.config.stem}: {dtype} gradients, buckets of at most {cap_mb:g} MiB, sequences of "
+        f"{num_tokens} tokens with {num_masked} masked"
     )
     return facts, _in_words(title, buckets)
 
 
 def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
-    """A BERT's gradients in the order they become ready, each with its share of the work done.
+    """Return BERT's gradients in the order they become ready, with the share of work done by then.
 
-    The order is that of eager backward without autocast: uses last to first, a bias before its
-    matrix and a LayerNorm's weight before its bias. The word embedding, tied to the decoder, comes
-    last, because its use as a table comes first in the forward.
+    The order is that of an eager backward pass without autocast: from the last use to the first, a
+    bias before its matrix, and a LayerNorm's weight before its bias. The word embedding, which is
+    tied to the decoder, comes last, because the forward pass starts with it.
 
     Work is the multiply-adds of matrix products and attention, for sequences of `num_tokens`
     tokens (S) with `num_masked` masked positions (P). Memory-bound parts are not counted:
     embedding tables, LayerNorm, GELU, softmax, dropout. The gradients of one module are assumed to
-    be ready together, at its end.
+    be ready together when it ends.
     """
     parts = list(_backward(model, num_tokens, num_masked))
     done = list(accumulate(part.multiply_adds for part in parts))
@@ -93,7 +94,7 @@ def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> lis
 
 
 def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
-    """Heads, layers from the last to the first, embeddings: model/bert.py read backwards."""
+    """Yield the parts in the reverse order of model/bert.py: heads, layers, embeddings."""
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
@@ -106,7 +107,7 @@ def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator
         yield _linear("bert.pooler.dense", hidden, hidden, rows=1)
     last = model.num_layers - 1
     for number in reversed(range(model.num_layers)):
-        # The last layer computes masked positions and first tokens only.
+        # The last layer computes only masked positions and first tokens.
         rows = num_masked + has_pairs if number == last else num_tokens
         yield from _layer(f"bert.encoder.layer.{number}", model, num_tokens, rows)
     yield _layer_norm("bert.embeddings", hidden)
@@ -120,28 +121,32 @@ def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator
 
 
 def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterator[_Part]:
+    """Yield the parts of one encoder layer, whose output has `rows` rows per sequence."""
     hidden, wide = model.hidden_size, model.intermediate_size
     yield _layer_norm(f"{name}.output", hidden)
     yield _linear(f"{name}.output.dense", wide, hidden, rows)
     yield _linear(f"{name}.intermediate.dense", hidden, wide, rows)
     yield _layer_norm(f"{name}.attention.output", hidden)
     yield _linear(f"{name}.attention.output.dense", hidden, hidden, rows)
-    # Scores and context: each S products of D channels in a row.
+    # Scores and context take S products of D channels per row each.
     yield _Part({}, 2 * rows * num_tokens * hidden)
     for projection, projected in (("value", num_tokens), ("key", num_tokens), ("query", rows)):
         yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)
 
 
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:
+    """Return the part of a linear layer that is applied to `rows` rows."""
     numels = {f"{name}.bias": outputs, f"{name}.weight": outputs * inputs}
     return _Part(numels, rows * inputs * outputs)
 
 
 def _layer_norm(owner: str, size: int) -> _Part:
+    """Return the part of a LayerNorm, whose work is not counted."""
     return _Part({f"{owner}.LayerNorm.weight": size, f"{owner}.LayerNorm.bias": size})
 
 
 def _in_words(title: str, buckets: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines for the terminal."""
     rows = [
         (
             str(number),
@@ -158,7 +163,7 @@ def _in_words(title: str, buckets: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield title
     yield (
         f"{len(buckets)} buckets, {sum(bucket['numel'] for bucket in buckets):,} parameters, "
-        f"{total / MIB:.1f} MiB; {late / MIB:.1f} MiB ({late / total:.0%}) are complete only "
-        "when backward ends"
+        f"{total / MIB:.1f} MiB, of which {late / MIB:.1f} MiB ({late / total:.0%}) are complete "
+        "only when the backward pass ends"
     )
     yield from ("", *aligned(_HEADER, rows, left=_HEADER[-1]), "", _LEGEND)

@@ -1,4 +1,4 @@
-"""The sub-command `plan`: arguments of its questions; each answer is imported when asked."""
+"""The sub-command `plan`: the options of its questions. Each answer is imported when needed."""
 
 import argparse
 import importlib
@@ -18,22 +18,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (
             "balance",
             _balance,
-            "balance of the ranks' work, and what other samplers and policies give",
+            "show how evenly a config distributes work over the ranks, compared with other "
+            "samplers and policies",
         ),
-        ("buckets", add_config, "gradient buckets, and how early each can be sent"),
-        ("suggest", _suggest, "a config for a job of any size"),
-        ("law", _law, "law of time over number of accelerators, fitted to results"),
-        ("cluster", _cluster, "simulate a step and a run on any machine"),
+        ("buckets", add_config, "show the gradient buckets, and how early each can be sent"),
+        ("suggest", _suggest, "write a config for a job of any size"),
+        ("law", _law, "fit a law of training time over the number of accelerators to results"),
+        ("cluster", _cluster, "simulate a training step and a run on any machine"),
     ):
         question = questions.add_parser(name, help=text)
         add(question)
-        question.add_argument("--json", action="store_true", help="print one JSON object")
+        question.add_argument(
+            "--json", action="store_true", help="print the answer as one JSON object"
+        )
         module = "cluster.forecast" if name == "cluster" else name
         question.set_defaults(answered_by=f"bert_tools.plan.{module}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the chosen question. Raises ConfigError or DataError for a user's mistake."""
+    """Print the answer and return 0. Raises ConfigError or DataError for a user's mistake."""
     facts, lines = importlib.import_module(args.answered_by).answer(args)
     facts = {"schema_version": 1, **facts}
     print(json.dumps(facts, allow_nan=False) if args.json else "\n".join(lines))
@@ -41,36 +44,46 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _balance(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `plan balance`."""
     add_config(parser)
-    text = "steps planned for each row (default 60)"
+    text = "number of steps to plan for each row of the table (default: %(default)s)"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
-    text = "a prepared set, or its parent (default: Wikipedia's lengths, at most 512 tokens)"
+    text = (
+        "prepared set whose lengths are used, or its parent directory (default: the published "
+        "lengths of Wikipedia, at most 512 tokens)"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes in the job")
-    text = "GPUs (ranks) per node"
+    """Add the options of `plan suggest`."""
+    text = "number of nodes in the job"
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help=text)
+    text = "number of GPUs per node, each with one rank"
     parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help=text)
     parser.add_argument(
-        "--accelerator", choices=ACCELERATORS, default="a100", help="the GPU (default a100)"
+        "--accelerator",
+        choices=ACCELERATORS,
+        default="a100",
+        help="kind of GPU (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.toml",
-        help="the config, a new file (default: runs/, named by the size)",
+        help="new file to write the config to (default: a name with the size in runs/)",
     )
 
 
 def _law(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `plan law`."""
     parser.add_argument(
         "directory",
         nargs="?",
         type=Path,
         metavar="DIR",
-        help="MLPerf logs, result_<n>.txt, in a directory for each system (default: published "
-        "results of MLPerf BERT, v0.7 to v5.0)",
+        help="directory with the MLPerf logs result_<n>.txt of each system in a directory of its "
+        "own (default: the published results of MLPerf BERT, v0.7 to v5.0)",
     )
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
@@ -78,8 +91,9 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `plan cluster`."""
     add_config(parser)
-    text = "the GPU (default: the config's name tells, else a100)"
+    text = "kind of GPU (default: the one in the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
-    text = "line rate out of a node, one direction (default: the usual node's)"
+    text = "line rate out of a node in one direction (default: that of the usual node)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)

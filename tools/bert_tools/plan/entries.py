@@ -1,7 +1,7 @@
-"""MLPerf results as the scale-out law sees them: the published table, raw logs, and `--filter`.
+"""Reads MLPerf results for `plan law`: the published table, raw logs, and `--filter`.
 
-Source of a system's score: MLPerf's training rules: the mean without the fastest and the slowest
-run; one run may have failed and then counts as the slowest. No torch.
+A system's score follows MLPerf's training rules. It is the mean without the fastest and the slowest
+run. One run may have failed, and it then counts as the slowest. This module needs no torch.
 """
 
 import csv
@@ -24,9 +24,10 @@ KEYS = (
     *("accelerators", "global_batch_size", "time_min", "samples"),
 )
 FILTER_HELP = (
-    "keep entries that meet it, such as round=2.1, submitter=NVIDIA, accelerator~A100 or "
-    f"accelerators>=64; may be repeated, all must hold. KEY: {', '.join(KEYS)}; = compares (case "
-    "is ignored), ~ looks for the text, >= and <= compare numbers, rounds too"
+    "keep only entries that meet this condition, such as round=2.1, submitter=NVIDIA, "
+    "accelerator~A100 or accelerators>=64; may be repeated, and all conditions must be met. KEY is "
+    f"one of {', '.join(KEYS)}. Use = to compare (ignoring case), ~ to search for a text, and >= "
+    "or <= to compare numbers, including rounds"
 )
 _CONDITION = re.compile(r"\s*([a-z_]+)\s*(>=|<=|=|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -35,17 +36,18 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 _BENCHMARK = "bert"
-_MOST_SAMPLES = 10**12  # a run that says more is no run
-_FEWEST_FOR_A_SCORE = 3  # of the runs that an olympic mean takes
+_MAX_SAMPLES = 10**12  # a log that claims more is wrong
+_MIN_RUNS_FOR_MEAN = 3  # an olympic mean needs this many runs
 _MAX_DESCRIPTION_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One system's result; None or empty text where its source does not give a value.
+    """One system's result. Values that its source does not give are None or empty.
 
-    `time_min` is the olympic mean of its runs in minutes, `samples` the mean number of sequences
-    a run trained on, `seq_per_s` the mean of samples over time of a run, evaluation included.
+    `time_min` is the olympic mean of its runs in minutes, and `samples` the mean number of
+    sequences that a run trained on. `seq_per_s` is the mean of samples divided by time, which
+    includes evaluation.
     """
 
     system: str
@@ -61,18 +63,19 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The entry's name in tables and messages."""
+        """Return the entry's name for tables and messages."""
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
 def published_entries() -> list[Entry]:
-    """The shipped table: MLPerf Training BERT, v0.7 to v5.0, 348 entries."""
+    """Return the shipped table of MLPerf Training BERT, v0.7 to v5.0, with 348 entries."""
     text = resources.files(__package__).joinpath("published_results.csv").read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return [_published(row) for row in csv.DictReader(lines)]
 
 
 def _published(row: Mapping[str, str]) -> Entry:
+    """Return the entry of one row of the published table."""
     millions = _number(row["samples_million"])
     return Entry(
         system=row["system"],
@@ -89,23 +92,25 @@ def _published(row: Mapping[str, str]) -> Entry:
 
 
 def chosen(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
-    """The entries that meet all conditions. Raises ConfigError for one that cannot be read."""
+    """Return the entries that meet all conditions. Raises ConfigError for an invalid condition."""
     tests = [_test(condition) for condition in conditions]
     return [entry for entry in entries if all(test(entry) for test in tests)]
 
 
 def _test(condition: str) -> Callable[[Entry], bool]:
+    """Return a function that tests an entry. Raises ConfigError for an invalid condition."""
     match = _CONDITION.fullmatch(condition)
     if match is None or match[1] not in KEYS:
-        remedy = f"write it as accelerator~A100, with one of {', '.join(KEYS)}"
+        remedy = f"write a condition such as accelerator~A100, with one of {', '.join(KEYS)}"
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
     key, sign, wanted = match.groups()
     text, limit = wanted.casefold(), _number(wanted)
     if sign in (">=", "<=") and limit is None:
-        remedy = f"give a number after {sign}, as {key}{sign}64"
+        remedy = f"write a number after {sign}, such as {key}{sign}64"
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
 
     def meets(entry: Entry) -> bool:
+        """Return whether an entry meets the condition."""
         value = str(getattr(entry, key)).casefold()
         if sign == "~":
             return text in value
@@ -118,6 +123,7 @@ def _test(condition: str) -> Callable[[Entry], bool]:
 
 
 def _number(text: str) -> float | None:
+    """Return a text as a number, or None if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -125,9 +131,9 @@ def _number(text: str) -> float | None:
 
 
 def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
-    """The entries below a directory, by path, and why a log or a system was left out.
+    """Return the entries in a directory, sorted by path, and why logs or systems were left out.
 
-    Every directory with `result_<n>.txt` in it is one system. In MLPerf's layout,
+    Every directory with `result_<n>.txt` is one system. In MLPerf's layout,
     results/<system>/<benchmark>/, only the benchmark bert is read, and systems/<system>.json
     describes the system. A log that cannot be read counts as a failed run. Raises DataError if
     there are no logs.
@@ -138,8 +144,8 @@ def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
         if path.parent.name == _BENCHMARK or not in_layout:
             systems.setdefault(path.parent, []).append(path)
     if not systems:
-        remedy = "give a directory with results/<system>/bert/result_<n>.txt below it"
-        raise DataError(str(root), "holds no MLPerf log of bert", remedy)
+        remedy = "pass a directory that has results/<system>/bert/result_<n>.txt"
+        raise DataError(str(root), "has no MLPerf log of bert", remedy)
     entries: list[Entry] = []
     skipped: list[DataError] = []
     for directory, paths in systems.items():
@@ -161,25 +167,26 @@ def _read_log(path: Path) -> RunLog:
     log = read_foreign_log(path, str(path))
     benchmark = log.last_text("submission_benchmark") or _BENCHMARK
     if _BENCHMARK not in benchmark.casefold():
-        raise DataError(log.name, f"is of the benchmark {benchmark!r}", "give logs of bert")
+        raise DataError(log.name, f"the benchmark is {benchmark!r}", "pass logs of bert")
     start, stop = log.named("run_start"), log.named("run_stop")
     if not start or not stop or stop[-1].time_ms <= start[-1].time_ms:
-        raise DataError(log.name, "holds no run that ended", "give the log of a whole run")
+        problem = "the run did not end"
+        raise DataError(log.name, problem, "pass the log of a complete run")
     return log
 
 
 def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
-    """The entry of one directory's runs, of which `unreadable` have no log that can be read.
+    """Return the entry of one directory, which also has `unreadable` logs that cannot be read.
 
-    Raises DataError if they make no score, differ in their numbers of ranks, or do not say the
-    number of accelerators.
+    Raises DataError if the runs do not make a score, if their numbers of ranks differ, or if their
+    number of accelerators is not known.
     """
     stated = (log.last_number("number_of_ranks") for log in logs)
     ranks = {each for each in stated if each is not None}
     if len(ranks) > 1:
-        problem = f"holds runs on {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
-        raise DataError(str(directory), problem, "give each system a directory of its own")
-    minutes = [math.inf] * unreadable  # infinite for a run that failed
+        problem = f"has runs on {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
+        raise DataError(str(directory), problem, "move each system into its own directory")
+    minutes = [math.inf] * unreadable  # a failed run counts as infinitely slow
     samples, rates = [], []
     for log in logs:
         start, stop = log.named("run_start")[-1], log.named("run_stop")[-1]
@@ -188,17 +195,18 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
             continue
         minutes.append((stop.time_ms - start.time_ms) / 60_000)
         trained_on = log.last_number("train_samples") or _evaluated_samples(log)
-        if trained_on is not None and trained_on > _MOST_SAMPLES:
-            problem = f"says more than {_MOST_SAMPLES:,} samples"
-            raise DataError(log.name, problem, "give the log of a real run")
+        if trained_on is not None and trained_on > _MAX_SAMPLES:
+            problem = f"claims more than {_MAX_SAMPLES:,} samples"
+            raise DataError(log.name, problem, "use the log as the run wrote it")
         if trained_on is not None:
             samples.append(trained_on)
             rates.append(trained_on / (60 * minutes[-1]))
     failed = minutes.count(math.inf)
-    most = 1 if len(minutes) >= _FEWEST_FOR_A_SCORE else 0
-    if failed > most:
+    max_failed = 1 if len(minutes) >= _MIN_RUNS_FOR_MEAN else 0
+    if failed > max_failed:
         problem = f"{failed} of {len(minutes)} runs failed or cannot be read"
-        raise DataError(str(directory), problem, f"a score may leave out {most} of so many")
+        remedy = f"add runs that ended, because a score allows {max_failed} to fail"
+        raise DataError(str(directory), problem, remedy)
     log, description = logs[0], _description(directory)
     batch = log.last_number("global_batch_size")
     published = re.search(r"training_results_v([\d.]+)", str(directory))
@@ -206,7 +214,7 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
         round=published[1] if published else "",
         system=directory.name if directory.name != _BENCHMARK else directory.parent.name,
         accelerators=_accelerators(directory, log, description),
-        time_min=olympic_mean(minutes) if most else math.fsum(minutes) / len(minutes),
+        time_min=olympic_mean(minutes) if max_failed else math.fsum(minutes) / len(minutes),
         samples=math.fsum(samples) / len(samples) if samples else None,
         seq_per_s=math.fsum(rates) / len(rates) if rates else None,
         submitter=log.last_text("submission_org") or "",
@@ -217,28 +225,32 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
 
 
 def _evaluated_samples(log: RunLog) -> float | None:
-    """Sequences trained on until the last evaluation, where the log counts them."""
+    """Return the sequences trained on until the last evaluation, None if the log has no count."""
     for record in reversed(log.named("eval_accuracy")):
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)
             if isinstance(value, int | float) and is_number(value) and value > 1:
-                return value  # 1 is an epoch number, which some logs have there
+                return value  # some logs have the epoch number 1 here instead
     return None
 
 
 def _description(directory: Path) -> Mapping[str, Any]:
-    """systems/<system>.json for results/<system>/bert; empty if there is none. Raises DataError."""
+    """Return systems/<system>.json for results/<system>/bert, empty if it does not exist.
+
+    Raises DataError if it cannot be read.
+    """
     path = (directory / "../../../systems").resolve() / f"{directory.parent.name}.json"
     try:
         return parse_json_object(read_regular_file(path, _MAX_DESCRIPTION_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise DataError(str(path), f"is no system description ({error})", "mend it") from None
+        problem = f"is not a system description ({error})"
+        raise DataError(str(path), problem, "fix or remove it") from None
 
 
 def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) -> int:
-    """The log's own number of ranks, else nodes times accelerators of a node as described."""
+    """Return the log's number of ranks, otherwise the number of accelerators in the description."""
     ranks = log.last_number("number_of_ranks")
     if ranks is not None:
         return int(ranks)
@@ -248,6 +260,6 @@ def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) 
     except (TypeError, ValueError):
         nodes = each = 0
     if nodes < 1 or each < 1:
-        remedy = "put results/<system>/bert/ beside systems/<system>.json, which says it"
-        raise DataError(str(directory), "does not say how many accelerators it is of", remedy)
+        remedy = "put results/<system>/bert/ next to systems/<system>.json, which has the number"
+        raise DataError(str(directory), "the number of accelerators is not known", remedy)
     return nodes * each

@@ -1,14 +1,15 @@
-"""Hyper-parameters of published sets for any global batch, the samples that they need, a batch.
+"""Finds hyper-parameters for any global batch, the samples they need, and a batch for any size.
 
-The sets are those of MLPerf Training BERT, closed division (`published_sets.csv`). The lines
-between them, and which of their points were tried: docs/reference/hyperparameters.md. How the
-batch is chosen and cut into micro-batches: docs/concepts/scaling.md.
+The sets of hyper-parameters are those of MLPerf Training BERT, closed division
+(`published_sets.csv`). docs/reference/hyperparameters.md explains the interpolation between them
+and which of its points were tried. docs/concepts/scaling.md explains how the batch is chosen and
+split into micro-batches.
 
-`samples_points.csv` holds published samples to masked-LM accuracy 0.720. Between two points of a
-recipe the logarithm of the samples is a straight line over the logarithm of the batch. Beyond them
-nothing is known: a smaller batch takes the samples of the smallest point, a larger one the steps of
-the largest. Neither can need more, as long as samples do not fall and steps do not rise with the
-batch. No torch.
+`samples_points.csv` has the published samples to a masked-LM accuracy of 0.720. Between two points
+of a recipe, the logarithm of the samples is interpolated linearly over the logarithm of the batch.
+Outside the points nothing is known. A smaller batch is assumed to need the samples of the smallest
+point, and a larger batch the steps of the largest point. Neither can need more, if samples do not
+fall and steps do not rise with the batch. This module needs no torch.
 """
 
 import csv
@@ -24,27 +25,29 @@ from mlperf_bert.errors import ConfigError
 
 Row = TypeVar("Row")
 
-_DIGITS = 4  # digits of an interpolated value: nobody measured more
-_BETA_PLACES = 5  # after the point, as published betas have
+_DIGITS = 4  # significant digits of an interpolated value, because nobody measured more
+_BETA_DECIMALS = 5  # decimals of an interpolated beta, as many as published betas have
 
 _ADAM_BETAS, _ADAM_EPSILON = (0.8003575444254268, 0.8174653681457493), 1e-9
 _ADAMW_BETAS = (0.9, 0.98)
 
-# LAMB with the closed division's published sets (`published_sets.csv`); Samsung's Adam; MosaicML's
-# AdamW without dropout; the line through the latter two, which has no third point.
+# The recipes are LAMB with the closed division's published sets (`published_sets.csv`), Samsung's
+# Adam, MosaicML's AdamW without dropout, and the line through the last two, which has no third
+# point.
 Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 
-# steps = _LEAST_STEPS * (1 + _SATURATION / batch): through MosaicML's point and Samsung's.
-_LEAST_STEPS, _SATURATION = 145, 3_900
+# steps = _MIN_STEPS * (1 + _SATURATION / batch) goes through MosaicML's point and Samsung's.
+_MIN_STEPS, _SATURATION = 145, 3_900
 
-# Where a number of samples comes from; between two published points it counts as published.
+# Where a number of samples comes from. Between two published points it counts as published.
 Basis = Literal["published", "extrapolated"]
 
 
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
-    """Rows of a CSV file below `plan` as dataclasses: fields are columns of int, float or str.
+    """Read the rows of a CSV file in this package as dataclasses.
 
-    `chosen` keeps the rows with the given value in the given column.
+    Their fields are the columns, of type int, float or str. `chosen` keeps only rows with the given
+    value in the given column.
     """
     text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -59,23 +62,23 @@ def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
 
 
 def share_between(value: float, low: float, high: float) -> float:
-    """Share of the way from `low` to `high` of a value, by logarithms: 0 .. 1 between them."""
+    """Return the position of a value between `low` (0) and `high` (1) on a logarithmic scale."""
     return math.log(value / low) / math.log(high / low)
 
 
 def geometric(low: float, high: float, share: float) -> float:
-    """The value at that share of the straight line in logarithms."""
+    """Return the value at a position between `low` (0) and `high` (1) on a logarithmic scale."""
     return low * math.exp(share * math.log(high / low))
 
 
 def rounded(value: float, digits: int) -> float:
-    """The value rounded to so many significant digits."""
+    """Round a value to a number of significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LambRecipe:
-    """One set of hyper-parameters: LAMB with epsilon 1e-6, linear decay to 0, norm limit 1.
+    """One set of hyper-parameters for LAMB with epsilon 1e-6, linear decay to 0 and norm limit 1.
 
     The fields are those of the config's sections `optim` and `schedule`.
     """
@@ -92,18 +95,21 @@ class LambRecipe:
 
     @property
     def form(self) -> Literal["continuous", "published"]:
-        """Form of the schedule: sets with a warm-up were tuned with the published form's jump."""
+        """Return the form of the schedule.
+
+        Sets with a warm-up were tuned with the published form, which has a jump.
+        """
         return "published" if self.warmup_steps else "continuous"
 
 
 @cache
 def knots() -> tuple[LambRecipe, ...]:
-    """The published sets between which values are interpolated, by batch."""
+    """Return the published sets between which values are interpolated, sorted by batch."""
     return shipped_rows("published_sets.csv", LambRecipe)
 
 
 def lamb_recipe(global_batch_size: int) -> LambRecipe:
-    """The published set of this batch, or one interpolated for it.
+    """Return the published set for a batch, or an interpolated one.
 
     Raises ConfigError for a batch below 1, or above the largest reference convergence point of the
     closed division.
@@ -111,8 +117,8 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
     if not 1 <= global_batch_size <= CLOSED_MOST_BATCH:
         raise ConfigError(
             "global batch",
-            f"{global_batch_size:,} lies outside the published sets",
-            f"use 1 to {CLOSED_MOST_BATCH:,}",
+            f"{global_batch_size:,} is outside the range of the published sets",
+            f"use a batch from 1 to {CLOSED_MOST_BATCH:,}",
         )
     if global_batch_size < knots()[0].global_batch_size:
         return _below(knots()[0], global_batch_size)
@@ -125,7 +131,7 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
 
 
 def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
-    """The samples of the smallest set, at a rate that goes with the batch's square root."""
+    """Extrapolate the smallest set with the same samples and a rate that follows sqrt(batch)."""
     ratio = batch / smallest.global_batch_size
     return replace(
         smallest,
@@ -137,17 +143,23 @@ def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
 
 
 def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
-    """Interpolate logarithms, or shares, linearly over the logarithm of the batch."""
+    """Interpolate between two sets, linearly over the logarithm of the batch.
+
+    Rates and steps are interpolated by their logarithms, betas by the logarithm of their distance
+    to 1, and warm-up steps by their share of the schedule.
+    """
     share = share_between(batch, low.global_batch_size, high.global_batch_size)
 
     def between(a: float, b: float) -> float:
+        """Interpolate the logarithm of a value."""
         return a if a == b else rounded(geometric(a, b, share), _DIGITS)
 
     def below_one(a: float, b: float) -> float:
-        return round(1 - geometric(1 - a, 1 - b, share), _BETA_PLACES)
+        """Interpolate the logarithm of a value's distance to 1."""
+        return round(1 - geometric(1 - a, 1 - b, share), _BETA_DECIMALS)
 
     def of_steps(a: int, b: int) -> int:
-        """Steps of the warm-up, whose share of the schedule is interpolated linearly."""
+        """Interpolate the share of steps in the schedule linearly."""
         at_low, at_high = a / low.decay_steps, b / high.decay_steps
         return round(decay_steps * (at_low + share * (at_high - at_low)))
 
@@ -167,10 +179,11 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Samples (sequences) to the target: the mean of ten runs, and the range of most such means.
+    """Samples (sequences) to target: the mean of ten runs, and the range of most such means.
 
-    At points of few entries `low` and `high` are a single run's standard deviation away; for open
-    recipes they span the published means. `source` says in words where the number comes from.
+    For points with few entries, `low` and `high` are one standard deviation of a single run away.
+    For open recipes they are the range of the published means. `source` describes where the number
+    comes from.
     """
 
     samples: float
@@ -181,13 +194,13 @@ class Estimate:
 
     @property
     def in_words(self) -> str:
-        """Basis and source."""
+        """Describe the basis and the source."""
         return f"{self.basis}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesPoint:
-    """A published point of a recipe, made from `entries` MLPerf entries."""
+    """A published point of a recipe, computed from `entries` MLPerf entries."""
 
     global_batch_size: int
     samples: float
@@ -199,18 +212,18 @@ class SamplesPoint:
 
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
-    """The points of a recipe, by batch."""
+    """Return the points of a recipe, sorted by batch."""
     if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
 
 def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
-    """Sequences that the recipe needs at this global batch, 1 at least."""
+    """Estimate the sequences that a recipe needs to reach the target with a global batch."""
     batch = global_batch_size
     points = samples_points(recipe)
     small, large = points[0], points[-1]
-    if batch < small.global_batch_size:  # at most its samples, at least its steps
+    if batch < small.global_batch_size:  # at most the samples of the point, at least its steps
         return Estimate(
             samples=small.samples,
             low=small.low * batch / small.global_batch_size,
@@ -218,7 +231,7 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
             source=f"the samples at {small.global_batch_size:,} ({small.source})",
             basis="extrapolated",
         )
-    if batch > large.global_batch_size:  # at most its steps, at least its samples
+    if batch > large.global_batch_size:  # at most the steps of the point, at least its samples
         ratio = batch / large.global_batch_size
         return Estimate(
             samples=large.samples * ratio,
@@ -229,10 +242,10 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
         )
     if recipe == "open_hypothesis":  # bounds: samples do not fall and steps do not rise
         return Estimate(
-            samples=_LEAST_STEPS * (batch + _SATURATION),
+            samples=_MIN_STEPS * (batch + _SATURATION),
             low=max(small.low, large.low * batch / large.global_batch_size),
             high=min(large.high, small.high * batch / small.global_batch_size),
-            source=f"a hypothesis: {_LEAST_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
+            source=f"the hypothesis of {_MIN_STEPS} * (1 + {_SATURATION:,} / batch) steps, "
             f"through two points ({small.global_batch_size:,} and {large.global_batch_size:,})",
             basis="extrapolated",
         )
@@ -250,11 +263,11 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
 
 
 def recipe_of(config: RunConfig) -> Recipe:
-    """The recipe whose samples a config's run is expected to need, by its optimizer."""
+    """Return the recipe whose samples a config is expected to need, based on its optimizer."""
     if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
     if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM_EPSILON:
-        return "open_hypothesis"  # its betas may be those of a point
+        return "open_hypothesis"  # even if its betas are those of a published point
     betas = config.optim.beta_1, config.optim.beta_2
     named: dict[tuple[float, float], Recipe] = {
         _ADAM_BETAS: "open_adam",
@@ -266,36 +279,42 @@ def recipe_of(config: RunConfig) -> Recipe:
 Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 
-# Sequences of one micro-batch that somebody has run: NVIDIA 56 without padding on 80 GB, 48 packs
-# of about two; this project 448 on an H200, alone. Of an H200 among others no more than of an H100.
-_MOST_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
-_MOST_ALONE = {"h200": 448}
+# The largest micro-batches, in sequences, that were run: by NVIDIA 56 without padding on 80 GB and
+# 48 packs of about two, and by this project 448 on a single H200. For one of several H200 the limit
+# is that of an H100.
+_MAX_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
+_MAX_ON_ONE_GPU = {"h200": 448}
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchSize:
+    """A row of `batch_sizes.csv`."""
+
     accelerators: int
     global_batch_size: int
 
 
 def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
-    """Sequences per rank and forward, and micro-batches per update, for so many ranks.
+    """Choose the sequences per micro-batch, and the micro-batches per update, of each rank.
 
-    The global batch lies on straight lines of logarithms between those of `batch_sizes.csv`; each
-    rank takes the nearest whole number of sequences, in micro-batches that memory is known to hold.
-    Raises ConfigError for more ranks than the largest batch of the closed division has sequences.
+    The global batch is interpolated between those of `batch_sizes.csv` on a logarithmic scale. Each
+    rank gets the nearest whole number of sequences, in micro-batches that are known to fit in
+    memory. Raises ConfigError if there are more ranks than the largest batch of the closed division
+    has sequences.
     """
     if ranks > CLOSED_MOST_BATCH:
-        problem = f"makes {ranks:,} ranks, more than sequences of the largest batch"
-        raise ConfigError("--nodes", problem, f"use {CLOSED_MOST_BATCH:,} at most")
+        problem = (
+            f"makes {ranks:,} ranks, but the largest batch has {CLOSED_MOST_BATCH:,} sequences"
+        )
+        raise ConfigError("--nodes", problem, f"use at most {CLOSED_MOST_BATCH:,} ranks")
     sizes = shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)
     known = min(max(ranks, sizes[0].accelerators), sizes[-1].accelerators)
     low, high = next(pair for pair in pairwise(sizes) if known <= pair[1].accelerators)
     share = share_between(known, low.accelerators, high.accelerators)
     batch = geometric(low.global_batch_size, high.global_batch_size, share)
     each = min(max(1, round(batch / ranks)), CLOSED_MOST_BATCH // ranks)
-    most = _MOST_SEQUENCES[accelerator]
+    max_sequences = _MAX_SEQUENCES[accelerator]
     if ranks == 1:
-        most = _MOST_ALONE.get(accelerator, most)
-    micro_batches = math.ceil(each / most)
+        max_sequences = _MAX_ON_ONE_GPU.get(accelerator, max_sequences)
+    micro_batches = math.ceil(each / max_sequences)
     return max(1, round(each / micro_batches)), micro_batches

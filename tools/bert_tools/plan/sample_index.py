@@ -1,4 +1,4 @@
-"""The length index to plan over, of a prepared set or of published lengths, and its steps."""
+"""Plans steps over the lengths of a prepared set or over published lengths."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleIndex:
-    """Lengths of N samples, as planning needs them; `length_histogram[k]` have k tokens."""
+    """Lengths of N samples for planning. `length_histogram[k]` of them have k tokens."""
 
     source: str
     vocab_size: int
@@ -38,9 +38,9 @@ class SampleIndex:
 
     @classmethod
     def of_set(cls, directory: Path) -> Self:
-        """The index of a prepared set, or of `train/` in its parent. Raises DataError."""
+        """Open the index of a prepared set, or of `train/` in its parent. Raises DataError."""
         if not os.path.isdir(directory):
-            raise DataError(str(directory), "is not a directory", MISSING_REMEDY)
+            raise DataError(str(directory), "no such directory", MISSING_REMEDY)
         train = directory / "train"
         set_dir = train if os.path.isdir(train) else directory
         index = LengthIndex.open(set_dir)
@@ -55,7 +55,7 @@ class SampleIndex:
 
     @classmethod
     def of_histogram(cls, histogram: LengthHistogram, source: str) -> Self:
-        """One sample for each one counted, by length; masked as in the published preparation."""
+        """Make one sample for each count, sorted by length and masked as in the published data."""
         masked = masked_counts_of(histogram.lengths, MAX_PREDICTIONS)
         return cls(
             source=source,
@@ -68,26 +68,27 @@ class SampleIndex:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest possible sample."""
+        """Return the number of tokens of the longest possible sample."""
         return len(self.length_histogram) - 1
 
     @property
     def mean_length(self) -> float:
-        """Mean tokens per sample."""
+        """Return the mean number of tokens per sample."""
         total = sum(length * count for length, count in enumerate(self.length_histogram))
         return total / len(self.lengths)
 
     def planner(self, config: RunConfig) -> StepPlanner:
-        """The plans of a config's steps over these samples, drawn with seed 0.
+        """Return a planner of a config's steps over these samples, drawn with seed 0.
 
-        Raises ConfigError if there are fewer samples than a batch has, or if the sampler cannot
-        serve the batch.
+        Raises ConfigError if a batch has more sequences than there are samples, or if the sampler
+        does not support the batch.
         """
         data, parallel = config.data, config.parallel
         batch = parallel.global_batch_size
         if batch > len(self.lengths):
-            problem = f"makes a global batch of {batch:,}"
-            remedy = f"lower it or the ranks: {self.source} has {len(self.lengths):,} samples"
+            samples = f"{self.source} has {len(self.lengths):,} samples"
+            problem = f"makes a global batch of {batch:,}, but {samples}"
+            remedy = "lower it or the number of ranks"
             raise ConfigError("parallel.local_batch_size", problem, remedy)
         return StepPlanner(
             make_sampler(
@@ -105,7 +106,7 @@ class SampleIndex:
         )
 
     def exchanged_bytes(self, config: RunConfig, plan: StepPlan) -> int:
-        """Bytes that each rank of the first group receives in a step: packets of real tokens."""
+        """Return the bytes of real tokens that each rank of the first group receives in a step."""
         parallel = config.parallel
         groups = {"exchange_global": parallel.world_size, "exchange_local": parallel.ranks_per_node}
         if config.data.balance not in groups:
@@ -117,5 +118,5 @@ class SampleIndex:
 
 @cache
 def wikipedia_index() -> SampleIndex:
-    """One sample for each of the published lengths of Wikipedia."""
+    """Return an index with one sample for each of the published lengths of Wikipedia."""
     return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths")

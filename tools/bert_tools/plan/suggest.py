@@ -1,7 +1,7 @@
-"""`plan suggest`: a config of the closed division for a job of any size, and samples to expect.
+"""`plan suggest`: writes a config of the closed division for a job of any size.
 
-`recipes` chooses the batch and takes hyper-parameters from published sets or interpolates them.
-`plan cluster` gives the time.
+`recipes` chooses the batch, takes or interpolates hyper-parameters from published sets, and
+estimates the samples to target. `plan cluster` estimates the time.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """The sections set, the whole config they make, the samples to expect and the doubts."""
+    """The sections that are set, the config that results, and the expected samples to target."""
 
     name: str
     accelerator: Accelerator
@@ -47,32 +47,35 @@ class Suggestion:
 
     @property
     def steps(self) -> int:
-        """Steps to the expected samples."""
+        """Return the number of steps that the expected samples take."""
         return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
     @property
     def own_gpu(self) -> str:
-        """The option that tells `plan cluster` the GPU."""
+        """Return the option that tells `plan cluster` which GPU it is."""
         return f"--accelerator {self.accelerator}"
 
     @property
     def warnings(self) -> list[str]:
-        """What leaves the range of published sets and samples."""
+        """Return warnings about values outside the range of published sets and samples."""
         batch = self.config.parallel.global_batch_size
         found = []
         if batch not in [each.global_batch_size for each in knots()]:
-            found.append(f"no set is published for a batch of {batch:,}: {self.source}")
+            problem = f"no hyper-parameters are published for a batch of {batch:,}"
+            found.append(f"{problem}, so they are {self.source}")
         if self.samples.basis != "published":
-            found.append(f"samples to target at {batch:,} are {self.samples.in_words}")
+            found.append(
+                f"the samples to target at a batch of {batch:,} are {self.samples.in_words}"
+            )
         return found
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Write the config to a new file. Raises ConfigError or DataError."""
+    """Write the config to a new file and describe it. Raises ConfigError or DataError."""
     found = suggest(args.nodes, args.gpus_per_node, args.accelerator)
     path = args.out or Path("runs") / found.name
     if os.path.lexists(path):
-        raise ConfigError("--out", f"{path} exists", "name a new file, or remove that one")
+        raise ConfigError("--out", f"{path} exists", "pass a new file, or remove the existing one")
     check_file_name(path, found.config.parallel)
     if args.out is None:
         make_directory(path.parent)
@@ -89,21 +92,21 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     }
     lines = [
         f"hyper-parameters: {found.source}",
-        f"division {config.mlperf.division}: {config.parallel.world_size:,} ranks, global batch "
+        f"{config.mlperf.division} division, {config.parallel.world_size:,} ranks, global batch "
         f"{config.parallel.global_batch_size:,}, at most {config.max_steps:,} steps",
-        f"samples to target: {found.samples.samples:,.0f}, which are {found.steps:,} steps",
+        f"expected samples to target: {found.samples.samples:,.0f} ({found.steps:,} steps)",
         *(f"warning: {each}" for each in found.warnings),
-        one_line(f"config: {path}"),
-        one_line(f"time to expect: mlperf_bert plan cluster --config {path} {found.own_gpu}"),
+        one_line(f"config written to {path}"),
+        one_line(f"expected time: mlperf_bert plan cluster --config {path} {found.own_gpu}"),
     ]
     return facts, lines
 
 
 def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggestion:
-    """The config for `nodes` of `gpus` each. Raises ConfigError for impossible sizes."""
+    """Return a config for `nodes` of `gpus` each. Raises ConfigError for invalid sizes."""
     for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value < 1:
-            raise ConfigError(option, f"is {value}", "set it to 1 at least")
+            raise ConfigError(option, f"is {value}", "set it to at least 1")
     ranks = nodes * gpus
     local_batch_size, micro_batches = choose_batch(ranks, accelerator)
     batch = ranks * local_batch_size * micro_batches
@@ -131,9 +134,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
         "eval": {"target_accuracy": CLOSED_TARGET_ACCURACY},
         "mlperf": {"division": "closed"},
     }
-    if (
-        ranks > 1
-    ):  # no futures, which a capture would have to follow (docs/concepts/captured_step.md)
+    if ranks > 1:  # a captured step must not use futures (docs/concepts/captured_step.md)
         sections["parallel"]["data_parallel"] = "flat"
     if ranks * micro_batches > 1:
         sections["data"]["balance"] = "presort_global"
@@ -154,13 +155,13 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
 
 
 def to_toml(suggestion: Suggestion) -> str:
-    """Text of a file that `mlperf_bert train` accepts: comments on its sources, then settings."""
+    """Return the text of the config file: comments about its sources, then the settings."""
     lines = [
-        f"# Not run. Made by `mlperf_bert plan suggest` for {suggestion.accelerator.upper()}.",
+        f"# Not run. Written by `mlperf_bert plan suggest` for {suggestion.accelerator.upper()}.",
         f"# Hyper-parameters: {suggestion.source}.",
-        f"# Expected: {suggestion.samples.samples / 1e6:,.3f} million samples "
-        f"({suggestion.steps:,} steps); the time: `mlperf_bert plan cluster --config FILE "
-        f"{suggestion.own_gpu}`.",
+        f"# Expected samples to target: {suggestion.samples.samples / 1e6:,.3f} million "
+        f"({suggestion.steps:,} steps).",
+        f"# Expected time: `mlperf_bert plan cluster --config FILE {suggestion.own_gpu}`.",
         *(f"# Warning: {warning}." for warning in suggestion.warnings),
         "",
     ]

@@ -233,7 +233,8 @@ def _only(args: argparse.Namespace) -> int:
 def _as_checkpoint(given: Path, converted: Path) -> Path:
     """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
-    The result is `converted` if `given` is in Hugging Face's format, and otherwise `given`. The conversion happens once, so a resumed call needs only `converted`. If the weights have no
+    The result is `converted` if `given` is in Hugging Face's format, and otherwise `given`. The
+    conversion happens once, so a resumed call needs only `converted`. If the weights have no
     masked-LM head, it is initialized at random. Raises CheckpointError, ConfigError or DataError.
     """
     from bert_tools.huggingface.conversion import (

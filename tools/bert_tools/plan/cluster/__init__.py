@@ -1,1 +1,1 @@
-"""A simulator of one training step, and of a whole run, on any number of accelerators."""
+"""Simulates one training step, and a whole run, on any number of accelerators."""

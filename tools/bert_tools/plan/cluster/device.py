@@ -1,8 +1,8 @@
-"""Device time of a step's phases: matrix products in waves of tiles, attention, memory.
+"""Models the device time of a step's phases: matrix products in waves of tiles, attention, memory.
 
 A phase is the embeddings, one encoder layer or the heads, in one direction.
 
-Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are ms.
+Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are in ms.
 """
 
 from dataclasses import dataclass, replace
@@ -19,18 +19,19 @@ from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
 
 MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
-_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # Wikipedia's means; shares hardly depend on them
-# Kernels of an encoder layer, by inventory; dropout, residual sum and LayerNorm are one. Others are
-# those of embeddings, heads and loss. A hook launches its own for each bucket, about one a layer.
+_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # Wikipedia's means, which hardly change the shares
+# Counted kernels of an encoder layer, where dropout, residual sum and LayerNorm are one kernel. The
+# others are those of embeddings, heads and loss. A communication hook launches its own kernels for
+# each bucket, about one bucket per layer.
 _FORWARD_KERNELS, _BACKWARD_KERNELS, _OTHER_KERNELS, _HOOK_KERNELS = 7, 22, 120, 4
-# Widths of the hidden size read and written a token and layer.
+# Activations of the hidden size that are read and written per token and layer.
 _FORWARD_WIDTHS, _BACKWARD_WIDTHS = 15, 34
-_MOST_SPLITS = 16  # splits of the sum over tokens in the product for a weight's gradient
+_MAX_SPLITS = 16  # splits of the sum over tokens in the product for a weight's gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Speeds of one accelerator with one program."""
+    """The speeds of one accelerator with one precision and one set of constants."""
 
     accelerator: Accelerator
     precision: MatrixPrecision
@@ -38,13 +39,13 @@ class Device:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one activation in memory; fp8 keeps 16 bits between products."""
+        """Return the bytes of one activation in memory. fp8 keeps 16 bits between products."""
         return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
-        """A product [rows, inner] x [inner, columns], rows an array: whole waves of tiles.
+        """Return the time of products [rows, inner] x [inner, columns] in whole waves of tiles.
 
-        The heads, embeddings and weight gradients are not quantised in `inner`.
+        `rows` has one value per rank. `inner` is not rounded up to whole tiles.
         """
         tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE)
         waves = np.ceil(tiles / self.accelerator.multiprocessors)
@@ -52,34 +53,38 @@ class Device:
         return time
 
     def weight_gradient_ms(self, tokens: Float64Array, columns: int, inner: int) -> Float64Array:
-        """The gradient of a weight [columns, inner], a sum over tokens that may be split."""
+        """Return the time of a weight gradient [columns, inner], a sum over tokens.
+
+        The sum may be split, so that more tiles can be computed at the same time.
+        """
         tiles = np.ceil(columns / TILE) * np.ceil(inner / TILE)
-        splits = np.arange(1, _MOST_SPLITS + 1)
+        splits = np.arange(1, _MAX_SPLITS + 1)
         waves = np.ceil(tiles * splits / self.accelerator.multiprocessors) / splits
         time: Float64Array = waves.min() * self._tile_ms(1) * tokens
         return time
 
     def attention_ms(self, attended: Float64Array, hidden: int, products: int) -> Float64Array:
-        """Attention over pairs of query and key, with 2 * D operations a pair and product."""
+        """Return the time of attention, where a product has 2 * D operations per query and key."""
         rate = self._rate(self.constants.attention_efficiency, "bf16")
         time: Float64Array = 2 * products * hidden * attended / rate
         return time
 
     def memory_ms(self, num_bytes: Float64Array | float) -> Float64Array:
-        """Time to read or write so many bytes of device memory."""
+        """Return the time to read or write a number of bytes of device memory."""
         rate = 1e6 * self.accelerator.memory_gb_s * self.constants.memory_efficiency
         return np.asarray(num_bytes, dtype=np.float64) / rate
 
     def kernels_ms(self, count: float) -> float:
-        """Time of kernels beyond their work."""
+        """Return the overhead of a number of kernels, without their work."""
         return count * self.constants.kernel_overhead_us / 1e3
 
     def _tile_ms(self, inner: int) -> float:
+        """Return the time of one wave of tiles with sums over `inner` elements."""
         rate = self._rate(self.constants.matrix_efficiency, self.precision)
         return 2 * TILE * TILE * inner * self.accelerator.multiprocessors / rate
 
     def _rate(self, efficiency: float, precision: MatrixPrecision) -> float:
-        """Operations per millisecond."""
+        """Return the achieved operations per millisecond."""
         if self.precision == "fp32":
             precision = "fp32"
         return 1e9 * self.accelerator.peak_tflops(precision) * efficiency
@@ -88,9 +93,10 @@ class Device:
 def layer_ms(
     device: Device, work: Workload, rows: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Forward and backward of an encoder layer, ms, float64 [R] each.
+    """Return the forward and backward time of an encoder layer, in ms, float64 [R] each.
 
-    `rows` tokens, float64 [R], go on after attention: in the last layer the masked positions only.
+    `rows`, float64 [R], counts the tokens that are computed after attention. In the last layer,
+    these are only the masked positions.
     """
     hidden, wide, tokens = MODEL.hidden_size, MODEL.intermediate_size, work.tokens
     shapes = (
@@ -118,8 +124,11 @@ def layer_ms(
 
 
 def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Forward and backward of the masked-LM head over `rows` positions, ms, float64 [R] each."""
-    if device.precision == "fp8":  # in the encoder only
+    """Return the forward and backward time of the masked-LM head, in ms, float64 [R] each.
+
+    `rows`, float64 [R], counts the masked positions.
+    """
+    if device.precision == "fp8":  # fp8 is used only in the encoder
         device = replace(device, precision="bf16")
     hidden, vocabulary = MODEL.hidden_size, MODEL.padded_vocab_size
     square = device.product_ms(rows, hidden, hidden)
@@ -135,14 +144,17 @@ def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Ar
 
 
 def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Forward and backward of the three tables with their LayerNorm, ms, float64 [R] each."""
+    """Return the forward and backward time of the embeddings, in ms, float64 [R] each.
+
+    They are three tables and a LayerNorm.
+    """
     width = device.activation_bytes * MODEL.hidden_size * tokens
     return device.memory_ms(8 * width), device.memory_ms(12 * width)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of forward or backward: device time [R] in ms, and the host's work for it."""
+    """A part of the forward or backward pass: its device time in ms, [R], and its host launches."""
 
     name: str
     direction: Literal["forward", "backward"]
@@ -152,7 +164,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SentBucket:
-    """A bucket of gradients, ready at `fraction` of the backward phase `phase`."""
+    """A bucket of gradients that is ready at `fraction` of the backward phase `phase`."""
 
     num_bytes: int
     phase: int
@@ -160,12 +172,12 @@ class SentBucket:
 
 
 def phases_of(device: Device, work: Workload) -> list[Phase]:
-    """Phases of forward (embeddings, layers, heads) and of backward (heads, layers, embeddings)."""
+    """Return the phases of the forward pass, and those of the backward pass in reverse order."""
     last_rows = np.minimum(work.masked + work.sequences, work.tokens)
     full = layer_ms(device, work, work.tokens)
     last = layer_ms(device, work, last_rows)
     heads, embeddings = head_ms(device, work.masked), embedding_ms(device, work.tokens)
-    others = _OTHER_KERNELS // 4  # of embeddings and heads, forward and backward
+    others = _OTHER_KERNELS // 4  # equally for embeddings and heads, forward and backward
     extra = device.kernels_ms(others)
     layers = [(f"layer {number}", full) for number in range(MODEL.num_layers - 1)]
     layers.append((f"layer {MODEL.num_layers - 1}", last))
@@ -182,7 +194,7 @@ def phases_of(device: Device, work: Workload) -> list[Phase]:
 
 @cache
 def sent_buckets(element_bytes: int, cap_mb: float = DEFAULT_CAP_MB) -> tuple[SentBucket, ...]:
-    """DistributedDataParallel's buckets, each with the backward phase in which it is ready."""
+    """Return DistributedDataParallel's buckets, each with the phase in which it is ready."""
     order = backward_order(MODEL, _TYPICAL_TOKENS, _TYPICAL_MASKED)
     phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
     ends = np.zeros(MODEL.num_layers + 2)
@@ -200,6 +212,7 @@ def sent_buckets(element_bytes: int, cap_mb: float = DEFAULT_CAP_MB) -> tuple[Se
 
 
 def _backward_phase(name: str) -> int:
+    """Return the number of the backward phase that computes a parameter's gradient."""
     if name.startswith("bert.encoder.layer."):
         return MODEL.num_layers - int(name.split(".")[3])
     return MODEL.num_layers + 1 if name.startswith("bert.embeddings") else 0

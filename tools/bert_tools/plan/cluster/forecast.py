@@ -1,7 +1,7 @@
-"""`plan cluster`: a config's step on a machine, its run, and the one forecast of a time to train.
+"""`plan cluster`: simulates a config's step on a machine, and forecasts its time to train.
 
-The forecast is a simulated step times the samples that a recipe needs. Its range has two parts: the
-bounds of the simulator's assumed constants, and the spread of the published samples.
+The forecast multiplies a simulated step by the number of steps that a recipe needs. Its range has
+two parts: the bounds of the simulator's assumed constants, and the spread of the published samples.
 """
 
 import argparse
@@ -30,32 +30,36 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
 
-MOST_RANKS = 200_000  # ranks of a step, and of all its draws together
-DRAWS = 5  # simulated steps, fewer for very many ranks
-_LEAST_GB_S, _MOST_GB_S = 0.01, 1e6
+MAX_RANKS = 200_000  # of a step, and of all drawn steps together
+DRAWS = 5  # number of simulated steps, fewer for a very large number of ranks
+_MIN_GB_S, _MAX_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
 _EVALUATION_COLLECTIVES = 3  # correct, masked, loss
-_HOST_READS = 2  # of an evaluation's sums
+_HOST_READS = 2  # of the sums of an evaluation
 
-# From logs/2026-11-22-cluster-model/tables.json; a test compares. The simulator of commit 616d0d8d
-# computed them on published programs; ours is simulated by the same formulas here.
+# These errors come from logs/2026-11-22-cluster-model/tables.json, and a test compares them. The
+# simulator of commit 616d0d8d computed them for published programs. The same formulas simulate our
+# program here.
 HELD_OUT = (
-    "on held-out A100 runs the time to train (step x samples) is within 15 % in 10 of 16 classes, "
-    "mean error 12.0 %, and the step in 17 of 19, mean error 7.7 %"
+    "on held-out A100 runs the time to train (step x samples) is within 15% in 10 of 16 classes "
+    "(mean error 12.0%), and the step in 17 of 19 (mean error 7.7%)"
 )
 _NOT_MODELLED = (
     "not modelled: faults, restarts, a shared or thinner network, reading of data, clocks that "
-    "fall with heat; our program has not run on a GPU"
+    "slow down with heat"
 )
-_NOTE = "A simulation, not a measurement: its constants were fitted on published A100 runs."
-_STEP_NAMES = ("a step of the mean rank", "time", "share")
+_NOTE = (
+    "This is a simulation with constants fitted to published A100 runs. Our program has not run on "
+    "a GPU."
+)
+_STEP_NAMES = ("part of a step (mean over ranks)", "time", "of the step")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTime:
-    """Parts of a run's time; `step_ms` is the mean over drawn steps."""
+    """The parts of a run's time. `step_ms` is the mean over the drawn steps."""
 
     step_ms: float
     steps: int
@@ -64,13 +68,13 @@ class RunTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first step to the target."""
+        """Return the seconds from the first step to the target."""
         return (self.steps * self.step_ms + self.evaluations * self.evaluation_ms) / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Drawn steps of a config, the run that they make up, and the range of its seconds."""
+    """The drawn steps of a config, the run that results, and the range of its time in seconds."""
 
     job: Job
     recipe: Recipe
@@ -83,19 +87,19 @@ class Simulated:
 
     @property
     def imbalance_tokens(self) -> float:
-        """Largest over mean of the ranks' real tokens, averaged over draws."""
+        """Return the largest number of real tokens over the ranks' mean, averaged over draws."""
         each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
         return sum(each) / len(each)
 
     @property
     def padding_fraction(self) -> float:
-        """Ratio of padding tokens to real ones."""
+        """Return the ratio of padding tokens to real tokens."""
         real = sum(float(work.real_tokens.sum()) for work in self.works)
         return sum(float(work.tokens.sum()) for work in self.works) / real - 1
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """Parts of a step on the mean rank, ms; their sum is the step."""
+        """Return the parts of a step in ms, averaged over ranks. Their sum is the step."""
         return {
             name: sum(float(timing.parts[name].mean()) for timing in self.timings)
             / len(self.timings)
@@ -103,12 +107,12 @@ class Simulated:
         }
 
     def mean_ms(self, name: Literal["communication_ms", "exposed_ms"]) -> float:
-        """Mean of a property of the steps over draws."""
+        """Return the mean of a property over the drawn steps."""
         return sum(float(getattr(timing, name)) for timing in self.timings) / len(self.timings)
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Simulate a config's run. Raises ConfigError for a user's mistake."""
+    """Simulate the run of a config. Raises ConfigError for a user's mistake."""
     config = load_config(args.config, args.set)
     found = simulate(config, args.config.stem, args.accelerator, args.node_gb_s)
     run = found.run
@@ -133,8 +137,8 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     lines = list(_in_words(config, found))
     if run.steps > config.max_steps:
         lines.append(
-            f"warning: the run stops after {config.max_steps:,} steps, {run.steps:,} are expected: "
-            "raise run.max_steps"
+            f"warning: the run stops after {config.max_steps:,} steps, but it is expected to need "
+            f"{run.steps:,}; increase run.max_steps"
         )
     return facts, lines
 
@@ -145,20 +149,23 @@ def simulate(
     accelerator: AcceleratorName | None = None,
     node_gb_s: float | None = None,
 ) -> Simulated:
-    """The steps and the run of a config; `origin` is its name, which may tell the accelerator.
+    """Simulate the steps and the run of a config.
 
-    The range takes assumed constants as independent: the root of the sum of squares of what each
-    bound adds to the time or takes from it. Raises ConfigError for what is not simulated, and for a
-    batch that cannot be drawn.
+    `origin` is the name of the config, from which the accelerator is read if it is not given.
+    For the range, assumed constants count as independent: each bound adds to the time or subtracts
+    from it, and the changes are combined as the root of the sum of their squares.
+
+    Raises ConfigError for a config that cannot be simulated, or a batch that cannot be drawn.
     """
     job = _job_of(config, origin, accelerator, node_gb_s)
     recipe = recipe_of(config)
     estimate = samples_to_target(config.parallel.global_batch_size, recipe)
-    draws = max(1, min(DRAWS, MOST_RANKS // config.parallel.world_size))
+    draws = max(1, min(DRAWS, MAX_RANKS // config.parallel.world_size))
     works = draw_steps(config, wikipedia_index(), draws)
     timings, run = _timed(config, job, works, estimate)
 
     def seconds(constants: Constants) -> float:
+        """Return the time of the run with other constants, for the first drawn step."""
         return _timed(config, replace(job, constants=constants), works[:1], estimate)[1].seconds
 
     expected = seconds(job.constants)
@@ -184,38 +191,39 @@ def simulate(
 def _job_of(
     config: RunConfig, origin: str, accelerator: AcceleratorName | None, node_gb_s: float | None
 ) -> Job:
-    """The simulator's job.
+    """Return the job to simulate.
 
     Raises ConfigError for a run on a CPU, for a model other than BERT-large, and for lengths,
-    kernels, an optimizer or a machine that the simulator does not have.
+    kernels, optimizers or machines that the simulator does not support.
     """
     model, parallel, usual = config.model, config.parallel, ModelSection()
     shape = ("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads")
     if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
-        problem = "is not BERT-large on GPUs, the only simulated case"
-        raise ConfigError(origin, problem, "give another config, such as dgxa100_8x8x48x1")
+        problem = "is not BERT-large on GPUs, the only case that can be simulated"
+        raise ConfigError(origin, problem, "pass another config, such as dgxa100_8x8x48x1")
     if config.data.max_seq_length != 512 or model.kernels == "reference":
-        problem = "has lengths other than 512 or the reference kernels, which are not simulated"
-        raise ConfigError(origin, problem, "leave data.max_seq_length and model.kernels alone")
+        problem = "has a length other than 512 or the reference kernels, which cannot be simulated"
+        remedy = "do not change data.max_seq_length and model.kernels"
+        raise ConfigError(origin, problem, remedy)
     if config.optim.name == "muon":
-        problem = "is 'muon', of which no published run says its samples"
-        raise ConfigError("optim.name", problem, "ask about another optimizer")
-    if parallel.world_size > MOST_RANKS:
+        problem = "is 'muon', for which no samples to target are published"
+        raise ConfigError("optim.name", problem, "use another optimizer")
+    if parallel.world_size > MAX_RANKS:
         problem = f"makes {parallel.world_size:,} ranks"
-        raise ConfigError("parallel.nodes", problem, f"keep them to {MOST_RANKS:,}")
-    if node_gb_s is not None and not _LEAST_GB_S <= node_gb_s <= _MOST_GB_S:
-        remedy = f"set it within {_LEAST_GB_S:g} .. {_MOST_GB_S:g} GB/s"
+        raise ConfigError("parallel.nodes", problem, f"use at most {MAX_RANKS:,} ranks")
+    if node_gb_s is not None and not _MIN_GB_S <= node_gb_s <= _MAX_GB_S:
+        remedy = f"set it to a rate from {_MIN_GB_S:g} to {_MAX_GB_S:g} GB/s"
         raise ConfigError("--node-bandwidth", f"is {node_gb_s:g}", remedy)
-    told: AcceleratorName = "a100"
+    in_name: AcceleratorName = "a100"
     if "h100" in origin:
-        told = "h100"
+        in_name = "h100"
     elif "h200" in origin:
-        told = "h200"
-    name = accelerator or told
+        in_name = "h200"
+    name = accelerator or in_name
     machine = make_machine(name, parallel.nodes, parallel.ranks_per_node, node_gb_s)
     precision = "bf16" if model.precision == "bf16_autocast" else model.precision
     if not machine.accelerator.peak_tflops(precision):
-        problem = f"{precision}: {name} has no such units"
+        problem = f"is {precision}, which {name} does not support"
         raise ConfigError("model.precision", problem, "use bf16, or another accelerator")
     shards: dict[str, Scope] = {"zero1_node": "node", "zero1": "world"}
     return Job(
@@ -233,7 +241,7 @@ def _job_of(
 def _timed(
     config: RunConfig, job: Job, works: Sequence[Workload], estimate: Estimate
 ) -> tuple[list[StepTiming], RunTime]:
-    """Time steps that were drawn, each with its own jitter, and the run of which they are part."""
+    """Simulate drawn steps, each with its own jitter, and compute the time of the whole run."""
     timings = []
     for number, work in enumerate(works):
         speed = jitter(work.world_size, job.constants.jitter_fraction, number)
@@ -250,7 +258,7 @@ def _timed(
 
 
 def evaluation_ms(job: Job) -> float:
-    """One evaluation: passes over a rank's share of the held-out samples, then three sums."""
+    """Return the time of one evaluation: passes over a rank's held-out samples, and three sums."""
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
     micro_batches, batch = 1, share
     if job.capture == "off":
@@ -264,19 +272,20 @@ def evaluation_ms(job: Job) -> float:
 
 
 def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
-    """Lines on machine, step by parts, communication, run, and how far to trust them."""
+    """Yield lines about the machine, the step, communication, the run, and the expected errors."""
     parallel, run, estimate = config.parallel, found.run, found.estimate
     accumulated = parallel.grad_accum_steps
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
     yield (
         f"{parallel.nodes:,} nodes of {parallel.ranks_per_node} "
-        f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} a rank{micro_batches}, "
-        f"global batch {parallel.global_batch_size:,}; {found.job.precision}, "
+        f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} sequences per rank"
+        f"{micro_batches}, global batch {parallel.global_batch_size:,}, {found.job.precision}, "
         f"{config.data.sampler}, {config.data.balance}, {config.clip.policy}"
     )
     yield (
-        f"tokens of the largest rank over the mean {found.imbalance_tokens:.4f}, "
-        f"padding {found.padding_fraction:.2%}; {len(found.timings)} steps drawn"
+        f"{len(found.timings)} drawn steps: imbalance {found.imbalance_tokens:.4f} (tokens of the "
+        f"rank with the most, divided by the mean), padding {found.padding_fraction:.2%} of real "
+        "tokens"
     )
     parts = [
         (name, f"{value:.1f} ms", f"{value / run.step_ms:.1%}")
@@ -286,22 +295,23 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     yield from ("", *aligned(_STEP_NAMES, rows, left=_STEP_NAMES[0]), "")
     communication, exposed = found.mean_ms("communication_ms"), found.mean_ms("exposed_ms")
     yield (
-        f"communication {communication:.1f} ms, of which {exposed:.1f} ms exposed and "
-        f"{communication - exposed:.1f} ms beside computing"
+        f"communication {communication:.1f} ms, of which {communication - exposed:.1f} ms overlap "
+        f"with computation and {exposed:.1f} ms are exposed"
     )
     rate = 1e3 * parallel.global_batch_size / run.step_ms
     yield (
-        f"{rate:,.0f} sequences/s while training, {rate / parallel.world_size:.1f} an accelerator"
+        f"{rate:,.0f} sequences/s while training, {rate / parallel.world_size:.1f} per accelerator"
     )
     spread = (
-        f"{estimate.low:,.0f} to {estimate.high:,.0f}; " if estimate.low < estimate.high else ""
+        f"{estimate.low:,.0f} to {estimate.high:,.0f}, " if estimate.low < estimate.high else ""
     )
     yield f"samples to target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
     yield (
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} steps of {run.step_ms:.1f} ms, "
-        f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, start-up not counted"
+        f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, without start-up"
     )
     yield f"range: {found.low:,.1f} to {found.high:,.1f} s"
-    yield f"model: the simulated step (docs/concepts/cluster_model.md) x published samples; {HELD_OUT}"
+    yield "model: simulated step (docs/concepts/cluster_model.md) x published samples"
+    yield f"error: {HELD_OUT}"
     yield _NOT_MODELLED
     yield _NOTE

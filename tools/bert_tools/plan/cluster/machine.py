@@ -1,9 +1,9 @@
-"""Simulated machines: data sheets, constants beyond them, and collectives.
+"""Describes simulated machines: their data sheets, other constants, and collectives.
 
-Times of collectives follow the usual alpha-beta model: a message of n bytes over a link takes
-alpha + n / bandwidth. Ring: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
-Trees: two complementary ones, each with half of the bytes (Sanders, Speck and Traeff, 2009), as
-in NCCL. Times are ms.
+The times of collectives follow the usual alpha-beta model: a message of n bytes over a link takes
+alpha + n / bandwidth. The ring is that of Patarasuk and Yuan (Bandwidth optimal all-reduce
+algorithms, 2009). The trees are those of NCCL: two complementary ones with half of the bytes each
+(Sanders, Speck and Traeff, 2009). Times are in ms.
 """
 
 import math
@@ -17,14 +17,15 @@ AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200"]
 ACCELERATORS: tuple[AcceleratorName, ...] = get_args(AcceleratorName)
 MatrixPrecision = Literal["bf16", "fp8", "fp32"]
 
-_USUAL_NODE = 8  # accelerators of the node that the table's `nics` counts
+_USUAL_NODE = 8  # accelerators of the node to which `nics` in the table refers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """One accelerator and the network of its usual node; a row of `accelerators.csv`.
+    """One accelerator and the network of its usual node, from a row of `accelerators.csv`.
 
-    Rates are peaks: TFLOP/s of dense matrix products, GB/s (10^9 bytes a second) one direction.
+    Rates are peak rates: TFLOP/s of dense matrix products, and GB/s (10^9 bytes per second) in one
+    direction.
     """
 
     name: AcceleratorName
@@ -39,7 +40,7 @@ class Accelerator:
     source: str
 
     def peak_tflops(self, precision: MatrixPrecision) -> float:
-        """Peak TFLOP/s of matrix products; 0 if there are no such units."""
+        """Return the peak TFLOP/s of matrix products, 0 if the precision is not supported."""
         if precision == "fp8":
             return self.matrix_fp8_tflops
         return self.matrix_fp32_tflops if precision == "fp32" else self.matrix_16bit_tflops
@@ -47,7 +48,7 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Nodes of equal accelerators. `node_gb_s` is the line rate out of a node, one direction."""
+    """Equal nodes of accelerators. `node_gb_s` is the line rate out of a node in one direction."""
 
     accelerator: Accelerator
     nodes: int
@@ -56,13 +57,13 @@ class Machine:
 
     @property
     def world_size(self) -> int:
-        """Ranks, one an accelerator."""
+        """Return the number of ranks, one per accelerator."""
         return self.nodes * self.gpus_per_node
 
 
 @cache
 def accelerators() -> dict[AcceleratorName, Accelerator]:
-    """All accelerators of `accelerators.csv`, by name."""
+    """Return all accelerators of `accelerators.csv` by name."""
     rows = shipped_rows("cluster/accelerators.csv", Accelerator)
     return {row.name: row for row in rows}
 
@@ -70,7 +71,7 @@ def accelerators() -> dict[AcceleratorName, Accelerator]:
 def make_machine(
     name: AcceleratorName, nodes: int, gpus_per_node: int, node_gb_s: float | None = None
 ) -> Machine:
-    """Make a machine; without `node_gb_s` its nodes have ports in the usual proportion."""
+    """Make a machine. Without `node_gb_s`, its nodes have ports in the usual proportion."""
     accelerator = accelerators()[name]
     if node_gb_s is None:
         share = min(1.0, gpus_per_node / _USUAL_NODE)
@@ -82,7 +83,7 @@ def make_machine(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """Values of `constants.csv`, which gives each one's unit, bounds and source."""
+    """The values of `constants.csv`, which has their units, bounds and sources."""
 
     matrix_efficiency: float
     kernel_overhead_us: float
@@ -101,7 +102,7 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantRow:
-    """One constant: its value, the bounds it may take, and where it comes from."""
+    """One constant with its value, its bounds and its source."""
 
     name: str
     value: float
@@ -114,29 +115,32 @@ class ConstantRow:
 
 @cache
 def constant_rows() -> tuple[ConstantRow, ...]:
-    """All rows of `constants.csv`, in its order."""
+    """Return all rows of `constants.csv` in its order."""
     return shipped_rows("cluster/constants.csv", ConstantRow)
 
 
 def default_constants() -> Constants:
-    """The values of `constants.csv`."""
+    """Return the values of `constants.csv`."""
     values = {row.name: row.value for row in constant_rows()}
     assert set(values) == {field.name for field in fields(Constants)}
     return Constants(**values)
 
 
 def ring_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Time of 2 (p - 1) messages of a p-th of the bytes, one after the other."""
+    """Return the time of 2 (p - 1) messages in sequence, each with a p-th of the bytes."""
     return 2 * ring_all_gather_ms(num_bytes, ranks, gb_s, latency_us)
 
 
 def ring_all_gather_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Time of p - 1 messages of a p-th of `num_bytes`; a reduce-scatter takes as long."""
+    """Return the time of p - 1 messages, each with a p-th of `num_bytes`.
+
+    A reduce-scatter takes the same time.
+    """
     return (ranks - 1) * (num_bytes / ranks / gb_s / 1e6 + latency_us / 1e3)
 
 
 def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Time up and down two trees at once: every byte enters and leaves a rank twice."""
+    """Return the time up and down two trees at once. Every byte enters and leaves a rank twice."""
     if ranks == 1:
         return 0.0
     return 2 * num_bytes / gb_s / 1e6 + 2 * math.ceil(math.log2(ranks)) * latency_us / 1e3
@@ -144,52 +148,52 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Collectives over the ranks of a machine; an all-reduce takes the quickest way."""
+    """Collectives over the ranks of a machine. An all-reduce uses the fastest algorithm."""
 
     machine: Machine
     constants: Constants
 
     @property
     def link_gb_s(self) -> float:
-        """Achieved GB/s of one rank inside its node, one direction."""
+        """Return the achieved GB/s of one rank inside its node, in one direction."""
         return self.machine.accelerator.link_gb_s * self.constants.link_efficiency
 
     @property
     def node_gb_s(self) -> float:
-        """Achieved GB/s of one node, one direction."""
+        """Return the achieved GB/s of one node, in one direction."""
         return self.machine.node_gb_s * self.constants.network_efficiency
 
     def all_reduce_ms(self, num_bytes: float) -> float:
-        """Time to all-reduce a buffer that every rank has whole; 0 for one rank."""
+        """Return the time to all-reduce a buffer that every rank has, 0 for one rank."""
         if self.machine.world_size == 1:
             return 0.0
-        return self.constants.collective_start_us / 1e3 + min(self.all_reduce_ways(num_bytes))
+        return self.constants.collective_start_us / 1e3 + min(self.all_reduce_times(num_bytes))
 
     def reduce_scatter_ms(self, num_bytes: float) -> float:
-        """Time until each rank has its part of the sum: the first half of an all-reduce."""
+        """Return the time of a reduce-scatter, which is the first half of an all-reduce."""
         return self.all_reduce_ms(num_bytes) / 2
 
-    def all_reduce_ways(self, num_bytes: float) -> list[float]:
-        """Times of a ring over all ranks, then of rings or trees between nodes."""
+    def all_reduce_times(self, num_bytes: float) -> list[float]:
+        """Return the times of a ring over all ranks, of rings and of trees between nodes, in ms."""
         machine, constants = self.machine, self.constants
         link_us, network_us = constants.link_latency_us, constants.network_latency_us
         nodes, ranks = machine.nodes, machine.gpus_per_node
         if nodes == 1:
             return [ring_all_reduce_ms(num_bytes, ranks, self.link_gb_s, link_us)]
-        # A ring through all ranks: one hop per node crosses the network.
+        # In a ring through all ranks, one hop per node crosses the network.
         hop_us = (link_us * (ranks - 1) + network_us) / ranks
         narrowest = min(self.link_gb_s, self.node_gb_s)
         inside = ring_all_reduce_ms(num_bytes, ranks, self.link_gb_s, link_us)
         return [
             ring_all_reduce_ms(num_bytes, machine.world_size, narrowest, hop_us),
             inside + ring_all_reduce_ms(num_bytes, nodes, self.node_gb_s, network_us),
-            # The chain inside a node and the tree between nodes are one pipeline.
+            # The chain inside a node and the tree between nodes work as one pipeline.
             tree_all_reduce_ms(num_bytes, nodes, narrowest, network_us)
             + 2 * (ranks - 1) * link_us / 1e3,
         ]
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
-        """Time to gather inside a node; `num_bytes` is the whole that every rank then has."""
+        """Return the time to gather inside a node. Every rank then has `num_bytes`."""
         ranks = self.machine.gpus_per_node
         if ranks == 1:
             return 0.0
@@ -198,7 +202,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
-        """Time to gather over all ranks: first between nodes, then inside them."""
+        """Return the time to gather over all ranks, first between nodes and then inside them."""
         if self.machine.nodes == 1:
             return self.all_gather_in_node_ms(num_bytes)
         start_ms = self.constants.collective_start_us / 1e3
@@ -207,7 +211,7 @@ class Network:
             num_bytes, self.machine.gpus_per_node, self.link_gb_s, self.constants.link_latency_us
         )
         between = num_bytes * (nodes - 1) / nodes / self.node_gb_s / 1e6
-        # Recursive doubling, log2(n) messages, where a ring's latency would be longer.
+        # Recursive doubling with log2(n) messages is used if a ring would have a longer latency.
         latency_ms = min(nodes - 1, math.ceil(math.log2(nodes))) * network_us / 1e3
         return start_ms + inside + between + latency_ms
 

@@ -1,6 +1,6 @@
-"""One training step of all ranks, phase by phase: times of computing, launching, sending, waiting.
+"""Simulates one training step of all ranks: computing, launching, sending and waiting.
 
-Shape letters: R ranks, P phases. Times are ms from the start of the step, float64 [R] or [P, R].
+Shape letters: R ranks, P phases. Times are in ms from the start of the step, float64 [R] or [P, R].
 """
 
 from dataclasses import dataclass, replace
@@ -22,11 +22,12 @@ from bert_tools.plan.cluster.workload import Float64Array, Workload
 from mlperf_bert.config.sections import ClipPolicy
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB
 
-_UPDATE_KERNELS = 5  # of the optimizer, and the one that zeroes gradients behind it
-_ADAM_BYTES = 28  # read and written for each parameter
+_UPDATE_KERNELS = 5  # kernels of the optimizer, including the one that zeroes the gradients
+_ADAM_BYTES = 28  # bytes that are read and written per parameter
 _UPDATE_BYTES: dict[StepOptimizer, int] = {
     "adam": _ADAM_BYTES,
-    # update written and read, weight read again (fp32); gradient read for a norm
+    # LAMB also writes and reads the update, reads the weight again (all fp32), and reads the
+    # gradient for a norm.
     "lamb": _ADAM_BYTES + 14,
 }
 _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
@@ -34,7 +35,7 @@ _CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and wri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The program and its machine: all that sets a step's time but the lengths drawn."""
+    """The program and its machine: all that determines a step's time, except the drawn lengths."""
 
     machine: Machine
     constants: Constants
@@ -47,89 +48,95 @@ class Job:
 
     @property
     def device(self) -> Device:
-        """Speeds of one accelerator."""
+        """Return the speeds of one accelerator."""
         return Device(self.machine.accelerator, self.precision, self.constants)
 
     @property
     def network(self) -> Network:
-        """Collectives of all ranks."""
+        """Return the collectives of all ranks."""
         return Network(self.machine, self.constants)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of a gradient."""
+        """Return the bytes of one element of a gradient."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
-        """Gradient buckets in the order they are sent."""
+        """Return the gradient buckets in the order in which they are sent."""
         return sent_buckets(self.element_bytes, self.bucket_cap_mb)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model."""
+        """Return the number of parameters of the whole model."""
         return sum(bucket.num_bytes for bucket in self.buckets) // self.element_bytes
 
     def phases(self, work: Workload) -> list[Phase]:
-        """Phases of forward and backward."""
+        """Return the phases of the forward and the backward pass."""
         return phases_of(self.device, work)
 
     def launch_ms(self, launches: int) -> float:
-        """Host time of so many launches; a captured step has only one."""
+        """Return the host time of kernel launches, 0 for a captured step, which has only one."""
         each_us = 0.0 if self.capture == "on" else self.constants.host_launch_us
         return launches * each_us / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """Times of all events. For each rank, parts and waits add up to the step."""
+    """The times of all events of a step. For each rank, parts and waits add up to the step."""
 
     phases: list[Phase]
-    starts: Float64Array  # [P, R], of device work
-    ends: Float64Array  # [P, R]
-    host_ends: Float64Array  # [P, R], of launching
+    starts: Float64Array  # [P, R], when the device starts a phase
+    ends: Float64Array  # [P, R], when the device ends a phase
+    host_ends: Float64Array  # [P, R], when the host has launched a phase
     input_ms: float
-    clip_ms: Float64Array  # [R], beside backward
-    backward_end: Float64Array  # [R], clipping included
-    communication: list[tuple[float, float]]  # of each bucket: start and end
+    clip_ms: Float64Array  # [R], clipping during the backward pass
+    backward_end: Float64Array  # [R], including clipping
+    communication: list[tuple[float, float]]  # start and end of each bucket
     clip_after_ms: float
     optimizer_ms: float
-    optimizer_wait_ms: float  # the host is behind
-    all_gather_ms: float  # that nothing hides
-    overlapped_ms: Float64Array  # [R], by which communication slowed backward down
-    earlier_ms: float = 0.0  # micro-batches of the update before the one drawn
+    optimizer_wait_ms: float  # wait because the host launches too late
+    all_gather_ms: float  # part that no forward pass hides
+    overlapped_ms: Float64Array  # [R], delay of the backward pass by communication
+    earlier_ms: float = 0.0  # time of the update's earlier micro-batches
 
     @property
     def forward_ms(self) -> float:
-        """Time of forward and backward on the slowest rank, without communication."""
+        """Return the time of the forward and backward pass on the slowest rank, without sending."""
         return float(self.ends[-1].max()) - self.input_ms
 
     @property
     def reduced(self) -> float:
-        """Time when all gradients have arrived."""
+        """Return the time at which all gradients have arrived."""
         slowest = float(self.backward_end.max())
         return max(slowest, self.communication[-1][1]) if self.communication else slowest
 
     @property
     def step_ms(self) -> float:
-        """Time of the whole step; ranks end it together."""
+        """Return the time of the whole step, which all ranks end together."""
         update = self.optimizer_ms + self.optimizer_wait_ms
         tail = self.clip_after_ms + update + self.all_gather_ms
         return self.earlier_ms + self.reduced + tail
 
     @property
     def communication_ms(self) -> float:
-        """Time of all buckets, hidden or not, and of what no forward hides of gathering weights."""
+        """Return the time of sending all buckets and of gathering weights, in ms.
+
+        Hidden time counts for buckets, but not for weights.
+        """
         return sum(end - start for start, end in self.communication) + self.all_gather_ms
 
     @property
     def exposed_ms(self) -> float:
-        """Communication time that no computing hides."""
+        """Return the communication time that no computation hides."""
         return self.reduced - float(self.backward_end.max()) + self.all_gather_ms
 
     @cached_property
     def parts(self) -> dict[str, Float64Array]:
-        """Parts of each rank's step, ms, [R] each: work, then waits; their sum is the step."""
+        """Return the parts of each rank's step, work first and then waits, in ms, [R] each.
+
+        Their sum is the step.
+        """
         ones = np.ones(self.starts.shape[1])
         work = np.array([phase.device_ms for phase in self.phases])
         is_forward = np.array([phase.direction == "forward" for phase in self.phases])
@@ -151,14 +158,14 @@ class StepTiming:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank whose backward ends last."""
+        """Return the rank whose backward pass ends last."""
         return int(self.backward_end.argmax())
 
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
-    """Simulate one step; `speed` [R], the jitter, multiplies each rank's device time.
+    """Simulate one step, in which the jitter `speed`, [R], multiplies each rank's device time.
 
-    Ranks begin together, as after an all-reduce that ended the previous step.
+    All ranks start together, because an all-reduce ended the previous step.
     """
     phases = [replace(phase, device_ms=phase.device_ms * speed) for phase in job.phases(work)]
     input_ms = _gather_ms(job, work.input_scope, work.input_bytes)
@@ -178,7 +185,7 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         sent = [(begin, begin + _reduce_ms(job, gradient_bytes))]
     else:
         end, sent, slowed = _send_buckets(job, starts[first_back:], ends[first_back:])
-    update_ms, data_wait_ms = _update(job, host_ends, sent, end)
+    update_ms, update_wait_ms = _update(job, host_ends, sent, end)
     after = job.clip == "after_allreduce"
     return StepTiming(
         phases=phases,
@@ -191,20 +198,23 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         communication=sent,
         clip_after_ms=_clip_ms(job, gradient_bytes) / _shards(job) if after else 0.0,
         optimizer_ms=update_ms,
-        optimizer_wait_ms=data_wait_ms,
+        optimizer_wait_ms=update_wait_ms,
         all_gather_ms=_weights_gather_ms(job, phases[:first_back]),
         overlapped_ms=slowed,
     )
 
 
 def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
-    """Factors [R] on the ranks' device times in one step; the slowest of p draws counts."""
+    """Draw the factors, [R], by which the ranks' device times vary in one step."""
     generator = np.random.default_rng(seed)
     return np.maximum(1 + fraction * generator.standard_normal(ranks), 0.5)
 
 
 def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
-    """Time to gather samples before the forward, or weights after the update; never overlapped."""
+    """Return the time to gather samples before the forward pass, or weights after the update.
+
+    It does not overlap with computation.
+    """
     if scope == "none":
         return 0.0
     network = job.network
@@ -212,7 +222,10 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
-    """Time to average gradients; if all ranks share the state, each needs only its part."""
+    """Return the time to average gradients.
+
+    If the optimizer state is sharded over all ranks, each rank needs only its part.
+    """
     scattered = job.sharding == "world" or (job.sharding == "node" and job.machine.nodes == 1)
     network = job.network
     return (network.reduce_scatter_ms if scattered else network.all_reduce_ms)(num_bytes)
@@ -221,7 +234,11 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
 def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Run the phases: the host launches ahead of the device until it must wait for it."""
+    """Run the phases and return the starts and ends on the device and the ends on the host.
+
+    A phase starts when the previous one has ended and the host has started to launch it. It ends
+    after its device time, but not before the host has launched all of it.
+    """
     host = np.full(ranks, begin)
     device = np.full(ranks, begin)
     shape = len(phases), ranks
@@ -237,10 +254,10 @@ def _run_phases(
 def _send_buckets(
     job: Job, starts: Float64Array, ends: Float64Array
 ) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
-    """Send each bucket once the slowest rank has it and the previous one is through.
+    """Send each bucket when the slowest rank has it and the previous bucket was sent.
 
-    Returns the end of each rank's backward, [R]; starts and ends of the buckets; and the delay of
-    each rank, [R].
+    Returns the end of each rank's backward pass, [R], the starts and ends of the buckets, and the
+    delay of each rank, [R].
     """
     ranks = starts.shape[1]
     slowdown = job.constants.overlap_slowdown
@@ -253,9 +270,9 @@ def _send_buckets(
         if job.clip == "bucket_before_allreduce":
             behind = behind + _clip_ms(job, bucket.num_bytes)
         ready = begin + bucket.fraction * (end - begin) + behind
-        beside = np.clip(np.minimum(ready, busy_to) - np.maximum(before, busy_from), 0.0, None)
-        behind, slowed = behind + slowdown * beside, slowed + slowdown * beside
-        ready = before = ready + slowdown * beside
+        overlap = np.clip(np.minimum(ready, busy_to) - np.maximum(before, busy_from), 0.0, None)
+        behind, slowed = behind + slowdown * overlap, slowed + slowdown * overlap
+        ready = before = ready + slowdown * overlap
         start = max(float(ready.max()), busy_to)
         if start > busy_to or not sent:
             busy_from = start
@@ -267,9 +284,9 @@ def _send_buckets(
 def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
 ) -> tuple[float, float]:
-    """Times of the optimizer and of its wait for launches."""
+    """Return the time of the optimizer, and how long it waits for launches."""
     moved = _UPDATE_BYTES[job.optimizer] * job.parameters / _shards(job)
-    moved += job.element_bytes * job.parameters  # zeroing
+    moved += job.element_bytes * job.parameters  # zeroing the gradients
     update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(_UPDATE_KERNELS)
     ready = max(float(end.max()), sent[-1][1] if sent else 0.0)
     launched = float(host_ends[-1].max()) + job.launch_ms(_UPDATE_KERNELS)
@@ -277,9 +294,10 @@ def _update(
 
 
 def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
-    """Time to gather updated weights that no forward hides; a graph gathers them before its end.
+    """Return the time to gather updated weights that no forward pass hides.
 
-    Beside the forward they come bucket by bucket, in the order in which its phases wait for them.
+    A captured step gathers all weights before it ends. Otherwise they arrive bucket by bucket
+    during the forward pass, in the order in which its phases need them.
     """
     if job.capture == "on":
         return _gather_ms(job, job.sharding, job.element_bytes * job.parameters)
@@ -297,11 +315,13 @@ def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
 
 
 def _shards(job: Job) -> int:
+    """Return the number of ranks over which the optimizer state is sharded."""
     if job.sharding == "none":
         return 1
     return job.machine.gpus_per_node if job.sharding == "node" else job.machine.world_size
 
 
 def _clip_ms(job: Job, num_bytes: float) -> float:
+    """Return the time to clip a number of bytes of gradients."""
     kernels = job.device.kernels_ms(_CLIP_PASSES)
     return float(job.device.memory_ms(_CLIP_PASSES * num_bytes)) + kernels

@@ -1,4 +1,4 @@
-"""Work of every rank in a step, from the lengths that the samplers and balance policies deal.
+"""Computes the work of every rank in a step from the lengths of the samples it gets.
 
 Shape letter: R ranks.
 """
@@ -15,20 +15,20 @@ from mlperf_bert.config.sections import BalancePolicy
 
 Float64Array = NDArray[np.float64]
 
-_SPREAD_STEPS = 1000  # that the drawn ones are taken from
+_SPREAD_STEPS = 1000  # the drawn steps are spread over the first thousand
 _INPUT_SCOPES: dict[BalancePolicy, Scope] = {
     "exchange_global": "world",
     "exchange_local": "node",
 }
-_QUERY_TILE, _KEY_TILE = 16, 64  # of attention that knows each sequence's length
+_QUERY_TILE, _KEY_TILE = 16, 64  # tiles of an attention kernel that skips padding
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One micro-batch of R ranks. Counts are those of the device, with padding; float64 [R].
+    """One micro-batch of R ranks. Counts are float64 [R] and include padding.
 
-    `real_tokens` leaves padding out. `input_bytes` are gathered by the ranks of a node, or by all
-    ranks, before the forward.
+    `real_tokens` does not include padding. `input_bytes` are gathered by the ranks of a node, or by
+    all ranks, before the forward pass.
     """
 
     tokens: Float64Array
@@ -41,15 +41,15 @@ class Workload:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, R."""
+        """Return the number of ranks, R."""
         return len(self.tokens)
 
 
 def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
-    """Draw the first micro-batches of several steps, spread over the first thousand.
+    """Draw the first micro-batches of several steps among the first thousand.
 
-    A captured step pads its micro-batches to what the step's largest one has. Raises ConfigError as
-    `SampleIndex.planner` does.
+    In a captured step, all micro-batches are padded to the size of the largest one. Raises
+    ConfigError, as `SampleIndex.planner` does.
     """
     planner = index.planner(config)
     is_captured = config.run.step_mode == "captured"
@@ -76,7 +76,7 @@ def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Worklo
 
 
 def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:
-    """Work of equal ranks: `sequences` of `length` tokens with `masked` positions each."""
+    """Return the work of equal ranks: `sequences` of `length` tokens with `masked` positions."""
     lengths = np.full((world_size, sequences), length)
     tokens = lengths.sum(axis=1).astype(np.float64)
     return Workload(
@@ -89,7 +89,7 @@ def even_workload(world_size: int, sequences: int, length: int, masked: int) -> 
 
 
 def _attended(lengths: NDArray[np.integer]) -> Float64Array:
-    """Pairs of query and key that the kernel computes for each sequence, float64 [n]."""
+    """Return the pairs of query and key that the kernel computes per sequence, float64 [n]."""
     real = lengths.astype(np.float64)
     queries = np.ceil(real / _QUERY_TILE) * _QUERY_TILE
     pairs: Float64Array = queries * np.ceil(real / _KEY_TILE) * _KEY_TILE
