@@ -96,7 +96,6 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
 
 
 def _copy_error(error: OSError) -> DataError:
-    """Return the error for a file that could not be copied."""
     reason = error.strerror or "cannot be copied"
     where = error.filename2 or error.filename  # the second name is the target of a copy
     return DataError(str(where), reason, "check its permissions and the free disk space")
@@ -193,7 +192,6 @@ def _problem(path: Path) -> str | None:
 
 
 def _is_plain(path: Path) -> bool:
-    """Return whether a file or directory may be part of a submission."""
     return _problem(path) is None
 
 

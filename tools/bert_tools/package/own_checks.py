@@ -270,7 +270,6 @@ def check_description(description: Mapping[str, object]) -> list[str]:
 
 
 def _check_value(field: str, value: str) -> list[str]:
-    """Return the problems of one field."""
     choices = {"division": DIVISIONS, "status": STATUSES}.get(field)
     if choices and value not in choices:
         return [f"{field} must be one of {', '.join(map(repr, choices))}, not {in_brief(value)}"]

@@ -156,7 +156,6 @@ def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow
 def _in_words(
     config: RunConfig, index: SampleIndex, rows: Sequence[BalanceRow], left_out: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the lines for the terminal."""
     parallel = config.parallel
     yield (
         f"{parallel.nodes} nodes of {parallel.ranks_per_node} GPUs, {parallel.local_batch_size} x "
@@ -172,7 +171,6 @@ def _in_words(
 
 
 def _cells(row: BalanceRow) -> list[str]:
-    """Return the cells of a row in the order of `_COLUMNS`."""
     exchanged = row.exchanged_bytes_per_rank
     return [
         row.sampler,

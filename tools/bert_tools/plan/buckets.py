@@ -146,7 +146,6 @@ def _layer_norm(owner: str, size: int) -> _Part:
 
 
 def _in_words(title: str, buckets: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines for the terminal."""
     rows = [
         (
             str(number),

@@ -15,15 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the questions, which are sub-commands of `plan`."""
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
     for name, add, text in (
-        (
-            "balance",
-            _balance,
-            "show how evenly a config distributes work over the ranks, compared with other "
-            "samplers and policies",
-        ),
+        ("balance", _balance, "show how evenly a config distributes work over the ranks"),
         ("buckets", add_config, "show the gradient buckets, and how early each can be sent"),
         ("suggest", _suggest, "write a config for a job of any size"),
-        ("law", _law, "fit a law of training time over the number of accelerators to results"),
+        ("law", _law, "fit a law of time over accelerators to MLPerf results"),
         ("cluster", _cluster, "simulate a training step and a run on any machine"),
     ):
         question = questions.add_parser(name, help=text)
@@ -44,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _balance(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `plan balance`."""
     add_config(parser)
     text = "number of steps to plan for each row of the table (default: %(default)s)"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
@@ -56,7 +50,6 @@ def _balance(parser: argparse.ArgumentParser) -> None:
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `plan suggest`."""
     text = "number of nodes in the job"
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help=text)
     text = "number of GPUs per node, each with one rank"
@@ -76,7 +69,6 @@ def _suggest(parser: argparse.ArgumentParser) -> None:
 
 
 def _law(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `plan law`."""
     parser.add_argument(
         "directory",
         nargs="?",
@@ -91,7 +83,6 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `plan cluster`."""
     add_config(parser)
     text = "kind of GPU (default: the one in the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)

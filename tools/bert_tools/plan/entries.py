@@ -75,7 +75,6 @@ def published_entries() -> list[Entry]:
 
 
 def _published(row: Mapping[str, str]) -> Entry:
-    """Return the entry of one row of the published table."""
     millions = _number(row["samples_million"])
     return Entry(
         system=row["system"],
@@ -110,7 +109,6 @@ def _test(condition: str) -> Callable[[Entry], bool]:
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
 
     def meets(entry: Entry) -> bool:
-        """Return whether an entry meets the condition."""
         value = str(getattr(entry, key)).casefold()
         if sign == "~":
             return text in value

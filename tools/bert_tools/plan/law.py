@@ -192,7 +192,6 @@ def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
 
 
 def _laws(law: ScalingLaw) -> Iterator[str]:
-    """Yield the lines about the fitted laws."""
     yield f"time = {law_in_words(law.time)}"
     yield f"  exponent {_interval(law.time)}"
     if law.throughput and law.samples:
@@ -220,7 +219,6 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
 
 
 def _interval(law: PowerLaw) -> str:
-    """Format an exponent with its interval."""
     if law.interval is None:
         return f"{law.exponent:.3f} (two entries give no interval)"
     low, high = law.interval
@@ -229,7 +227,6 @@ def _interval(law: PowerLaw) -> str:
 
 
 def _cells(entry: Entry, residual: float) -> tuple[str, ...]:
-    """Return the cells of an entry in the order of `_HEADER`."""
     return (
         entry.name,
         f"{entry.accelerators:,}",

@@ -151,7 +151,6 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
     share = share_between(batch, low.global_batch_size, high.global_batch_size)
 
     def between(a: float, b: float) -> float:
-        """Interpolate the logarithm of a value."""
         return a if a == b else rounded(geometric(a, b, share), _DIGITS)
 
     def below_one(a: float, b: float) -> float:

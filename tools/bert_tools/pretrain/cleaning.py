@@ -73,12 +73,10 @@ def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]
 
 
 def _letters_and_digits(pieces: list[str]) -> int:
-    """Count the letters and digits of some pieces."""
     return sum(char.isalnum() or _is_mark(char) for piece in pieces for char in piece)
 
 
 def _has_letters(piece: str) -> bool:
-    """Return whether enough of a piece's characters are letters."""
     letters = sum(char.isalpha() or _is_mark(char) for char in piece)
     return letters >= MIN_LETTERS * (len(piece) - piece.count(" "))
 
@@ -118,7 +116,6 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _cut(sentence: str) -> Iterator[str]:
-    """Yield the pieces of a sentence, none longer than SENTENCE_CHARS."""
     while len(sentence) > SENTENCE_CHARS:
         space = sentence.rfind(" ", 1, SENTENCE_CHARS + 1)
         end = space if space > 0 else SENTENCE_CHARS

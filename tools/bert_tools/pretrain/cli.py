@@ -388,7 +388,6 @@ def _prepare(args: argparse.Namespace, plan: Plan) -> None:
 
 
 def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
-    """Return the request to prepare the text for the planned training."""
     from bert_tools.pretrain.prepare import CorpusRequest
     from mlperf_bert.data.index import ShardSettings
 
@@ -506,12 +505,10 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     found: list[Facts] = []
 
     def show(done: int, of: int) -> None:
-        """Print the progress of the evaluation when a line is due."""
         if shown.is_due():
             shown.line(f"measured {done:,} of {of:,} batches")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
-        """Measure the model on a single rank."""
         index = open_index(data / "eval", config)
         evaluator = Evaluator.of_run(
             config, index, SampleReader(data / "eval", index.manifest), info, device

@@ -193,7 +193,6 @@ def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
 
 
 def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
-    """Yield paragraphs, those of more than SECTION_CHARS in pieces."""
     for paragraph in paragraphs:
         for start in range(0, len(paragraph), SECTION_CHARS):
             yield paragraph[start : start + SECTION_CHARS]

@@ -232,7 +232,6 @@ def _identity(path: Path) -> _Identity:
 
 
 def _is_file(status: os.stat_result) -> bool:
-    """Return whether a status is that of a regular file."""
     return stat.S_ISREG(status.st_mode)
 
 
@@ -448,7 +447,6 @@ def what_is_read() -> str:
 
 
 def _listed(endings: Collection[str]) -> str:
-    """Return endings as a list in Markdown."""
     return " ".join(f"`{ending}`" for ending in endings)
 
 

@@ -215,7 +215,6 @@ def text_digest(files: Sequence[TextFile]) -> str:
 
 
 def _digest(*words: str) -> str:
-    """Return the SHA-256 of some words in hex."""
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 

@@ -92,7 +92,6 @@ class Chart:
 
 
 def _scale(low: float, high: float) -> Scale:
-    """Return a scale with ticks."""
     values = ticks(low, high)
     return Scale(low, high, tuple(zip(values, tick_labels(values), strict=True)))
 

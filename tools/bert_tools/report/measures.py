@@ -69,27 +69,22 @@ def _training_s(run: Run) -> float | None:
 
 
 def _best_accuracy(run: Run) -> float | None:
-    """Return the highest held-out accuracy of the run."""
     return max((accuracy for _, accuracy in run.evaluations), default=None)
 
 
 def _last_of(key: str) -> Callable[[Run], Number | None]:
-    """Return a function that reads a key of the last record."""
     return lambda run: run.records[-1][key] if run.records else None
 
 
 def _median_of(key: str) -> Callable[[Run], Number | None]:
-    """Return a function that computes the median of a key over all records."""
     return lambda run: median(run.known(key)) if run.known(key) else None
 
 
 def _mean_of(key: str) -> Callable[[Run], Number | None]:
-    """Return a function that computes the mean of a key over all records."""
     return lambda run: fmean(run.known(key)) if run.known(key) else None
 
 
 def _skipped(run: Run) -> int | None:
-    """Return the number of steps without an update."""
     return sum(run.known("skipped_steps")) if run.records else None
 
 
@@ -100,7 +95,6 @@ def _eager_steps(run: Run) -> int | None:
 
 
 def _memory_gib(run: Run) -> float | None:
-    """Return the peak memory of rank 0 in GiB."""
     peak = max(run.known("memory_bytes"), default=None)
     return peak / 2**30 if peak is not None else None
 
@@ -171,6 +165,5 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _rows(columns: Sequence[Mapping[str, str]]) -> list[Row]:
-    """Return a row for each name that occurs in any run."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [Row(name, tuple(column.get(name) for column in columns)) for name in names]

@@ -161,7 +161,6 @@ def _points(run: Run, key: str) -> list[Point]:
 
 @cache
 def _template() -> Template:
-    """Return the compiled template page.html."""
     environment = Environment(
         autoescape=True,
         finalize=_finalized,
@@ -183,7 +182,6 @@ def _finalized(value: object) -> object:
 
 
 def _text_of(name: str) -> str:
-    """Return the contents of a file next to this module."""
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 

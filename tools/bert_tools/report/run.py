@@ -286,5 +286,4 @@ def read_environment(path: Path) -> dict[str, str]:
 
 
 def _as_text(fact: object) -> str:
-    """Return a fact as text, empty for null."""
     return "" if fact is None else str(fact)

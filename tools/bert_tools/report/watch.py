@@ -219,7 +219,6 @@ def rows_of(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _numbers(snapshot: Snapshot, last: Record) -> list[tuple[str, str]]:
-    """Return the lines with the newest numbers of a run."""
     step, loss = f"{last['step']:,}", last["loss"]
     if snapshot.config is not None:
         done = min(1.0, last["step"] / snapshot.config.max_steps)

@@ -315,13 +315,11 @@ def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
 
 
 def _shards(job: Job) -> int:
-    """Return the number of ranks over which the optimizer state is sharded."""
     if job.sharding == "none":
         return 1
     return job.machine.gpus_per_node if job.sharding == "node" else job.machine.world_size
 
 
 def _clip_ms(job: Job, num_bytes: float) -> float:
-    """Return the time to clip a number of bytes of gradients."""
     kernels = job.device.kernels_ms(_CLIP_PASSES)
     return float(job.device.memory_ms(_CLIP_PASSES * num_bytes)) + kernels
