@@ -1,20 +1,22 @@
-"""The lock: selects the lines of requirements/ for an installation, and splits what uv compiled.
+"""Select the locked requirements of an installation, or write the lock from what uv compiled.
 
-    python3 tools/lock.py select OUT [--extra NAME] [--lacking] [--torch BUILD]
+    python3 tools/lock.py select OUT [--extra NAME]... [--lacking] [--torch BUILD]
     python3 tools/lock.py split FILE      writes requirements/ (`make lock`)
 
-`hashed.txt` has each package's version and the digests of its files, for every Python and system;
-`pinned.txt` has torch, Triton and CUDA's libraries by version only, as indexes have builds of their
-own. `select` writes files of both names into OUT with the needs of pyproject.toml and an extra.
-From `pinned.txt` it takes only packages that these name, as a CPU's torch needs none of the rest;
-`--torch cpu` asks for that build of torch by name. It runs before anything is installed.
+`hashed.txt` has each package's version and the digests of its files, for every Python and system.
+`pinned.txt` has only the versions of torch, Triton and CUDA's libraries, because package indexes
+offer their own builds of them. `select` writes both files into OUT, with the requirements of
+pyproject.toml and of the given extras. From `pinned.txt` it selects only the packages that these
+name, because a CPU build of torch needs none of the others. `--torch cpu` asks for that build of
+torch by name. This script runs before anything is installed, so it imports only the standard
+library.
 """
 
 import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -26,25 +28,30 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def canonical(requirement: str) -> str:
-    """The name at the start of a requirement, as an index writes it."""
+    """Return the package name at the start of a requirement, normalized as on a package index."""
     found = _NAME.match(requirement)
     assert found is not None, requirement
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def read(text: str) -> dict[str, list[str]]:
-    """The lines of each package by name: requirement, digests, and the packages that need it."""
+    """Group a requirements file by package name.
+
+    The lines of a package are its requirement, its digests, and comments that name the packages
+    that need it.
+    """
     blocks: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line[:1].isalnum():
-            lines = blocks.setdefault(canonical(line), [])  # twice, for two versions of Python
+            # A package may appear twice, with different versions for two versions of Python.
+            lines = blocks.setdefault(canonical(line), [])
         if line[:1].isalnum() or line.startswith(" "):
             lines.append(line)
     return blocks
 
 
 def roots(project: dict[str, Any], requirements: Iterable[str]) -> list[str]:
-    """Names of requirements; the project's own extras are replaced by their requirements."""
+    """Return the package names of requirements, with the project's own extras expanded."""
     found = []
     for requirement in requirements:
         if canonical(requirement) != canonical(project["name"]):
@@ -55,33 +62,38 @@ def roots(project: dict[str, Any], requirements: Iterable[str]) -> list[str]:
     return found
 
 
-def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) -> dict[str, str]:
-    """The text of both files for one installation.
+def select(
+    lock: Path, pyproject: Path, extras: Collection[str], present: set[str]
+) -> dict[str, str]:
+    """Return the text of both files for one installation.
 
     Args:
-        lock: directory of the lock.
+        lock: the directory of the lock.
         pyproject: the file with the requirements.
-        extra: one of its optional groups.
-        present: packages that stay as they are, with all their needs; build packages never do.
+        extras: names of its optional groups to include.
+        present: packages to leave as installed, together with all that they need. Packages that
+            build the project are selected in any case.
 
     Raises:
-        ValueError: the lock lacks a package, or pyproject.toml the extra.
+        ValueError: a package is missing in the lock, or an extra in pyproject.toml.
     """
     tables = tomllib.loads(pyproject.read_text("utf-8"))
     project = tables["project"]
-    extras = {None: []} | project.get("optional-dependencies", {})
-    if extra not in extras:
-        raise ValueError(f"{pyproject.name} has no extra '{extra}'")
+    groups = project.get("optional-dependencies", {})
+    for extra in extras:
+        if extra not in groups:
+            raise ValueError(f"{pyproject.name} has no extra '{extra}'; use {', '.join(groups)}")
     files = {name: read((lock / name).read_text("utf-8")) for name in (HASHED, PINNED)}
     blocks = files[HASHED] | files[PINNED]
-    askers = {name: _askers(lines) for name, lines in blocks.items()}
-    named = roots(project, [*project["dependencies"], *extras[extra]])
+    needed_by = {name: _dependents(lines) for name, lines in blocks.items()}
+    of_extras = [each for extra in extras for each in groups[extra]]
+    named = roots(project, [*project["dependencies"], *of_extras])
     building = {canonical(each) for each in tables["build-system"]["requires"]}
-    wanted = _with_all_needed(building | set(named) - present, askers, present)
+    wanted = _with_all_needed(building | set(named) - present, needed_by, present)
     for name in wanted:
         if name not in blocks:
             raise ValueError(
-                f"{pyproject.name} asks for {name}, which the lock lacks; run: make lock"
+                f"{pyproject.name} requires {name}, which the lock does not contain; run make lock"
             )
     return {
         HASHED: _text(files[HASHED], set(wanted)),
@@ -90,7 +102,7 @@ def select(lock: Path, pyproject: Path, extra: str | None, present: set[str]) ->
 
 
 def split(text: str) -> dict[str, str]:
-    """Both files of the lock from what uv wrote."""
+    """Return the text of both files of the lock, from the single file that uv wrote."""
     blocks = read(text)
     pinned = {name for name, lines in blocks.items() if OTHER_BUILDS.match(lines[0])}
     without = {
@@ -101,16 +113,19 @@ def split(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command line; prints one line and returns status 2 on failure."""
-    parser = argparse.ArgumentParser(description="Select lines of the lock, or write it anew.")
+    """Run the command line; print one line and exit with status 2 on a mistake."""
+    parser = argparse.ArgumentParser(description="Select lines of the lock, or rewrite the lock.")
     commands = parser.add_subparsers(dest="command", required=True)
-    selecting = commands.add_parser("select")
-    selecting.add_argument("out", type=Path)
-    selecting.add_argument("--extra")
-    selecting.add_argument("--lacking", action="store_true", help="only what this Python lacks")
-    selecting.add_argument("--torch", help="the build of torch, as an index names it")
-    splitting = commands.add_parser("split")
-    splitting.add_argument("file", type=Path)
+    selecting = commands.add_parser("select", help="write the requirements of an installation")
+    selecting.add_argument("out", type=Path, help="directory to write both files into")
+    text = "optional group of pyproject.toml to include; may be repeated"
+    selecting.add_argument("--extra", action="append", default=[], metavar="NAME", help=text)
+    text = "select only packages that this Python does not have"
+    selecting.add_argument("--lacking", action="store_true", help=text)
+    text = "build of torch to ask for, as the package index names it, such as cpu"
+    selecting.add_argument("--torch", metavar="BUILD", help=text)
+    splitting = commands.add_parser("split", help="write requirements/ from a file of uv")
+    splitting.add_argument("file", type=Path, help="output of uv pip compile")
     arguments = parser.parse_args()
     if arguments.command == "split":
         _write(ROOT / "requirements", split(arguments.file.read_text("utf-8")))
@@ -128,22 +143,24 @@ def main() -> None:
     _write(arguments.out, texts)
 
 
-def _with_all_needed(names: set[str], askers: dict[str, set[str]], present: set[str]) -> list[str]:
-    """Names, and their requirements that are not present, recursively."""
+def _with_all_needed(
+    names: set[str], needed_by: dict[str, set[str]], present: set[str]
+) -> list[str]:
+    """Return `names` and, recursively, the packages that they need and that are not present."""
     wanted = list(names)
     for name in wanted:
         wanted += [
             other
-            for other, asking in askers.items()
-            if name in asking and other not in present and other not in wanted
+            for other, dependents in needed_by.items()
+            if name in dependents and other not in present and other not in wanted
         ]
     return wanted
 
 
-def _askers(lines: list[str]) -> set[str]:
-    """The packages that need a package, by the comment of its lines."""
-    said = (re.fullmatch(r"\s+#\s+(?:via\s*)?(\S*).*", line) for line in lines)
-    return {canonical(each[1]) for each in said if each is not None and each[1]}
+def _dependents(lines: list[str]) -> set[str]:
+    """Return the packages that need a package, which uv names in the comments below it."""
+    comments = (re.fullmatch(r"\s+#\s+(?:via\s*)?(\S*).*", line) for line in lines)
+    return {canonical(each[1]) for each in comments if each is not None and each[1]}
 
 
 def _text(blocks: dict[str, list[str]], names: Iterable[str]) -> str:

@@ -1,36 +1,80 @@
 #!/usr/bin/env bash
-# Make .venv at the top of the repository and install the package into it, where that is not done.
+# Create .venv at the top of the repository and install the package into it, unless that is already done.
 #
-#   tools/venv.sh [extra [oldest]]      extra: an optional dependency group, such as dev;
-#                                       oldest: .venv-oldest, with the oldest torch that is allowed
+#   tools/venv.sh                 install the package and what every command needs
+#   tools/venv.sh EXTRA...        install these optional groups of pyproject.toml too, such as `tune squad` or `dev`
+#   tools/venv.sh EXTRA... oldest   the same into .venv-oldest, with the oldest torch that the package supports
 #
-# Versions and digests are those of requirements/ (tools/lock.py), wheels only: no package's own code runs while it is
-# installed. By uv where it is on PATH and its settings lead to all of them, else by pip. Without a network:
-# PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>. Without a GPU torch's CPU build is taken where an index of
-# yours has it; TORCH_INDEX=<address> is one more index, for torch alone.
+# Versions and digests are those of requirements/, which tools/lock.py reads. Only wheels are installed, so no package
+# runs code of its own during the installation. The script uses uv if uv is on PATH and its settings lead to all
+# packages, and otherwise pip. To install without a network, set PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>.
+# On a machine without a GPU, the script installs the CPU build of torch if one of your package indexes offers it.
+# TORCH_INDEX=<address> adds an index for torch only.
 set -euo pipefail
-export PYTHONSAFEPATH=1 # the current directory may be another user's: no code is looked for there
+export PYTHONSAFEPATH=1 # Python must not import code from the current directory, which may be another user's
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=benchmarks/bert/implementations/pytorch/launch/ticking.sh
 . "$root/benchmarks/bert/implementations/pytorch/launch/ticking.sh" # ticking, end_ticker
-extra=${1:-}
-venv=$root/.venv
-if [ "${2:-}" = oldest ]; then venv=$root/.venv-oldest; fi
-name=${venv##*/}
-torch_index=(${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"})
-# The stamp holds what was installed, so that a changed pyproject.toml or lock installs again.
-stamp=$venv/installed${extra:+-$extra}
-wanted() {
-    cat "$root/pyproject.toml" "$root/requirements/hashed.txt" "$root/requirements/pinned.txt"
-}
 
 fail() {
     echo "tools/venv.sh: error: $1" >&2
     exit 2
 }
 
-find_python() { # the usual one, else those that were tried, else any newer one on PATH
+join() { # words, with commas between them
+    local IFS=, list
+    list="$*"
+    echo "${list//,/, }"
+}
+
+known_extras() { # one per line
+    awk '/^\[/ { here = ($0 == "[project.optional-dependencies]") } here && /^[a-z]/ { print $1 }' "$root/pyproject.toml"
+}
+
+venv=$root/.venv oldest='' extras=()
+for word in "$@"; do
+    if [ "$word" = -h ] || [ "$word" = --help ]; then
+        sed -n '/^# Create/,/^set /{/^#/s/^# \{0,1\}//p;}' "$root/tools/venv.sh"
+        exit
+    elif [ "$word" = oldest ]; then
+        venv=$root/.venv-oldest oldest=1
+    elif known_extras | grep -qxF -e "$word"; then
+        extras+=("$word")
+    else
+        fail "unknown extra '$word'; use one or more of $(known_extras | paste -sd, - | sed 's/,/, /g')"
+    fi
+done
+name=${venv##*/}
+torch_index=(${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"})
+
+# A stamp holds the files that decided what was installed, so that a changed pyproject.toml or lock installs again. The
+# package and each extra have their own stamp.
+wanted() {
+    cat "$root/pyproject.toml" "$root/requirements/hashed.txt" "$root/requirements/pinned.txt"
+}
+
+has_stamp() { # [extra]
+    wanted | cmp --silent - "$venv/installed${1:+-$1}" 2>/dev/null
+}
+
+is_installed() {
+    local extra
+    if has_stamp dev; then return; fi
+    has_stamp || return
+    for extra in ${extras[@]+"${extras[@]}"}; do
+        has_stamp "$extra" || return
+    done
+}
+
+write_stamps() {
+    local extra
+    for extra in '' ${extras[@]+"${extras[@]}"}; do
+        wanted >"$venv/installed${extra:+-$extra}" 2>>"$log" || { rm -f "$venv/installed${extra:+-$extra}" && return 1; }
+    done
+}
+
+find_python() { # prefer python3, then the tested versions, then any newer one on PATH
     local candidate newer
     newer=$(compgen -c python3. | grep -xE 'python3\.[0-9]+' | sort -u -t. -k2n || true)
     for candidate in python3 python3.12 python3.11 python3.13 $newer; do
@@ -43,7 +87,8 @@ find_python() { # the usual one, else those that were tried, else any newer one 
     fail "no Python 3.11 or newer with venv and ensurepip is on PATH; install one (Debian: python3-venv)"
 }
 
-# What pip's files and variables set goes on to count (an index, a proxy), but for what would install elsewhere.
+# Keep the settings of pip's files and variables, such as an index or a proxy, except those that would install somewhere
+# else than into this environment.
 keep_pip_here() {
     local settings name value
     settings=$("$venv/bin/python" -m pip config list 2>/dev/null || true)
@@ -53,10 +98,10 @@ keep_pip_here() {
         name=PIP_$(tr 'a-z-' 'A-Z_' <<<"${name#*.}")
         value=${value#[\'\"]} value=${value%[\'\"]}
         [ -n "${!name:-}" ] || export "$name=${value//\\n/ }"
-    done < <(sort -r <<<"$settings") # what is set for install counts before what is for all
+    done < <(sort -r <<<"$settings") # reversed, because settings of the section `install` override those of `global`
     unset PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV PIP_DRY_RUN PIP_IGNORE_INSTALLED
     export PIP_CONFIG_FILE=/dev/null
-    echo "pip's settings that install elsewhere do not count here: $(grep -oE '\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=' <<<"$settings" | tr -d '.=' | sort -u | tr '\n' ' ')"
+    echo "ignoring pip's settings that would install elsewhere: $(grep -oE '\.(user|target|prefix|root|require-virtualenv|dry-run|ignore-installed)=' <<<"$settings" | tr -d '.=' | sort -u | tr '\n' ' ')"
 }
 
 by_pip() {
@@ -67,13 +112,13 @@ by_uv() {
     uv pip install --python "$venv/bin/python" "$@"
 } >>"$log" 2>&1
 
-so_far() { # words on an installation that goes on
+so_far() { # describe the progress of an installation
     local fetched placed megabytes last
     fetched=$(grep -cE '^(Collecting| *Downloaded) ' "$log" || true)
     placed=$(find "$venv"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' ! -name 'pip-*' | wc -l)
     megabytes=$(du -sm "$venv" 2>/dev/null | cut -f1)
     last=$(grep -E '^ *(Collecting|Downloading|Installing|Preparing) ' "$log" | tail -n 1 | sed 's/^ *//; s/ (from .*//')
-    if [ "$placed" -gt 0 ]; then fetched="$placed in place"; else fetched="$fetched fetched"; fi
+    if [ "$placed" -gt 0 ]; then fetched="$placed installed"; else fetched="$fetched downloaded"; fi
     echo "installing: $fetched, $megabytes MB${on_disk:+ of about $on_disk}; ${last:0:40}"
 }
 
@@ -81,7 +126,7 @@ has_gpu() {
     [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1
 }
 
-choose() { # sets installer and build (of torch), and says which and why
+choose() { # set `installer` and `build` (of torch), and `why` to the reason in words
     local torch offers=
     torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$root/requirements/pinned.txt")
     installer=by_pip build='' why="torch $torch for this machine's GPU"
@@ -95,83 +140,105 @@ choose() { # sets installer and build (of torch), and says which and why
             offers=$("$venv/bin/python" -m pip index versions --timeout 5 --retries 1 torch ${torch_index[@]+"${torch_index[@]}"} 2>/dev/null || true)
             if [[ $offers == *" $torch+cpu"[,$'\n']* ]]; then installer=by_pip build=cpu; fi
         fi
-        [ -n "$build" ] ||
-            why="no GPU, but torch $torch with CUDA's libraries: no index here has a CPU build, TORCH_INDEX may name one"
+        [ -n "$build" ] || why="no GPU, but torch $torch with CUDA's libraries, because no package index here has a CPU build \
+(TORCH_INDEX can add one)"
     fi
     why+=", by ${installer#by_}"
 }
 
-install_by() { # by_pip or by_uv: what was selected
+install_by() { # by_pip or by_uv: install the selected requirements
     "$1" --require-hashes --no-deps --only-binary :all: --requirement "$work/hashed.txt" &&
-        # With what this index's build of torch asks for: CUDA's libraries, or nothing.
+        # Together with what this index's build of torch requires, which is CUDA's libraries or nothing.
         "$1" --only-binary :all: --requirement "$work/pinned.txt" ${torch_index[@]+"${torch_index[@]}"} \
             --constraint "$root/requirements/pinned.txt" &&
         "$1" --no-deps --no-build-isolation --editable "$root"
 }
 
+describe_extras() { # such as: tune, squad (about 64 MB)
+    local extra megabytes total=0
+    for extra in "${extras[@]}"; do
+        megabytes=$(sed -n "s/^$extra = \[.*# about \([0-9]*\) MB\$/\1/p" "$root/pyproject.toml")
+        total=$((total + ${megabytes:-0}))
+    done
+    echo "$(join "${extras[@]}") (about $total MB)"
+}
+
 install_locked() {
-    local fetched
-    ticking "echo asking the index for torch" choose
-    "$venv/bin/python" "$root/tools/lock.py" select "$work" ${extra:+--extra "$extra"} ${build:+--torch "$build"} || exit
+    local download extra words=()
+    for extra in ${extras[@]+"${extras[@]}"}; do words+=(--extra "$extra"); done
+    ticking "echo asking the package index for torch" choose
+    "$venv/bin/python" "$root/tools/lock.py" select "$work" ${words[@]+"${words[@]}"} ${build:+--torch "$build"} || exit
     # Sizes of the wheels for Linux on x86-64 without an extra, 2026-11-23.
-    fetched="about 340 MB from the network" on_disk=1400
-    [ "$build" = cpu ] || { fetched="about 2,900 MB from the network" on_disk=; }
-    [ -z "$extra" ] || { fetched="for $extra" on_disk=; }
-    echo "installing packages into $name (once), $fetched${on_disk:+, $on_disk MB on disk}; $why"
+    download="about 340 MB from the network" on_disk=1400
+    [ "$build" = cpu ] || { download="about 2,900 MB from the network" on_disk=; }
+    if [ ${#extras[@]} = 0 ]; then
+        echo "installing packages into $name (once), $download${on_disk:+, $on_disk MB on disk}; $why"
+    elif [ -e "$venv/installed" ]; then
+        on_disk=
+        echo "adding $(describe_extras) to $name; $why"
+    else
+        echo "installing packages into $name (once), $download, and for $(describe_extras); $why"
+        on_disk=
+    fi
     if [ "$installer" = by_uv ] && ! ticking so_far install_by by_uv; then
-        echo "uv cannot install what the lock names ($(reason)): pip does"
+        echo "uv cannot install what the lock names ($(reason)); using pip instead"
         installer=by_pip
         : >"$log"
     fi
     [ "$installer" = by_uv ] || ticking so_far install_by by_pip
 }
 
-install_oldest() { # not by the lock, which has one torch; what else this one goes with is found anew
-    local torch
+install_oldest() { # The lock has only one torch, so pip resolves what else works with the oldest one.
+    local torch list
     torch=$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' "$root/pyproject.toml")
+    list=$(join ${extras[@]+"${extras[@]}"})
     on_disk=
-    # The interpreter of that torch's Triton (3.6) fails with numpy 2.4; compiled kernels do not.
-    ticking so_far by_pip --editable "$root${extra:+[$extra]}" "torch==$torch" "numpy<2.4"
+    # The interpreter of that torch's Triton (3.6) fails with numpy 2.4. Compiled kernels do not.
+    ticking so_far by_pip --editable "$root${list:+[${list// /}]}" "torch==$torch" "numpy<2.4"
 }
 
-reason() { # the last line of the log that says what went wrong
+reason() { # print the last line of the log that says what went wrong
     grep -iE 'error|not found|no solution|because' "$log" | tail -n 1 | sed 's/^ *//' | cut -c1-200
 }
 
-explain() { # of a failed installation
+explain() { # fail with the reason for a failed installation
     if grep -q 'No space left on device' "$log"; then
-        fail "the disk is full at $name, or where temporary files are (TMPDIR); make room, and start again"
+        fail "the disk of $name or of temporary files (TMPDIR) is full; free some space and run the same command again"
     elif grep -qE 'Failed to establish|NewConnectionError|Temporary failure in name|Connection refused|ProxyError|Network is unreachable' "$log"; then
-        fail "the package index cannot be reached; mend the network (or the proxy), or use wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory>"
+        fail "the package index cannot be reached; check the network and the proxy, or install from wheels with \
+PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory>"
     fi
     tail -n 15 "$log" >&2
-    fail "$name is not complete; why, stands above. A digest that differs from the lock's is another file than the one \
-that was tested: find out whose before you renew the lock (make lock)"
+    fail "the installation into $name failed, and the lines above say why; fix the cause and run the same command again. \
+If a digest differs from the lock's, the file is not the one that was tested: find out where it comes from before you \
+renew the lock (make lock)"
 }
 
-for installed in "$stamp" "$venv/installed-dev"; do
-    if wanted | cmp --silent - "$installed" 2>/dev/null; then exit; fi
-done
-if [ -L "$venv" ]; then # another checkout's, which would be given this one's package
-    echo "tools/venv.sh: $name is a link and is left as it is;" \
-        "pyproject.toml or requirements/ have changed since" >&2
+if is_installed; then exit; fi
+if [ -L "$venv" ]; then # It belongs to another checkout, and installing would replace that checkout's package by this one.
+    echo "tools/venv.sh: warning: $name is a link to another checkout's environment and was not changed, but" \
+        "pyproject.toml, requirements/ or the extras differ from what is installed there" >&2
     exit
 fi
-at=$venv
-[ -e "$at" ] || at=$root
-[ -w "$at" ] || fail "$at cannot be written to, and the package is installed there; make it writable, or use a copy of the tree"
-work=$(mktemp -d 2>/dev/null) || fail "${TMPDIR:-/tmp} cannot be written to (read-only, or full); set TMPDIR to another directory"
+writable=$venv
+[ -e "$writable" ] || writable=$root
+[ -w "$writable" ] || fail "no permission to write to $writable, where the package is installed; make it writable, or use a copy of the repository"
+work=$(mktemp -d 2>/dev/null) || fail "cannot write to ${TMPDIR:-/tmp} (read-only or full); set TMPDIR to another directory"
 trap 'end_ticker; exit 130' INT
 trap 'rm -rf "$work"' EXIT
 log=$work/log
 : >"$log"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python3=$(find_python)
-    echo "making $name by $("$python3" --version)"
+    echo "creating $name with $("$python3" --version)"
     make_venv() { "$python3" -m venv --clear "$venv" >>"$log" 2>&1; }
-    ticking "echo making $name" make_venv || explain
+    ticking "echo creating $name" make_venv || explain
 fi
 keep_pip_here
-if [ "${2:-}" = oldest ]; then install_oldest; else install_locked; fi || explain
-wanted >"$stamp" 2>>"$log" || { rm -f "$stamp" && explain; }
-echo "installed into $name"
+if [ -n "$oldest" ]; then install_oldest; else install_locked; fi || explain
+write_stamps || explain
+if [ ${#extras[@]} = 0 ]; then
+    echo "installed into $name"
+else
+    echo "installed $(join "${extras[@]}") into $name"
+fi

@@ -87,7 +87,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("tools/venv.sh", "{tree} cannot be written to, and the package is installed there"),
+        ("tools/venv.sh", "no permission to write to {tree}, where the package is installed; "),
         ("run_tests.sh", "{tree} cannot be written to; make it writable, or test a copy"),
     ],
 )
@@ -124,7 +124,10 @@ def install(tree, programs):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"PIP_SAYS": "[Errno 28] No space left on device"}, "the disk is full at .venv"),
+        (
+            {"PIP_SAYS": "[Errno 28] No space left on device"},
+            "the disk of .venv or of temporary files (TMPDIR) is full",
+        ),
         ({"PIP_SAYS": "NewConnectionError(name)"}, "the package index cannot be reached"),
         ({"TMPDIR": "none"}, "set TMPDIR to another"),
     ],
@@ -156,14 +159,16 @@ def test_which_torch_and_by_what(install, programs, tree):
     assert start(tree / "tools/venv.sh").stdout == ""  # at once, the second time
     stamp.unlink()
     of_cuda, _ = install()
-    assert "no index here has a CPU build, TORCH_INDEX may name one" in of_cuda.stdout
+    assert "no package index here has a CPU build (TORCH_INDEX can add one)" in of_cuda.stdout
     assert of_cuda.stdout.startswith("installing packages into .venv (once), about 2,900 MB")
     stamp.unlink()
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
     first, second, *_ = by_both.stdout.splitlines()
     assert first.endswith("torch 2.13.0 for CPUs, by uv")
-    assert second == "uv cannot install what the lock names (error: no such index): pip does"
+    assert (
+        second == "uv cannot install what the lock names (error: no such index); using pip instead"
+    )
     assert any(line.startswith("uv ") and "--require-hashes" in line for line in asked)
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")
 

@@ -43,7 +43,7 @@ def checkout(tmp_path):
         '[project]\nname = "mine"\nversion = "1"\ndependencies = ["leaf"]\n'
     )
     (root / "wheels").mkdir()
-    for name in ("leaf", "mine"):
+    for name in ("leaf", "mine", "red", "blue"):
         with zipfile.ZipFile(root / "wheels" / f"{name}-1-py3-none-any.whl", "w") as wheel:
             about = f"{name}-1.dist-info"
             wheel.writestr(
@@ -58,22 +58,23 @@ def checkout(tmp_path):
     return root
 
 
-def install(root, environ=None, **lines):
+def install(root, environ=None, *extras, **lines):
     """Run tools/venv.sh, after the lock's files were changed to `lines`, by their names."""
     (root / "requirements").mkdir(exist_ok=True)
     for name, text in lines.items():
         (root / "requirements" / f"{name}.txt").write_text(text)
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (root / "wheels").as_uri(), "PYTHONPATH": ""}
-    return run_process(root / "tools" / "venv.sh", **offline | (environ or {}))
+    return run_process(root / "tools" / "venv.sh", *extras, **offline | (environ or {}))
 
 
 def test_every_extra_can_be_installed_by_the_lock():
     project = tomllib.loads(PYPROJECT.read_text())
     always = project["build-system"]["requires"] + project["project"]["dependencies"]
-    for extra in (None, *EXTRAS):
-        texts = lock.select(LOCK, PYPROJECT, extra, set())
+    for extras in ((), *((extra,) for extra in EXTRAS), tuple(EXTRAS)):
+        texts = lock.select(LOCK, PYPROJECT, extras, set())
         chosen = lock.read(texts["hashed.txt"]) | lock.read(texts["pinned.txt"])
-        for requirement in map(Requirement, always + EXTRAS.get(extra, [])):
+        asked = [each for extra in extras for each in EXTRAS[extra]]
+        for requirement in map(Requirement, always + asked):
             if requirement.name != "mlperf-bert":
                 (line, *_) = chosen[canonicalize_name(requirement.name)]
                 (pin,) = Requirement(line.removesuffix(" \\")).specifier
@@ -95,7 +96,10 @@ def test_everything_has_digests_but_what_indexes_build_anew():
 
 def test_what_is_there_stays_and_what_builds_the_package_is_the_locks():
     whole, rest = (
-        {name: lock.read(text) for name, text in lock.select(LOCK, PYPROJECT, "dev", kept).items()}
+        {
+            name: lock.read(text)
+            for name, text in lock.select(LOCK, PYPROJECT, ["dev"], kept).items()
+        }
         for kept in (set(), {"torch", "numpy", "setuptools"})
     )
     assert {"mpi4py", "hypothesis"} <= whole["hashed.txt"].keys()  # of an extra that dev names
@@ -103,8 +107,8 @@ def test_what_is_there_stays_and_what_builds_the_package_is_the_locks():
     gone = whole["hashed.txt"].keys() - rest["hashed.txt"].keys()
     assert {"numpy", "sympy"} <= gone  # torch's own needs are not looked at
     assert {"setuptools", "scipy"} <= rest["hashed.txt"].keys() and len(gone) < 10
-    with pytest.raises(ValueError, match="no extra 'x'"):
-        lock.select(LOCK, PYPROJECT, "x", set())
+    with pytest.raises(ValueError, match="no extra 'x'; use dali, mpi, "):
+        lock.select(LOCK, PYPROJECT, ["tune", "x"], set())
 
 
 def test_what_uv_wrote_is_split():
@@ -125,7 +129,9 @@ def test_another_file_than_the_locks_is_refused(checkout):
     refused = install(checkout, hashed=asked.format("0" * 64), pinned="")
     assert refused.returncode == 2
     assert digest in refused.stderr  # pip names both
-    assert refused.stderr.splitlines()[-1].startswith("tools/venv.sh: error: .venv is not complete")
+    assert refused.stderr.splitlines()[-1].startswith(
+        "tools/venv.sh: error: the installation into .venv"
+    )
     assert not list(checkout.glob(".venv/**/leaf*")) and not (checkout / ".venv/installed").exists()
     done = install(checkout, hashed=asked.format(digest))
     assert done.returncode == 0, done.stderr
@@ -133,7 +139,31 @@ def test_another_file_than_the_locks_is_refused(checkout):
     assert {"leaf-1.dist-info", "mine-1.dist-info"} <= found
     assert install(checkout).stdout == ""  # nothing to do
     changed = install(checkout, hashed="")
-    assert changed.returncode == 2 and "run: make lock" in changed.stderr
+    assert changed.returncode == 2 and "run make lock" in changed.stderr
+
+
+def test_several_extras_are_installed_and_an_unknown_word_is_refused(checkout):
+    """Without a network: the wheels are those of the fixture."""
+    with (checkout / "pyproject.toml").open("a") as file:
+        file.write('[project.optional-dependencies]\nred = ["red"] # about 3 MB\n')
+        file.write('blue = ["blue"] # about 4 MB\n[tool.x]\ngreen = 1\n')
+    wheels = {
+        name: checkout / f"wheels/{name}-1-py3-none-any.whl" for name in ("leaf", "red", "blue")
+    }
+    digests = {name: sha256(path.read_bytes()).hexdigest() for name, path in wheels.items()}
+    locked = "".join(f"{name}==1 \\\n    --hash=sha256:{digests[name]}\n" for name in wheels)
+    unknown = install(checkout, None, "red", "green", hashed=locked, pinned="")
+    listed = "tools/venv.sh: error: unknown extra 'green'; use one or more of red, blue\n"
+    assert (unknown.returncode, unknown.stdout, unknown.stderr) == (2, "", listed)
+    assert install(checkout).returncode == 0
+    assert not list(checkout.glob(".venv/**/red-1.dist-info"))
+    both = install(checkout, None, "red", "blue")
+    assert both.returncode == 0, both.stderr
+    assert "adding red, blue (about 7 MB) to .venv; " in both.stdout
+    assert both.stdout.endswith("installed red, blue into .venv\n")
+    assert len(list(checkout.glob(".venv/**/*-1.dist-info"))) == len(wheels) + 1
+    for words in ((), ("red",), ("blue",), ("blue", "red")):
+        assert install(checkout, None, *words).stdout == ""  # nothing to do
 
 
 def test_pips_settings_do_not_install_elsewhere(checkout, tmp_path):
@@ -147,7 +177,7 @@ def test_pips_settings_do_not_install_elsewhere(checkout, tmp_path):
     digest = sha256((checkout / "wheels" / "leaf-1-py3-none-any.whl").read_bytes()).hexdigest()
     done = install(checkout, environ, hashed=f"leaf==1 \\\n    --hash=sha256:{digest}\n", pinned="")
     assert done.returncode == 0, done.stderr
-    said = "pip's settings that install elsewhere do not count here: prefix target user"
+    said = "ignoring pip's settings that would install elsewhere: prefix target user"
     assert said in done.stdout
     assert len(list(checkout.glob(".venv/**/leaf-1.dist-info"))) == 1
     assert not elsewhere.exists()
