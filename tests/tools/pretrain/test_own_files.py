@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,7 +13,7 @@ from bert_tools.pretrain import documents as own_documents
 from bert_tools.pretrain.documents import Rules, Section, next_document, sections
 from bert_tools.pretrain.files import TextFile, find_files, opened
 from bert_tools.pretrain.prepare import HELD_OUT_BYTES, default_share
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import DataError
 from own_texts import write_parquet
 
 TEXT = "One sentence. Another one.\n\nA second document.\n"
@@ -176,13 +175,6 @@ def test_parquet_that_gives_no_text_is_one_line(tmp_path):
     for damaged in (contents[:-9], b"PARE" + contents[4:-4] + b"PARE", flipped):
         path.write_bytes(damaged)
         assert "a.parquet: cannot be read" in refusal(of_parquet, path)
-
-
-def test_without_pyarrow_a_file_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    (tmp_path / "a.parquet").touch()
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"has .parquet files.*tools/venv.sh parquet"):
-        find_files(tmp_path)
 
 
 def test_the_share_halves_as_text_grows(tmp_path):

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -155,12 +154,6 @@ def test_the_command_writes_table_and_record(tmp_path, monkeypatch, capsys):
 def test_mistakes_are_one_line_and_leave_no_run(tmp_path, capsys, more, named):
     assert named in refusal(capsys, *compare_words(tmp_path / "out", *more))
     assert not (tmp_path / "out" / "runs").exists()
-
-
-def test_a_missing_matplotlib_is_told_before_the_first_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "matplotlib" in refusal(capsys, *compare_words(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_names_are_written_as_they_are_read_and_others_refused():

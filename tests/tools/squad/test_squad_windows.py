@@ -1,7 +1,5 @@
 """Windows over a text: laid out by hand, of any text, of the quick set; and their tokens."""
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -208,9 +206,3 @@ def test_word_pieces_are_those_of_prepare(sets):
             alone = "".join(basic_words(text[start:end]))
             # The last sigma of a word has a form of its own, which shows only in the whole word.
             assert piece.replace("ς", "σ") == alone.replace("ς", "σ")  # noqa: RUF001
-
-
-def test_a_missing_package_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match="needs the package `tokenizers`"):
-        make_offset_encoder(vocabulary_of("the"))

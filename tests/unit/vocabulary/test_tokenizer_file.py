@@ -1,14 +1,13 @@
 """Tokenizer files: special tokens by role, text split as `tokenizers` does, refused in one line."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from mlperf_bert.data.shards import SampleReader
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import DataError
 from mlperf_bert.prepare.documents import tokenize_documents
 from mlperf_bert.vocabulary.any_vocabulary import (
     load_any_vocabulary,
@@ -192,10 +191,3 @@ def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path):
     assert last.startswith(f"mlperf_bert: error: {path}: the tokenizer cannot split text (")
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "set").rglob("*.hdf5*"))
-
-
-def test_without_the_package_it_is_one_line(tmp_path, monkeypatch):
-    path = saved(tmp_path / "tokenizer.json", byte_level())
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"tools/venv\.sh tokenizers"):
-        load_tokenizer_file(path)

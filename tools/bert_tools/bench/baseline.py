@@ -33,6 +33,7 @@ from mlperf_bert.config.sections import (
 )
 from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.extras import require_packages
 from mlperf_bert.optim.optimizers import param_groups
 
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
@@ -62,12 +63,12 @@ class Data:
 
 
 def import_transformers() -> ModuleType:
-    """Import `transformers`. Raises ConfigError if it is not installed."""
-    try:
-        return importlib.import_module("transformers")  # untyped: its own types take mypy minutes
-    except ImportError as error:
-        remedy = "run in the checkout: tools/venv.sh dev"
-        raise ConfigError("bench transformers", f"needs transformers ({error})", remedy) from None
+    """Import `transformers` without its types, which would take mypy minutes.
+
+    Raises ConfigError if it is not installed.
+    """
+    require_packages("bench transformers", "transformers", "transformers")
+    return importlib.import_module("transformers")
 
 
 def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from bert_tools.common.results import aligned
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Bounds, option_name
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,8 @@ def _add_common(command: argparse.ArgumentParser, *, steps: int, seconds: float)
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen measurement. Raises ConfigError for a user's mistake."""
+    if args.measurement == "transformers":
+        require_packages("bench transformers", "transformers", "transformers")
     for name, bounds in _BOUNDS.items():
         if name in args:
             bounds.check(option_name(name), getattr(args, name))

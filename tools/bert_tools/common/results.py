@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.errors import one_line
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,15 +77,13 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches.
+    """Return an empty figure of a width and height in inches.
 
     Raises ConfigError if matplotlib (extra `plots`) is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        remedy = "run in the checkout: tools/venv.sh plots"
-        raise ConfigError("matplotlib", "is not installed, and draws the picture", remedy) from None
+    require_packages("picture", "plots", "matplotlib")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

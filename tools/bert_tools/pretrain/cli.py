@@ -178,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _text_to_model(args: argparse.Namespace) -> int:
     """Choose, prepare, train, measure and export. Return the exit status."""
+    from bert_tools.pretrain.files import check_packages
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
@@ -185,6 +186,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
     if read_rank_info().world_size > 1:
         remedy = "start it once, because it starts its own ranks"
         raise ConfigError("pretrain", "was started once per rank", remedy)
+    check_packages(args.text, args.vocab, args.also)
     print(f"pretrain: reading {args.text}", flush=True)
     from bert_tools.pretrain.prepare import check_out_dir  # this import takes a while
 

@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare the text and return 0. Raises ConfigError or DataError for a user's mistake."""
+    from bert_tools.pretrain.files import check_packages
     from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
     from mlperf_bert.data.index import ShardSettings
 
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.corpus.exists():
         problem = f"there is no file or directory '{args.corpus}'"
         raise ConfigError("--corpus", problem, "pass a directory or a file of text")
+    check_packages(args.corpus, args.vocab, args.also)
     passes = 1 if args.segments == "single" else DUPE_FACTOR
     wanted = CorpusRequest(
         source=args.corpus,

@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import DataError
+from mlperf_bert.extras import require_packages
 from mlperf_bert.files import in_brief, open_regular_file
 
 Form = Literal["text", "json_lines"]
@@ -143,6 +143,30 @@ def find_files(
         )
         raise DataError(str(source), problem, remedy)
     return files, unread
+
+
+def check_packages(source: Path, vocabulary: Path | None, also: Collection[str]) -> None:
+    """Check that the optional packages are installed that this text and this vocabulary need.
+
+    It looks only at the names of files, so that it is fast enough to run before any work. Raises
+    ConfigError if a package is missing.
+    """
+    if vocabulary is not None and vocabulary.suffix == ".json":
+        require_packages(str(vocabulary), "tokenizers", "tokenizers", otherwise="use a vocab.txt")
+    paths = [source]
+    if source.is_dir():
+        paths = [path for path, _, why in _walk(source, ()) if why is None]
+    for path in paths:
+        _require_reader(*_kind(path.name, also))
+
+
+def _require_reader(form: Form | None, packing: Packing) -> None:
+    """Raise ConfigError if files of this kind are read by a package that is not installed."""
+    if form is not None and packing in ("parquet", "zstandard"):
+        suffix = PARQUET if packing == "parquet" else _packing_suffix(packing)
+        otherwise = "move these files out of the directory"
+        purpose = f"to read {suffix} files"
+        require_packages("TEXT", "parquet", "pyarrow", purpose=purpose, otherwise=otherwise)
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
@@ -293,10 +317,7 @@ def _is_json_lines(file: TextFile, text_field: str) -> bool:
 def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
     """Describe a file to read. Raises DataError, or ConfigError if a package is missing."""
     form, packing = _kind(name, also)
-    if packing in ("parquet", "zstandard") and find_spec("pyarrow") is None:
-        suffix = PARQUET if packing == "parquet" else _packing_suffix(packing)
-        remedy = "run in the checkout: tools/venv.sh parquet, or move them out of the directory"
-        raise ConfigError("TEXT", f"has {suffix} files, which need a package", remedy)
+    _require_reader(form, packing)
     try:
         size_bytes = path.stat().st_size
     except OSError as error:

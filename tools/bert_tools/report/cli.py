@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bert_tools.report.run import Run, find_runs, read_run
 from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.extras import require_packages
 from mlperf_bert.files import check_writable, make_directory, write_file
 
 PAGE = "report.html"
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError for an option that cannot be used, and DataError for a file that is missing
     or damaged.
     """
+    if args.make is _tensorboard:
+        require_packages("report tensorboard", "tensorboard", "tensorboard")
     runs = [read_run(folder, label) for label, folder in find_runs(args.run_paths).items()]
     written = args.make(args, runs)
     for line in (*(f"{each.name}: {each.state}" for each in runs), written):
@@ -73,12 +76,6 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         problem = f"has {len(runs)} runs"
         raise ConfigError(str(args.run_paths[0]), problem, f"pass one, such as {runs[0].name}")
-    try:
-        import tensorboard.compat.proto.event_pb2
-        import tensorboard.compat.proto.summary_pb2  # noqa: F401
-    except ImportError:
-        remedy = "run in the checkout: tools/venv.sh tensorboard"
-        raise ConfigError("tensorboard", "is not installed", remedy) from None
     if any(args.out.glob("events.out.tfevents.*")):
         problem = "already has an event file"
         raise ConfigError(str(args.out), problem, "pass another directory, or remove the file")

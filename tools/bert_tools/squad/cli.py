@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tools.squad.settings import FORMS, SquadSettings, add_settings, parse_engine, settings_of
 from mlperf_bert.errors import STOPPED, ConfigError, one_line, typed
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +75,9 @@ def _train(args: argparse.Namespace) -> int:
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
 
-    settings = settings_of(args, parse_engine(args.engine), args.seed)
     info = read_rank_info()
+    require_packages("squad train", "squad", "tokenizers", may_ask=info.launcher == "single")
+    settings = settings_of(args, parse_engine(args.engine), args.seed)
     if info.launcher == "single" and settings.engine.ranks > 1:
         return run_on_ranks(args.command_line, settings.engine.ranks)
     whereabouts = Whereabouts()
@@ -111,11 +113,10 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 def _compare(args: argparse.Namespace) -> int:
     """Run what has not ended, then compare; 0, or the status of the failed run."""
-    from bert_tools.common.results import new_figure
+    require_packages("squad compare", "squad", "tokenizers", "matplotlib")
     from bert_tools.squad.compare import run_all, write_comparison
     from bert_tools.squad.comparison import in_words
 
-    new_figure(1, 1)  # pictures come last; a missing matplotlib is reported now
     planned = _plan(args)
     runs, status = run_all(args.out, planned)
     if runs:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bert_tools.huggingface.tokenizer import word_piece_tokenizer
 from bert_tools.squad.questions import Question, Questions
 from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.extras import require_packages
 from mlperf_bert.files import in_brief
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
@@ -86,11 +87,9 @@ def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
 
     Raises ConfigError if the `tokenizers` package is not installed.
     """
-    try:
-        import tokenizers
-    except ImportError:
-        remedy = "run in the checkout: tools/venv.sh tokenizers"
-        raise ConfigError("squad", "needs the package `tokenizers`", remedy) from None
+    require_packages("squad", "squad", "tokenizers", may_ask=False)
+    import tokenizers
+
     library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))
     library.encode_special_tokens = True  # "[SEP]" in a text was written by its author
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     from bert_tools.tune.study import StudySettings
@@ -56,10 +57,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
+    require_packages("tune", "tune", "optuna")
+    import optuna
+
     from bert_tools.tune.study import open_study, result_in_words, search, write_results
     from mlperf_bert.run.lock import RunLock
 
-    _need_optuna()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     settings = _settings(args)
     try:
         with RunLock(args.out, "study") as lock:
@@ -74,15 +78,6 @@ def run(args: argparse.Namespace) -> int:
     print(result_in_words(result))
     print(one_line(f"in {args.out}: result.json, and best.toml if there is a best"))
     return TARGET_MISSED if result["best"] is None else 0
-
-
-def _need_optuna() -> None:
-    try:
-        import optuna
-    except ImportError:
-        remedy = "run in the checkout: tools/venv.sh tune"
-        raise ConfigError("tune", "Optuna is not installed", remedy) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def _check_owner(lock: "RunLock") -> None:

@@ -11,6 +11,7 @@ from mlperf_bert.config.files import add_config, add_init_checkpoint, load_confi
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import write_status
 from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError, say
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return _train_with_readers(args, config)
     info = read_rank_info()
     parallel, is_single = config.parallel, info.launcher == "single"
+    if is_single and config.data.loader == "dali":
+        require_packages("data.loader", "dali", "nvidia.dali")  # before ranks, which must not ask
     if info.rank == 0 and info.launcher != "local":
         for directory, name in shadowed_packages():
             say(f"warning: PYTHONPATH has its own {name} in {directory}, which counts before ours")

@@ -28,6 +28,7 @@ from mlperf_bert.data.capacity import StaticShape, shape_of
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, size_error
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.extras import require_packages
 
 # Copies a host block, uint8 [bytes], into device memory of the same size. Work that is queued later
 # on the current stream sees the copy.
@@ -120,6 +121,7 @@ class Staging:
 
 PREFETCHED_STEPS = 2
 _DALI_INPUT = "block"
+_THREAD = "use loader 'thread'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +195,13 @@ class DaliCopy:
 
     def __init__(self, device: torch.device) -> None:
         """Build the pipeline without reading data. Raises ConfigError if nvidia-dali is missing."""
+        require_packages("data.loader", "dali", "nvidia.dali", otherwise=_THREAD, may_ask=False)
         try:
             dali: Any = importlib.import_module("nvidia.dali")
             plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
         except ImportError as error:
-            problem = f"'dali' needs nvidia-dali, which cannot be imported ({error})"
-            remedy = "run `tools/venv.sh dali` in the checkout, or set data.loader to 'thread'"
-            raise ConfigError("data.loader", problem, remedy) from None
+            problem = f"nvidia-dali cannot be imported ({error})"
+            raise ConfigError("data.loader", problem, _THREAD) from None
         self._feed = plugin.feed_ndarray
         self._pipeline = dali.Pipeline(
             batch_size=1,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.config.sections import BalancePolicy
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -104,6 +105,7 @@ def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
 
 
 def _begin() -> "MPI.Comm":
+    require_packages(_SETTING, "mpi", "mpi4py", purpose="and an MPI library", may_ask=False)
     try:
         import mpi4py
 
@@ -111,8 +113,8 @@ def _begin() -> "MPI.Comm":
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        problem = f"'mpi_readers' needs mpi4py and an MPI library ({error})"
-        raise ConfigError(_SETTING, problem, "install the extra 'mpi' and an MPI") from None
+        problem = f"mpi4py found no MPI library ({error})"
+        raise ConfigError(_SETTING, problem, "install an MPI such as MPICH or Open MPI") from None
     # Two threads of a trainer call MPI in turn: the main one before and after the loader's
     # lifetime.
     if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import DataError
+from mlperf_bert.extras import require_packages
 from mlperf_bert.files import in_brief, parse_json_object, read_regular_file
 from mlperf_bert.vocabulary.word_pieces import (
     Tokenizer,
@@ -145,12 +146,9 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
 
 
 def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
-    try:
-        import tokenizers
-    except ImportError:
-        remedy = "run `tools/venv.sh tokenizers` in the checkout, or pass a vocab.txt"
-        problem = "this file needs the package `tokenizers`"
-        raise ConfigError(str(path), problem, remedy) from None
+    require_packages(str(path), "tokenizers", "tokenizers", otherwise="pass a vocab.txt")
+    import tokenizers
+
     try:
         found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))
     except _NOT_CAUSED_BY_FILE:

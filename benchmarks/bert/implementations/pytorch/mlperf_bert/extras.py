@@ -1,0 +1,134 @@
+"""Optional packages: check that a command's are installed, and offer to install them.
+
+An extra is a group of optional packages in pyproject.toml. A command calls `require_packages` with
+all optional packages that it will import, before it does any work, so that a missing package is
+not found after minutes of computing.
+"""
+
+import importlib
+import importlib.util
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlperf_bert.errors import ConfigError, say_error
+
+# Approximate download of each extra in MB, as pyproject.toml has it.
+MEGABYTES = {
+    "dali": 205,
+    "mpi": 2,
+    "parquet": 55,
+    "plots": 25,
+    "squad": 34,
+    "tensorboard": 28,
+    "tokenizers": 9,
+    "transformers": 37,
+    "tune": 30,
+}
+_INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130"}  # packages named differently from modules
+_SCRIPT = Path("tools/venv.sh")
+_HERE = Path("benchmarks/bert/implementations/pytorch/mlperf_bert")  # in a checkout
+
+
+def require_packages(
+    where: str,
+    extra: str,
+    *modules: str,
+    purpose: str = "",
+    otherwise: str = "",
+    may_ask: bool = True,
+) -> None:
+    """Check that optional packages are installed; on a terminal, offer to install their extra.
+
+    Args:
+        where: the command, option or file that needs the packages. It starts the error message.
+        extra: the extra that contains them, a key of MEGABYTES.
+        modules: the names by which the packages are imported.
+        purpose: what they are needed for, such as "to read .parquet files".
+        otherwise: another remedy, such as "use a vocab.txt".
+        may_ask: whether to offer the installation if stdin and stderr are a terminal. Ranks of a
+            launcher must not ask, because they share a terminal.
+
+    Raises:
+        ConfigError: a package is missing and was not installed now.
+    """
+    missing = _missing(modules)
+    if not missing:
+        return
+    command = install_command(extra, missing)
+    problem = " ".join(filter(None, ("needs", " and ".join(missing), purpose)))
+    problem += f", but {'it is' if len(missing) == 1 else 'they are'} not installed"
+    remedy = f"run {_typed(command)} (about {MEGABYTES[extra]} MB to download)"
+    remedy += f", or {otherwise}" if otherwise else ""
+    error = ConfigError(where, problem, remedy)
+    if not may_ask or not _is_on_terminal():
+        raise error
+    say_error(error)
+    if not _is_confirmed():
+        error.is_said = True
+        raise error
+    _install(command)
+    if left := _missing(modules):
+        problem = f"{' and '.join(left)} could not be installed"
+        raise ConfigError(where, problem, "see the messages above")
+
+
+def install_command(extra: str, packages: Sequence[str]) -> list[str]:
+    """Return the words of a command that installs an extra into this environment.
+
+    That is tools/venv.sh for the .venv of a checkout, which installs locked versions, and otherwise
+    pip with the checkout this module is in. Without a checkout, pip installs `packages` by name.
+    """
+    environment = Path(sys.prefix).resolve()
+    script = environment.parent / _SCRIPT
+    if environment.name == ".venv" and script.is_file():
+        return [str(script), extra]
+    pip = [sys.executable, "-m", "pip", "install"]
+    here, depth = Path(__file__).parent, len(_HERE.parts)
+    if here.parts[-depth:] == _HERE.parts:
+        return [*pip, "--editable", f"{here.parents[depth - 1]}[{extra}]"]
+    return [*pip, *packages]
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    """Return the names of the packages whose modules cannot be found."""
+    return [_INSTALLED_AS.get(module, module) for module in modules if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around the module is missing
+        return False
+    except ValueError:  # a module in memory without a specification
+        return True
+
+
+def _typed(command: Sequence[str]) -> str:
+    """Quote a command for the shell, with a script of the current directory by its short name."""
+    script = Path(command[0])
+    if script == Path.cwd() / _SCRIPT:
+        command = [str(_SCRIPT), *command[1:]]
+    return shlex.join(command)
+
+
+def _is_on_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def _is_confirmed() -> bool:
+    """Ask on stderr, because stdout may be a file; no answer means no."""
+    sys.stderr.write("Install now? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _install(command: Sequence[str]) -> None:
+    """Run the command with its output on stderr, and make new packages importable here."""
+    try:
+        subprocess.run(command, stdout=sys.stderr, check=False)
+    except OSError as error:
+        raise ConfigError(command[0], error.strerror or "cannot be run", "run it by hand") from None
+    importlib.invalidate_caches()
