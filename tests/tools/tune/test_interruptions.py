@@ -82,7 +82,7 @@ def test_journals_that_others_left(tmp_path, studied):
     assert sum(found["trials"].values()) == 3
     sound = journal.read_text()
     journal.write_text(f"{sound}garbage\n")
-    assert "no journal of Optuna" in studied(trials=3, status=2)
+    assert "is not a journal of Optuna" in studied(trials=3, status=2)
     # What a link leads to is not written.
     mine = tmp_path / "mine"
     mine.write_text("a line without its end")

@@ -89,15 +89,15 @@ def test_another_study_is_not_mixed_in(tmp_path, studied):
     options = {"trials": 1}
     studied(status=None, **options)
     changes = (
-        ({"seed": 2}, "other seed"),
-        ({"samples": 320}, "other most_samples"),
-        ({"objective": "time"}, "other objective"),
-        ({"space": "schedule"}, "other space"),
+        ({"seed": 2}, "other values of seed"),
+        ({"samples": 320}, "other values of most_samples"),
+        ({"objective": "time"}, "other values of objective"),
+        ({"space": "schedule"}, "other values of space"),
     )
     for changed, named in changes:
         assert named in studied(status=2, **options, **changed)
     (tmp_path / "data" / "eval" / "index" / "dataset.json").write_text("other")
-    assert "other data_sha256" in studied(status=2, **options)
+    assert "other values of data_sha256" in studied(status=2, **options)
 
 
 def test_a_trainer_that_cannot_work_ends_the_search(studied):
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(tmp_path, studied):
     for options, named in (
         ({"trials": 0}, "--trials"),
         ({"seed": -1}, "--seed"),
-        ({"samples": 31}, "first evaluation is at 32"),
+        ({"samples": 31}, "first evaluation is after 32"),
         ({"study": "/proc"}, ".study.lock cannot be made"),  # where nobody can write
         ({"space": "unknown"}, "SPACE"),
         ({"data": "nowhere"}, "prepare the data first"),

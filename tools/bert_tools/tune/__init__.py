@@ -1,1 +1,1 @@
-"""Hyper-parameter search: many short trainings through the normal command, the best one written."""
+"""Search hyper-parameters with many short trainings by `train`, and write the best config."""

@@ -1,4 +1,4 @@
-"""The sub-command `tune`: its arguments, and the calls they lead to; heavy imports are late."""
+"""The sub-command `tune`. Heavy modules are imported only when it runs."""
 
 import argparse
 import shlex
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_bert.config.files import add_config, load_config
-from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line
+from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line, typed
 from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
@@ -18,17 +18,17 @@ _SHIPPED = Path(__file__).parent / "spaces"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tune`."""
-    add_config(parser, "TOML file to begin from")
+    add_config(parser, "TOML file to start from")
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.toml")))
     for name, metavar, text in (
-        ("--space", "SPACE", f"TOML file of what is searched, or one of ours: {shipped}"),
+        ("--space", "SPACE", f"TOML file of the settings to search, or a shipped space: {shipped}"),
         ("--data", "DIR", "directory with train/ and eval/"),
-        ("--out", "DIR", "directory of the study, new or to be continued"),
+        ("--out", "DIR", "directory of the study; an existing study is continued"),
     ):
         parser.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
     for name, default, text in (
-        ("--trials", 20, "trainings of the search"),
-        ("--seed", 1, "seed of every trial's training and of the draws"),
+        ("--trials", 20, "number of trainings"),
+        ("--seed", 1, "seed of each training and of the search"),
     ):
         help_text = f"{text} (default {default})"
         parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
@@ -36,31 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=int,
         metavar="N",
-        help="most samples of a training (default: the config's)",
+        help="maximum samples of one training (default: the config's)",
     )
     parser.add_argument(
         "--objective",
         choices=("samples", "time"),
         default="samples",
-        help="what to minimise: samples or seconds to the target (default samples)",
+        help="what to minimize: samples or seconds to target (default samples)",
     )
     parser.add_argument(
         "--trainer",
         metavar="COMMAND",
-        help="command that trains, given train's options: such as 'srun mlperf_bert train' "
-        "(default: train on this machine)",
+        help="command that runs one training and accepts the options of train, such as "
+        "'srun mlperf_bert train' (default: train on this machine)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 0 if a trial reached the target, 3 if none did.
+    """Search, and return 0 if a trial reached the target, otherwise 3.
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
     require_packages("tune", "tune", "optuna")
     import optuna
 
-    from bert_tools.tune.study import open_study, result_in_words, search, write_results
+    from bert_tools.tune.study import BEST, open_study, result_in_words, search, write_results
     from mlperf_bert.run.lock import RunLock
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -71,17 +71,22 @@ def run(args: argparse.Namespace) -> int:
             study = open_study(args.out, settings)
             search(study, settings, args.out, args.trials)
             result = write_results(args.out, study, settings)
-    except OSError as error:  # from Optuna's journal, its lock, or a trial's files
+    except OSError as error:  # from Optuna's journal or its lock, or from a trial's files
         where = str(error.filename or args.out)
         problem = error.strerror or "cannot be written"
-        raise DataError(where, problem, "check the directory and its free space") from None
+        raise DataError(where, problem, "check the permissions and the free disk space") from None
     print(result_in_words(result))
-    print(one_line(f"in {args.out}: result.json, and best.toml if there is a best"))
-    return TARGET_MISSED if result["best"] is None else 0
+    if result["best"] is None:
+        print(one_line(f"wrote {args.out / 'result.json'}"))
+        return TARGET_MISSED
+    print(one_line(f"wrote {args.out / 'result.json'} and {args.out / BEST}"))
+    command = typed("train", "--config", args.out / BEST, "--data", args.data)
+    print(f"to train with the best settings: {command}")
+    return 0
 
 
 def _check_owner(lock: "RunLock") -> None:
-    """Raise ConfigError about --out if another process has the study."""
+    """Raise ConfigError for --out if another process is working on the study."""
     try:
         lock.check()
     except ConfigError as error:
@@ -90,17 +95,19 @@ def _check_owner(lock: "RunLock") -> None:
 
 
 def _settings(args: argparse.Namespace) -> "StudySettings":
+    """Return the study that the options describe. Raises ConfigError."""
     from bert_tools.tune.space import read_space
     from bert_tools.tune.study import StudySettings
 
     for name, least in (("trials", 1), ("seed", 0)):
         value = getattr(args, name)
         if value < least:
-            raise ConfigError(f"--{name}", f"is {value:,}", f"give at least {least}")
+            raise ConfigError(f"--{name}", f"must be at least {least}, not {value:,}", "raise it")
     config = load_config(args.config, args.set)
     if config.eval.target is None:
-        remedy = "give one: --set eval.target_accuracy=NUMBER"
-        raise ConfigError("eval.target_accuracy", "is 'none', and a search needs a target", remedy)
+        problem = "is 'none', but a search needs a target"
+        remedy = "add --set eval.target_accuracy=NUMBER"
+        raise ConfigError("eval.target_accuracy", problem, remedy)
     space_path = args.space
     if space_path.name == str(space_path) and not space_path.suffix and not space_path.exists():
         space_path = _SHIPPED / f"{space_path}.toml"
@@ -108,9 +115,9 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
     if args.samples is not None:
         most_samples = args.samples
     if most_samples < config.eval_interval_samples:
-        first = f"the first evaluation is at {config.eval_interval_samples:,}"
-        remedy = "raise it, or lower eval.interval_samples"
-        raise ConfigError("--samples", f"is {most_samples:,}, {first}", remedy)
+        problem = f"is {most_samples:,}, but the first evaluation is after "
+        problem += f"{config.eval_interval_samples:,} samples"
+        raise ConfigError("--samples", problem, "raise it, or lower eval.interval_samples")
     return StudySettings(
         config=config,
         config_path=args.config,

@@ -1,4 +1,4 @@
-"""Reader of SPACE.toml: the settings to search, their values and conditions."""
+"""Read a space: a TOML file of the settings to search, with their values and conditions."""
 
 import math
 from collections.abc import Mapping
@@ -20,15 +20,21 @@ Scale = Literal["linear", "log", "log_below_one"]
 SECTIONS = ("optim", "schedule", "clip", "parallel", "data", "model")
 _SCALES: tuple[Scale, ...] = ("linear", "log", "log_below_one")
 _KEYS = {"key", "low", "high", "scale", "of", "choices", "when"}
-_REMEDY = "see docs/guides/tune.md for the form"
+_REMEDY = "see docs/guides/tune.md for the format"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A setting to search if `when` holds, which gives settings and their values.
+    """A setting to search.
 
-    It is one of `choices` or, without any, a number of low .. high, both included; an integer for a
-    setting that is one. `scale` "log_below_one" is logarithmic in 1 - x: for betas.
+    Attributes:
+        key: the setting's name, such as "optim.learning_rate".
+        when: settings and the values they must have. Otherwise this parameter is not searched.
+        choices: the possible values. If it is empty, the value is a number in low .. high.
+        low, high: both ends of the range, which are included.
+        scale: how values are spread over the range. "log_below_one" is logarithmic in 1 - x, which
+            suits Adam's betas.
+        is_integer: whether the setting is an integer.
     """
 
     key: str
@@ -41,7 +47,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """A name that differs from other ranges of the setting under other conditions."""
+        """The name in Optuna's study, which includes the conditions so that it is unique."""
         conditions = ", ".join(f"{key}={value}" for key, value in self.when)
         return f"{self.key} [{conditions}]" if conditions else self.key
 
@@ -50,17 +56,17 @@ Space = tuple[Parameter, ...]
 
 
 def read_space(path: Path, config: RunConfig) -> Space:
-    """The parameters in a file, their ends as numbers for this config.
+    """Read the parameters of a file. Factors of the config's values become numbers.
 
-    Raises ConfigError that names the wrong parameter and its fault.
+    Raises ConfigError that names the wrong parameter and what is wrong with it.
     """
-    tables = read_toml(path, "give a file of [[parameter]] tables, or the name of a shipped space")
+    tables = read_toml(path, "pass a file of [[parameter]] tables, or the name of a shipped space")
     for name in tables:
         if name != "parameter":
-            raise ConfigError(f"{path}: {in_brief(name)}", "no such table", "use [[parameter]]")
+            raise ConfigError(f"{path}: {in_brief(name)}", "unknown table", "use [[parameter]]")
     entries = tables.get("parameter")
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(str(path), "has no list of [[parameter]] tables", _REMEDY)
+        raise ConfigError(str(path), "has no [[parameter]] tables", _REMEDY)
     return tuple(
         _read_parameter(entry, f"{path}: parameter {number}", config)
         for number, entry in enumerate(entries, 1)
@@ -68,17 +74,18 @@ def read_space(path: Path, config: RunConfig) -> Space:
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
-    """The space for a file, in values that JSON keeps unchanged."""
+    """Convert a space to values that JSON stores without a change."""
     return [
         {**asdict(each), "choices": list(each.choices), "when": dict(each.when)} for each in space
     ]
 
 
 def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
-    """Draw settings and their values for one trial, in the order of the space.
+    """Draw the values of one trial, in the order of the space, and return them by setting.
 
-    A condition is checked against earlier draws, else against the config. Raises ConfigError if two
-    ranges of one setting hold at once.
+    A condition is checked against the values drawn before. For settings that were not drawn, it is
+    checked against the config. Raises ConfigError if the conditions of two ranges of one setting
+    hold at the same time.
     """
     drawn: dict[str, Value] = {}
     for parameter in space:
@@ -87,8 +94,8 @@ def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
             for key, value in parameter.when
         )
         if holds and parameter.key in drawn:
-            problem = "has two ranges that hold at once"
-            remedy = "give each a `when` with another value of one setting"
+            problem = "has two ranges whose conditions hold at the same time"
+            remedy = "add a `when` to each range, with different values of the same setting"
             raise ConfigError(f"--space: {parameter.key}", problem, remedy)
         if holds:
             drawn[parameter.key] = _draw_one(parameter, trial)
@@ -96,6 +103,7 @@ def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
 
 
 def _draw_one(parameter: Parameter, trial: "Trial") -> Value:
+    """Draw one value, with four significant digits if it is not an integer."""
     name, low, high = parameter.name, parameter.low, parameter.high
     is_log = parameter.scale == "log"
     if parameter.choices:
@@ -103,28 +111,30 @@ def _draw_one(parameter: Parameter, trial: "Trial") -> Value:
     if parameter.is_integer:
         return trial.suggest_int(name, int(low), int(high), log=is_log)
     if parameter.scale == "log_below_one":
-        found = 1 - _in_four_digits(trial.suggest_float(name, 1 - high, 1 - low, log=True))
+        value = 1 - _rounded(trial.suggest_float(name, 1 - high, 1 - low, log=True))
     else:
-        found = _in_four_digits(trial.suggest_float(name, low, high, log=is_log))
-    return min(max(round(found, 15), low), high)
+        value = _rounded(trial.suggest_float(name, low, high, log=is_log))
+    return min(max(round(value, 15), low), high)
 
 
-def _in_four_digits(value: float) -> float:
-    """The value in four digits, which people can read; no setting needs more."""
+def _rounded(value: float) -> float:
+    """Round to four significant digits, so that people can read and copy the value."""
     return float(f"{value:.4g}")
 
 
 def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
+    """Check one [[parameter]] table, and return it. Raises ConfigError."""
     if not isinstance(entry, dict):
         raise ConfigError(where, "is not a table", _REMEDY)
     for name in entry:
         if name not in _KEYS:
             known = ", ".join(sorted(_KEYS))
-            raise ConfigError(f"{where}: {in_brief(name)}", "no such entry", f"use one of {known}")
+            raise ConfigError(f"{where}: {in_brief(name)}", "unknown key", f"use one of {known}")
     key = entry.get("key")
     if not isinstance(key, str) or key.partition(".")[0] not in SECTIONS:
         problem = f"key is {in_brief(key)}"
-        remedy = f"name a setting of {', '.join(SECTIONS)}: a trial may not change its own measure"
+        remedy = f"use a setting of {', '.join(SECTIONS)}, because a trial must not change how "
+        remedy += "it is measured"
         raise ConfigError(where, problem, remedy)
     where = f"{where}, {in_brief(key)}"
     when = entry.get("when", {})
@@ -135,7 +145,8 @@ def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
         return _read_range(entry, key, conditions, where, config)
     values = entry["choices"]
     if not isinstance(values, list) or not values or set(entry) - {"key", "choices", "when"}:
-        raise ConfigError(where, "choices is no list of values alone", "give choices, or a range")
+        remedy = "use either choices = [...] or low and high"
+        raise ConfigError(where, "choices must be a list of values, without a range", remedy)
     choices = tuple(checked_setting(key, value, where) for value in values)
     return Parameter(key=key, when=conditions, choices=tuple(dict.fromkeys(choices)))
 
@@ -147,6 +158,7 @@ def _read_range(
     where: str,
     config: RunConfig,
 ) -> Parameter:
+    """Check a [[parameter]] table with `low` and `high`, and return it. Raises ConfigError."""
     low, high = (_number(entry, end, where) for end in ("low", "high"))
     scale = entry.get("scale", "linear")
     if scale not in _SCALES:
@@ -154,8 +166,8 @@ def _read_range(
     if entry.get("of", "value") == "config":
         own = config_value(config, key)
         if not isinstance(own, int | float) or own <= 0:
-            problem = f"is {in_brief(own)} in the config, whose multiples are searched"
-            raise ConfigError(where, problem, "set it above 0, or leave out of = 'config'")
+            problem = f"is {in_brief(own)} in the config, but its multiples are to be searched"
+            raise ConfigError(where, problem, "set it above 0, or remove of = 'config'")
         low, high = low * own, high * own
         if isinstance(own, int):
             low, high = float(math.floor(low)), float(math.ceil(high))
@@ -166,17 +178,22 @@ def _read_range(
 
 
 def _check_range(low: float, high: float, scale: Scale, where: str, *, is_integer: bool) -> None:
+    """Raise ConfigError if the range is empty or does not suit its scale."""
     if not low < high:
-        raise ConfigError(where, f"low {low:g} is not below high {high:g}", "mend the range")
+        problem = f"low is {low:g}, which is not below high, {high:g}"
+        raise ConfigError(where, problem, "set low below high")
     if scale == "log" and low <= 0:
-        raise ConfigError(where, f"low is {low:g} on a logarithmic scale", "set it above 0")
+        problem = f"low is {low:g}, which is impossible on a logarithmic scale"
+        raise ConfigError(where, problem, "set low above 0")
     if scale == "log_below_one" and (high >= 1 or is_integer):
-        problem = f"is {low:g} .. {high:g} on a scale of numbers below one"
-        raise ConfigError(where, problem, "set high below 1")
+        problem = f"is {low:g} .. {high:g}, but the scale log_below_one needs numbers below 1"
+        raise ConfigError(where, problem, "set high below 1, or use another scale")
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
+    """Return the number under the key `end`, "low" or "high". Raises ConfigError."""
     value = entry.get(end)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**53:
-        raise ConfigError(where, f"{end} is {in_brief(value)}", "give a number, or choices")
+        problem = f"{end} must be a number, not {in_brief(value)}"
+        raise ConfigError(where, problem, "set low and high to numbers, or use choices")
     return float(value)

@@ -1,9 +1,9 @@
-"""A search as an Optuna study: each trial is a run directory of `train`, one after another.
+"""A search as an Optuna study. Each trial is a run of `train`, and trials run one after another.
 
-The study directory has Optuna's journal, `journal.log`, and the run directories in `trials/`. A
-trial that was running when the search ended is enqueued again with the same values when it is
-continued. A training that missed its target has no value: Optuna ranks it by its accuracies, as one
-that was stopped.
+The study directory contains Optuna's journal, `journal.log`, and the run directories in `trials/`.
+If the search ends while a trial is running, the continued search repeats that trial with the same
+values. A training that missed its target has no value, so Optuna ranks it by its accuracies, like a
+trial that was pruned.
 """
 
 import os
@@ -51,21 +51,25 @@ ENDINGS: tuple[How, ...] = get_args(How)
 
 RESULT_SCHEMA_VERSION = 4
 JOURNAL = "journal.log"
+BEST = "best.toml"
 LOG = "train.log"
 DEFAULT_TRAINER = (sys.executable, "-P", "-m", "mlperf_bert", "train")
-MOST_FAILURES = 3  # failed trainings in a row
+MOST_FAILURES = 3  # failed trainings in a row that end the search
 POLL_S = 0.25
-END_S = 120.0  # seconds for a training to end after SIGTERM, as its ranks may take 110 s
-_LEAST_CURVES = 4  # trainings of others, before the median stops anything
-_PRUNE_FROM = 4  # nothing is stopped before a quarter of the budget's evaluations, rounded down
-_LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials drawn at random before TPE has enough data
-_ENDING, _SETTINGS, _STUDY = "result", "settings", "study"  # keys of facts in the journal
-_REMEDY = "give a new --out directory, or the options that it was begun with"
+END_S = 120.0  # wait this long after SIGTERM, because ranks may need 110 s to exit
+_LEAST_CURVES = 4  # trainings needed before the median of their curves prunes others
+_PRUNE_FROM = 4  # prune after one quarter of the budget's evaluations, rounded down
+_LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials at random, until TPE has enough data
+_ENDING, _SETTINGS, _STUDY = "result", "settings", "study"  # attribute keys in the journal
+_REMEDY = "use a new --out directory, or the options that the study was started with"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudySettings:
-    """A study. `most_samples` is per training; `seed` is for all trials' training and draws."""
+    """What a study searches, and how.
+
+    `most_samples` is the maximum per training. `seed` seeds each training and the search itself.
+    """
 
     config: RunConfig
     config_path: Path
@@ -78,17 +82,17 @@ class StudySettings:
 
     @property
     def target(self) -> float:
-        """The accuracy that trainings should reach; a search without one was refused before."""
+        """The accuracy to reach. The command line refuses a config without one."""
         assert self.config.eval.target is not None
         return self.config.eval.target
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of a training that uses its whole budget."""
+        """Number of evaluations of a training that uses its whole budget."""
         return self.most_samples // self.config.eval_interval_samples
 
     def trial_config(self, drawn: Mapping[str, Value]) -> RunConfig:
-        """The config of one training. Raises ConfigError if its values contradict."""
+        """Return the config of one training. Raises ConfigError if its values contradict."""
         tables = with_values(self.config, drawn)
         trial = config_from_tables(tables, "trial")
         tables["run"]["seed"] = self.seed
@@ -97,7 +101,10 @@ class StudySettings:
         return config_from_tables(tables, "trial")
 
     def as_json(self) -> dict[str, Any]:
-        """What must not change when the study is continued. Raises DataError without data."""
+        """Return what must not change when the study is continued.
+
+        Raises DataError if the prepared data is missing.
+        """
         return {
             "config": config_to_tables(self.config),
             "data_sha256": [_manifest_digest(self.data / part) for part in ("train", "eval")],
@@ -110,9 +117,10 @@ class StudySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a trial ended, and the samples to target if reached, else all that were trained.
+    """How a trial ended.
 
-    `seconds` are those of training alone; 0 where nothing was trained or measured.
+    `samples` are the samples to target, or all trained samples if the target was not reached.
+    `seconds` cover only training, and are 0 if nothing was trained or measured.
     """
 
     how: How
@@ -122,7 +130,7 @@ class Ending:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
-    """The config's tables with some settings changed. Raises ConfigError for wrong values."""
+    """Return the config's tables with some settings changed. Raises ConfigError."""
     tables = config_to_tables(config)
     for dotted, value in values.items():
         section, _, field = dotted.partition(".")
@@ -131,16 +139,16 @@ def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dic
 
 
 def open_journal(path: Path) -> "JournalStorage":
-    """Optuna's storage in that file, made if missing.
+    """Open Optuna's storage in a file, which is created if it does not exist.
 
-    An unfinished last line of a writer that was killed or found a full disk is cut off, as the next
-    line would be appended to it. Raises DataError for a link.
+    If a writer was killed or the disk was full, the last line is incomplete. It is removed, because
+    the next line would be appended to it. Raises DataError if the path is a link.
     """
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     if path.is_symlink():
-        raise DataError(str(path), "is a link, and its target would be written to", _REMEDY)
+        raise DataError(str(path), "is a link, which is not followed for writing", _REMEDY)
     if path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
@@ -149,9 +157,9 @@ def open_journal(path: Path) -> "JournalStorage":
 
 
 def open_study(directory: Path, settings: StudySettings) -> "Study":
-    """Begin or continue the study of a directory; interrupted trials are enqueued again.
+    """Start or continue the study of a directory, and enqueue interrupted trials again.
 
-    Raises DataError if it was begun with other settings, or has a damaged journal.
+    Raises DataError if the study was started with other settings, or if its journal is damaged.
     """
     from optuna import create_study
     from optuna.pruners import MedianPruner
@@ -170,25 +178,28 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
         )
     except (OSError, UserError):
         raise
-    except Exception as error:  # Optuna trusts its journal: a wrong file may raise anything
-        raise DataError(str(path), f"is no journal of Optuna ({error!r})", _REMEDY) from None
+    except Exception as error:  # Optuna does not check its journal, so any error may come from it
+        raise DataError(str(path), f"is not a journal of Optuna ({error!r})", _REMEDY) from None
     before = study.user_attrs.get(_STUDY, now)
     differing = [key for key in now if before.get(key) != now[key]]
     if differing:
-        raise DataError(str(path), f"was begun with other {', '.join(differing)}", _REMEDY)
+        raise DataError(
+            str(path), f"was started with other values of {', '.join(differing)}", _REMEDY
+        )
     study.set_user_attr(_STUDY, now)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        say(f"trial {trial.number}: was interrupted, and is repeated")
+        say(f"trial {trial.number} was interrupted and will be repeated")
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=TrialState.FAIL)
     return study
 
 
 def search(study: "Study", settings: StudySettings, directory: Path, trials: int) -> None:
-    """Run trials until so many have ended.
+    """Run trials until `trials` have ended, including those of earlier searches.
 
-    Draws depend on the seed and the number of ended trials, so that an interrupted study continues
-    as it would have. Raises ConfigError if training cannot work at all.
+    Draws depend only on the seed and the number of ended trials, so that an interrupted study
+    continues as it would have without the interruption. Raises ConfigError if training cannot work
+    at all.
     """
     from optuna.samplers import TPESampler
 
@@ -201,42 +212,46 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
         trial = study.ask()
         ending = _run_trial(study, trial, settings, directory / "trials")
         best = best_trial(study)
-        so_far = "none has reached the target so far"
+        so_far = "no trial has reached the target so far"
         if best is not None:
             so_far = f"best so far {in_words(best, settings.objective)} (trial {best.number})"
         say(one_line(f"trial {count + 1} of {trials}: {ending.why}; {so_far}"))
         failures = failures + 1 if ending.how == "failed" else 0
         if failures >= MOST_FAILURES:
-            problem = f"{failures} trainings in a row failed, the last with: {ending.why}"
-            raise ConfigError("tune", problem, f"see {directory / 'trials'}")
+            problem = f"{failures} trainings in a row failed; the last one: {ending.why}"
+            remedy = f"see {LOG} of the last trials in {directory / 'trials'}"
+            raise ConfigError("tune", problem, remedy)
 
 
 def ended_trials(study: "Study") -> "list[FrozenTrial]":
-    """The trials that count, by number: all but interrupted ones."""
+    """Return the trials that count, by number. Interrupted ones do not count."""
     return [each for each in study.get_trials(deepcopy=False) if _ENDING in each.user_attrs]
 
 
 def ending_of(trial: "FrozenTrial") -> Ending:
-    """How an ended trial ended."""
+    """Return how a trial ended that has ended."""
     return Ending(**trial.user_attrs[_ENDING])
 
 
 def best_trial(study: "Study") -> "FrozenTrial | None":
-    """The trial that reached the target with the least value; the first of equal ones."""
+    """Return the trial that reached the target with the lowest value, or None.
+
+    Of equal ones, the first is returned.
+    """
     reached = [each for each in ended_trials(study) if ending_of(each).how == "reached"]
     return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)
 
 
 def in_words(trial: "FrozenTrial", objective: Objective) -> str:
-    """Samples or seconds, in words, of a trial that reached the target."""
+    """Format the samples or seconds of a trial that reached the target."""
     ending = ending_of(trial)
     return f"{ending.seconds:,.1f} s" if objective == "time" else f"{ending.samples:,} samples"
 
 
 def write_results(directory: Path, study: "Study", settings: StudySettings) -> dict[str, Any]:
-    """Write result.json, whose contents are returned, and best.toml if a trial reached the target.
+    """Write result.json, and best.toml if a trial reached the target.
 
-    Raises DataError if one cannot be written.
+    Returns the contents of result.json. Raises DataError if a file cannot be written.
     """
     ended, best = ended_trials(study), best_trial(study)
     counts = Counter(ending_of(each).how for each in ended)
@@ -258,34 +273,34 @@ def write_results(directory: Path, study: "Study", settings: StudySettings) -> d
             "samples": ending.samples,
             "seconds": ending.seconds,
         }
-        # Seed, length of the run and checkpoints are those of the given config.
+        # Seed, run length and checkpoints are those of the given config, not those of the trials.
         tuned = config_from_tables(with_values(settings.config, drawn), "best")
         lines = (
-            f"Found by mlperf_bert tune: trial {best.number}, "
+            f"Found by mlperf_bert tune in trial {best.number}: "
             f"{in_words(best, settings.objective)} to accuracy {settings.target:g} with seed "
             f"{settings.seed}.",
-            f"Begun from {settings.config_path.name}. Searched: {', '.join(drawn)}.",
+            f"Started from {settings.config_path.name}. Searched {', '.join(drawn)}.",
         )
         comments = "".join(f"# {one_line(line)}\n" for line in lines)
-        write_file(directory / "best.toml", f"{comments}\n{config_to_toml(tuned)}".encode())
+        write_file(directory / BEST, f"{comments}\n{config_to_toml(tuned)}".encode())
     write_file(directory / "result.json", write_json(result))
     return result
 
 
 def result_in_words(facts: dict[str, Any]) -> str:
-    """What is in result.json: the trials by ending in one line, and the best in another."""
+    """Format result.json as a line that counts the trials, and a line on the best one."""
     counts = ", ".join(f"{count} {ending}" for ending, count in facts["trials"].items())
     line = f"trials: {counts}; {facts['samples_trained']:,} samples trained"
     best = facts["best"]
     if best is None:
-        return f"{line}\nno trial reached the target: widen the space, or raise --samples"
+        return f"{line}\nno trial reached the target; widen the space or raise --samples"
     values = ", ".join(f"{key} = {value}" for key, value in best["settings"].items())
     needed = f"{best['samples']:,} samples, {best['seconds']:,.1f} s"
     return f"{line}\nbest: trial {best['trial']}, {needed}: {values}"
 
 
 def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: Path) -> Ending:
-    """Draw values, train with them, and tell the study how that ended."""
+    """Draw values, train with them, and tell the study how the training ended."""
     from optuna.trial import TrialState
 
     drawn = draw(settings.space, trial, settings.config)
@@ -306,11 +321,11 @@ def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: 
 
 
 def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
-    """Train in a run directory, reporting each evaluation to the trial.
+    """Train in a run directory, and report each evaluation to the trial.
 
-    Raises ConfigError if the trainer cannot be started, or refuses what it was asked.
+    Raises ConfigError if the trainer cannot be started, or if it refuses its options.
     """
-    process = _started_training(config, settings, folder)
+    process = _start_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
     try:
         while process.poll() is None and not is_hopeless:
@@ -322,21 +337,22 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
                 seen += 1
                 trial.report(1 - accuracy, seen)
                 is_hopeless = accuracy < settings.target and trial.should_prune()
-    finally:  # after an error or a signal too: no training may continue unseen
+    finally:  # also after an error or a signal, so that no training continues unnoticed
         _end(process)
     status = process.wait()
     if status not in (0, TARGET_MISSED):
         if is_hopeless:
             samples, accuracy = curve[seen - 1]
-            why = f"stopped as hopeless at {samples:,} samples, {accuracy:.4f}"
+            why = f"stopped after {samples:,} samples at {accuracy:.4f}, as it was unlikely to win"
             return Ending(how="pruned", why=why, samples=samples)
         text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
-        said = text.splitlines()[-1] if text else "nothing was printed"
+        last_line = text.splitlines()[-1] if text else "nothing was printed"
         if status == MISTAKE:
-            problem = f"training was refused: {one_line(said)}"
-            raise ConfigError("tune", problem, f"mend that; the same command goes on ({folder})")
-        return Ending(how="failed", why=f"training ended with status {status}: {said}")
-    try:  # it ended by itself, even if it was asked to end meanwhile
+            problem = f"the training was refused: {one_line(last_line)}"
+            remedy = f"fix it and run the same command again to continue (see {folder / LOG})"
+            raise ConfigError("tune", problem, remedy)
+        return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
+    try:  # The training ended by itself, even if it was told to stop in the meantime.
         outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
     except UserError as error:
         return Ending(how="failed", why=f"failed: {error}")
@@ -346,18 +362,18 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
     reached = next((samples for samples, accuracy in curve if accuracy >= target), None)
     if reached is None:
         best = max((accuracy for _, accuracy in curve), default=0.0)
-        why = f"missed {target:g}, {best:.4f} at best after {outcome.samples:,} samples"
+        why = f"missed {target:g} with at most {best:.4f} after {outcome.samples:,} samples"
         return Ending(how="missed", why=why, samples=outcome.samples, seconds=seconds)
     for number in range(len(curve) + 1, settings.evaluations + 1):
-        trial.report(1 - target, number)  # for the median, it stays at the target from then on
-    why = f"reached {target:g} after {reached:,} samples, {seconds:.1f} s"
+        trial.report(1 - target, number)  # The median counts it as staying at the target.
+    why = f"reached {target:g} after {reached:,} samples and {seconds:.1f} s"
     return Ending(how="reached", why=why, samples=reached, seconds=seconds)
 
 
 def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
-    """Samples and accuracy at each evaluation so far of the run in `run_<i>`; maybe none.
+    """Return samples and accuracy at each evaluation so far of a run, maybe none.
 
-    Raises DataError for a file that cannot be read.
+    `run` is a directory `run_<i>`. Raises DataError for a file that cannot be read.
     """
     path = run / "metrics.jsonl"
     if not path.exists():
@@ -369,12 +385,13 @@ def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
     )
 
 
-def _started_training(
+def _start_training(
     config: RunConfig, settings: StudySettings, folder: Path
 ) -> "subprocess.Popen[bytes]":
-    """A training with its output in `train.log`.
+    """Start a training in another process, with its output in `train.log`.
 
-    It ends with this process (on Linux), and a terminal's Ctrl-C reaches only this process.
+    On Linux it ends when this process ends. Ctrl-C in a terminal reaches only this process, which
+    then stops the training. Raises ConfigError if the command cannot be started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "trial.toml", config_to_toml(config).encode())
@@ -392,12 +409,12 @@ def _started_training(
             )
         except OSError as error:
             problem = f"{command[0]!r} cannot be started ({error.strerror})"
-            raise ConfigError("--trainer", problem, "give a command that is there") from None
+            raise ConfigError("--trainer", problem, "check the command and its PATH") from None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM, on which a training ends in order; then SIGKILL to all its processes."""
-    process.terminate()  # does nothing after the end
+    """Send SIGTERM, which lets a training exit in order, and later SIGKILL to its processes."""
+    process.terminate()  # no effect if the process has ended
     try:
         process.wait(END_S)
     except subprocess.TimeoutExpired:
@@ -406,9 +423,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _manifest_digest(folder: Path) -> str:
+    """Return the SHA-256 of a prepared set's manifest. Raises DataError if it is missing."""
     path = folder / "index" / "dataset.json"
     try:
         return file_sha256(path)
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "prepare the data first: mlperf_bert prepare") from None
+        remedy = "prepare the data first with mlperf_bert prepare"
+        raise DataError(str(path), problem, remedy) from None
